@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import trainworks
 from trainworks.api.benchmarks.bench import parse_setting
 from trainworks.cli.app import app
-from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.node import node_name
 from trainworks.measure.bench.node_record import read_record, read_records, record_path, records_in
 from trainworks.record.bench import BenchSetting
@@ -115,6 +116,12 @@ def test_an_unknown_kind_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_unknown_kind_is_placed_at_the_argument_that_has_it(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["bench", "latency", "--runs", str(tmp_path)]).exception
+    assert isinstance(refused, UsageError)
+    assert refused.place == "WHAT"
+
+
 @pytest.mark.slow
 def test_several_nodes_measure_all_pairs_under_every_setting_and_a_finished_run_is_shown_again(tmp_path: Path) -> None:
     lines: list[str] = []
@@ -147,13 +154,28 @@ def test_the_command_prints_a_report_and_writes_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_storage_is_held_against_what_a_run_needs(tmp_path: Path) -> None:
-    run_file = str(Path(__file__).parents[2] / "examples" / "plan-llama-2-7b.yaml")
-    report = trainworks.bench("storage", expect=run_file, paths=[tmp_path], folder=tmp_path / "runs")
-    judged = {str(each.measurement.conditions["operation"]): each for each in report.judged}
-    for operation in ("checkpoint", "shards"):
-        assert judged[operation].reason.endswith("the run needs")
-        assert judged[operation].expected == pytest.approx(
-            judged[operation].measurement.value / (judged[operation].share or 0)
-        )
+def test_storage_is_held_against_what_a_run_needs_of_each_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "plan-llama-2-7b.yaml").read_text())
+    example["checkpoint"] = {"to": "saves"}
+    example["workload"]["data"]["source"] = "shards"
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(example))
+    paths = [tmp_path / name for name in ("saves", "shards", "other")]
+    for path in paths:
+        path.mkdir()
+    report = trainworks.bench("storage", expect="run.yaml", paths=paths, folder=tmp_path / "runs")
+    planned = trainworks.storage("run.yaml").demand
+    needed = {
+        (Path(each.measurement.subject).name, str(each.measurement.conditions["operation"])): each.expected
+        for each in report.judged
+        if each.reason.endswith("the run needs")
+    }
+    write, restart, read = (rate.value / planned.nodes.value for rate in (planned.write, planned.restart, planned.read))
+    assert needed == {
+        ("saves", "checkpoint"): write,
+        ("saves", "shards"): restart,
+        ("shards", "shards"): read,
+        ("other", "checkpoint"): write,
+        ("other", "shards"): max(read, restart),
+    }
     assert report.learned is None

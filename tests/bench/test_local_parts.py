@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_missing_compiler_is_said() -> None:
         compiled("stream_triad", compilers=("no-such-cc",))
 
 
-@pytest.mark.parametrize("tool", ["fio", "own"])
+@pytest.mark.parametrize("tool", ["fio", "own", "built-in"])
 def test_storage_is_measured_as_training_uses_it_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:
@@ -70,7 +71,8 @@ def test_storage_is_measured_as_training_uses_it_and_left_as_it_was(
     monkeypatch.setattr(storage, "_SECONDS", 0.2)
     if tool == "own":
         monkeypatch.setenv("PATH", "")
-    found = {str(each.conditions["operation"]): each for each in measure_storage(tmp_path, full=False)}
+    measure = partial(measure_storage, built_in=tool == "built-in")
+    found = {str(each.conditions["operation"]): each for each in measure(tmp_path, full=False)}
     assert list(found) == ["checkpoint", "shards", "random", "create", "open", "remove"]
     assert all(each.value > 0 and each.subject == str(tmp_path) for each in found.values())
     assert found["checkpoint"].tool.startswith("fio 3" if tool == "fio" else "trainworks")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,12 +65,15 @@ def find(run: str | None, runs: Path | None) -> Run:
 
 
 @contextmanager
-def option_errors(option: str | None = None, path: Path | None = None) -> Iterator[None]:
+def option_errors(
+    option: str | None = None, path: Path | None = None, *, positional: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Place errors at the option that caused them.
 
     Args:
         option: that every error of the block is about; when left out, that of an argument's error.
         path: file that the option makes the block write.
+        positional: names on the command line of arguments without an option.
 
     Raises:
         UsageError: an argument is not valid.
@@ -79,7 +82,8 @@ def option_errors(option: str | None = None, path: Path | None = None) -> Iterat
     try:
         yield
     except ArgumentError as error:
-        raise UsageError(error.message, place=option or error.option, hint=error.hint) from None
+        place = option or (positional or {}).get(error.argument, error.option)
+        raise UsageError(error.message, place=place, hint=error.hint) from None
     except DiskFullError as error:
         hint = "free some space, or write it elsewhere"
         raise DiskFullError(error.message, place=option or error.place, hint=hint if path else error.hint) from None

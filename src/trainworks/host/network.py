@@ -1,7 +1,8 @@
-"""Listening sockets, on the loopback address by default."""
+"""Addresses of the nodes of a job, and listening sockets, on the loopback address by default."""
 
 from __future__ import annotations
 
+import os
 import socket
 
 from trainworks.errors import PortInUseError
@@ -12,6 +13,11 @@ LOOPBACK = "127.0.0.1"
 def is_loopback(address: str) -> bool:
     """True for an address of the machine itself."""
     return address.startswith("127.") or address in ("localhost", "::1")
+
+
+def node_addresses() -> list[str]:
+    """Addresses of all nodes of the job that this process belongs to, in order; empty outside of a job."""
+    return os.environ.get("SKYPILOT_NODE_IPS", "").split()
 
 
 def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:

@@ -25,6 +25,8 @@ class BenchRequest(Spec):
     kinds: tuple[BenchKind, ...]
     full: bool = False
     """Sizes for acceptance instead of about a minute."""
+    built_in: bool = False
+    """Measure with the programs of Trainworks alone, and no other that is installed."""
     paths: tuple[str, ...] = ()
     """Folders whose storage is measured."""
     settings: tuple[BenchSetting, ...] = (BenchSetting(),)

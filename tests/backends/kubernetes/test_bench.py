@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.backends.kubernetes.conftest import Kube
+from tests.kubernetes.cluster import CLAIM, IMAGE
 from trainworks.measure.bench.bench_report import build_bench_report
 from trainworks.measure.bench.node_record import records_in
 
@@ -24,3 +29,25 @@ def test_pods_measure_together_and_print_their_records(kube: Kube) -> None:
     report = build_bench_report("bench", records)
     assert report.is_complete
     assert {each.subject for each in report.measurements} == {f"{records[0].name} <-> {records[1].name}"}
+
+
+def test_the_command_measures_everything_and_makes_one_report_of_all_nodes(kube: Kube, tmp_path: Path) -> None:
+    cluster = {"engine": "kubernetes", "processes_per_node": 1, "kubernetes": {"image": IMAGE, "volume": CLAIM}}
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "b", "run": "true", "cluster": cluster}))
+    own = {"KUBECONFIG": str(kube.cluster.kubeconfig), "TRAINWORKS_DATA": str(tmp_path / "data")}
+    command = [sys.executable, "-m", "trainworks", "bench", "all", "--cluster", "run.yaml", "--nodes", "2"]
+    command += ["--path", "/tmp", "--runs", "runs", "--json", "--html", "page.html"]
+    env = os.environ | own
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    found = json.loads(done.stdout)
+    assert found["complete"], done.stderr
+    names = [node["name"] for node in found["nodes"]]
+    assert len(set(names)) == 2
+    subjects = {each["subject"] for each in found["measurements"]}
+    assert f"{names[0]} <-> {names[1]}" in subjects
+    for name in names:
+        assert {f"{name} cpu", f"{name} /tmp"} <= subjects
+    kinds = {each["quantity"] for each in found["measurements"]}
+    assert {"gemm", "memory_bandwidth", "storage_write", "link_bandwidth", "link_latency", "busbw"} <= kinds
+    assert "Collectives" in (tmp_path / "page.html").read_text()

@@ -23,7 +23,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import ArgumentError
 from trainworks.host import process
 from trainworks.jobs.state import JobState
-from trainworks.measure.bench.bench_report import BenchReport, build_bench_report
+from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
 from trainworks.measure.bench.learning import measured_rates
 from trainworks.measure.bench.measurement import Quantity
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
@@ -40,6 +40,7 @@ def bench(
     cluster: str | None = None,
     nodes: int | None = None,
     full: bool = False,
+    built_in: bool = False,
     paths: Sequence[Path | str] = (),
     settings: Sequence[str] = (),
     expect: str | None = None,
@@ -55,6 +56,8 @@ def bench(
         cluster: another cluster than this machine: a name such as `slurm`, or a run file.
         nodes: number of nodes; that of the run file, or one.
         full: sizes for acceptance, up to hours, instead of about a minute.
+        built_in: measure with the programs of Trainworks alone. When left out, nccl-tests, perftest, OSU
+            micro-benchmarks, nvbandwidth, iperf3 and fio measure in their place where they are on the search path.
         paths: folders whose storage is measured; when left out the run file's folder of checkpoints and of local data,
             or the current folder.
         settings: variables whose values are compared side by side in the transfers between ranks, such as
@@ -94,12 +97,15 @@ def bench(
         request = BenchRequest(
             kinds=chosen,
             full=full,
+            built_in=built_in,
             paths=tuple(str(Path(path).absolute()) for path in paths or _paths(run_file, cluster is not None)),
             settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
             prints_record=not shares_files(run_file.cluster.engine),
         )
         run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
-    report = build_bench_report(run.id, read_records(run.path), yardstick, _needs(expect or cluster), plan)
+    records = read_records(run.path)
+    needs = _needs(expect or cluster, measured_paths(records))
+    report = build_bench_report(run.id, records, yardstick, needs, plan)
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))
     return report
@@ -138,23 +144,42 @@ def _run_file(cluster: str | None) -> RunFile:
 
 def _paths(run_file: RunFile, is_given: bool) -> list[Path]:
     """Folders of checkpoints and of local data of a run file, as far as they exist; else the current folder."""
-    if not is_given or run_file.workload is None:
-        return [Path()]
+    folders = _folders(run_file) if is_given else ()
+    return list(dict.fromkeys(path for path in folders if path and path.is_dir())) or [Path()]
+
+
+def _folders(run_file: RunFile) -> tuple[Path | None, Path | None]:
+    """Folder of the checkpoints and of the local data of a run file; None for what it does not have."""
+    if run_file.workload is None:
+        return None, None
     data = getattr(run_file.workload.data, "source", None)
-    named = [Path(run_file.checkpoint.to), Path(str(data)) if data else Path(run_file.checkpoint.to)]
-    return list(dict.fromkeys(path for path in named if path.is_dir())) or [Path()]
+    return Path(run_file.checkpoint.to), Path(str(data)) if data else None
 
 
-def _needs(run: str | None) -> dict[Quantity, float]:
-    """Rates that each node needs of the storage for a workload on a described cluster."""
+def _needs(run: str | None, paths: Sequence[str]) -> dict[str, dict[Quantity, float]]:
+    """Rates that each node needs of the storage of each path, for a workload on a described cluster.
+
+    The path of the checkpoints has to take one in the time of a save, and to give the newest one back after a failure;
+    that of the data has to be read while the run trains. A path that is neither is held against both.
+    """
     if run is None or not Path(run).is_file():
         return {}
     run_file, _ = load_run(run)
     if run_file.cluster.of is None or run_file.workload is None:
         return {}
-    demand = storage(run_file).demand
-    nodes = demand.nodes.value
-    return {Quantity.STORAGE_WRITE: demand.write.value / nodes, Quantity.STORAGE_READ: demand.read.value / nodes}
+    demand, folders = storage(run_file).demand, _folders(run_file)
+    rates = (
+        {Quantity.STORAGE_WRITE: demand.write.value, Quantity.STORAGE_READ: demand.restart.value},
+        {Quantity.STORAGE_READ: demand.read.value},
+    )
+    found: dict[str, dict[Quantity, float]] = {}
+    for path in paths:
+        own = [need for folder, need in zip(folders, rates, strict=True) if folder and str(folder.absolute()) == path]
+        found[path] = {
+            quantity: max(need.get(quantity, 0.0) for need in own or rates) / demand.nodes.value
+            for quantity in dict.fromkeys(quantity for need in own or rates for quantity in need)
+        }
+    return found
 
 
 def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: int | None) -> RunRequest:

@@ -21,6 +21,9 @@ def command(
     cluster: OnCluster = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,
     full: Annotated[bool, typer.Option("--full", help="Sizes for acceptance, instead of about a minute.")] = False,
+    built_in: Annotated[
+        bool, typer.Option("--built-in", help="Not with fio, iperf3, nccl-tests ..., even where they are installed.")
+    ] = False,
     paths: Annotated[
         list[Path] | None, typer.Option("--path", metavar="FOLDER", help="Measure the storage of this folder.")
     ] = None,
@@ -55,12 +58,13 @@ def command(
     if not kinds and resume is None:
         raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
     check_writable(html, "--html")
-    with option_errors():
+    with option_errors(positional={"kinds": "WHAT"}):
         report = trainworks.bench(
             *(kinds or ()),
             cluster=cluster,
             nodes=nodes,
             full=full,
+            built_in=built_in,
             paths=paths or (),
             settings=settings or (),
             expect=expect,

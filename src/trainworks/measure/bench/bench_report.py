@@ -10,7 +10,7 @@ from pathlib import Path
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.measure.bench.node_record import NodeRecord
+from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
 from trainworks.results import Result
@@ -68,7 +68,7 @@ def build_bench_report(
     run: str,
     records: Sequence[NodeRecord],
     cluster: ClusterDescription | None = None,
-    needs: Mapping[Quantity, float] | None = None,
+    needs: Mapping[str, Mapping[Quantity, float]] | None = None,
     cables: Mapping[tuple[str, str], str] | None = None,
 ) -> BenchReport:
     """The report of the records of all nodes.
@@ -77,12 +77,10 @@ def build_bench_report(
         run: id of the run.
         records: of the nodes, in order.
         cluster: hardware that figures are held against; what the nodes show of themselves when None.
-        needs: what a run needs of each node, which replaces what healthy hardware reaches.
+        needs: what a run needs of each node by the path of its storage.
         cables: of the cable plan, by node and port; see `read_cables`.
     """
-    judged = tuple(
-        judge(each, replace(yardstick, needs=needs or {})) for each, yardstick in _measurements(records, cluster)
-    )
+    judged = tuple(judge(each, yardstick) for each, yardstick in _measurements(records, cluster, needs or {}))
     names = [record.name for record in records]
     outliers = find_outliers(each.measurement for each in judged)
     named = tuple(with_cables(each, names, cables or {}) for each in outliers)
@@ -90,7 +88,7 @@ def build_bench_report(
 
 
 def _measurements(
-    records: Sequence[NodeRecord], cluster: ClusterDescription | None
+    records: Sequence[NodeRecord], cluster: ClusterDescription | None, needs: Mapping[str, Mapping[Quantity, float]]
 ) -> Iterator[tuple[Measurement, Yardstick]]:
     """All figures with what they are held against.
 
@@ -100,6 +98,13 @@ def _measurements(
         shown = Yardstick(cluster, record.processors, record.host.num_cores)
         for part, result in record.parts.items():
             is_shared = "@" in part or part == "mpi" or len(records) == 1
+            yardstick = replace(shown, needs=needs.get(part.removeprefix(STORAGE), {}))
             for each in result.figures:
                 figure = each if is_shared else replace(each, subject=f"{record.name} {each.subject}")
-                yield figure, shown
+                yield figure, yardstick
+
+
+def measured_paths(records: Sequence[NodeRecord]) -> list[str]:
+    """Paths whose storage was measured."""
+    parts = dict.fromkeys(part for record in records for part in record.parts)
+    return [part.removeprefix(STORAGE) for part in parts if part.startswith(STORAGE)]

@@ -1,4 +1,4 @@
-"""Bandwidth of host memory by STREAM's triad, one NUMA node at a time."""
+"""Bandwidth of host memory by STREAM's triad, one NUMA node at a time, and of host links by nvbandwidth."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.measure.bench.compiled import compiled
 from trainworks.measure.bench.measurement import Measurement, Quantity
+from trainworks.measure.bench.readers.output import ToolOutput
+from trainworks.measure.bench.readers.registry import read_output
 
 CACHE_MULTIPLE = 4
 """An array has at least four times the size of the caches: "each array must be at least 4 times the size of the
@@ -21,6 +23,7 @@ _TIMES, _FULL_TIMES = 10, 50
 _TIMEOUT_S = 600.0
 _MEMORY_SHARE = 0.5
 """Share of the free memory for the three arrays."""
+_HOST_LINK_CASES = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -33,6 +36,19 @@ def measure_triad(*, full: bool) -> list[Measurement]:
     """
     program = compiled("stream_triad", flags=("-fopenmp",))
     return [_measure(program, node, cpus, full) for node, cpus in numa_nodes().items()]
+
+
+def measure_host_link() -> list[Measurement]:
+    """Copies between host and each accelerator, one direction and one accelerator at a time.
+
+    Raises:
+        EnvironmentProblem: nvbandwidth fails.
+        UsageError: its output cannot be read.
+    """
+    done = process.run(["nvbandwidth", "--testcase", *_HOST_LINK_CASES], timeout_s=_TIMEOUT_S)
+    if done.exit_code:
+        raise EnvironmentProblem(f"nvbandwidth failed: {done.stderr.strip() or f'exit code {done.exit_code}'}")
+    return read_output(ToolOutput("output of nvbandwidth", done.stdout))
 
 
 def _measure(program: str, node: str, cpus: list[int], full: bool) -> Measurement:

@@ -24,23 +24,24 @@ from trainworks.host.other_load import OtherLoad
 from trainworks.host.probe import probe_host
 from trainworks.host.processor import processors
 from trainworks.measure.bench.measurement import Measurement
-from trainworks.measure.bench.memory import measure_triad
+from trainworks.measure.bench.memory import measure_host_link, measure_triad
 from trainworks.measure.bench.mpi import measure_mpi
 from trainworks.measure.bench.node_record import (
     OUTPUT_PREFIX,
-    PART,
+    STORAGE,
     BenchPart,
     NodeRecord,
     read_record,
     record_path,
     write_record,
 )
+from trainworks.measure.bench.program_output import read_part
 from trainworks.measure.bench.storage import measure_storage
 from trainworks.record.bench import BenchRequest
 
 _DEVICES = "trainworks.worker.bench.devices"
 _RANKS = "trainworks.worker.bench.ranks"
-_TOOLS = ("cc", "fio", "mpirun")
+_TOOLS = ("cc", "fio", "ib_write_bw", "iperf3", "mpirun")
 _VERSION_TIMEOUT_S = 20.0
 
 
@@ -65,7 +66,8 @@ class NodeBench:
             self._keep(replace(self.record, others_share=load.share()))
         addresses = self._addresses
         if self.record.node == 0 and "mpi" in self._request.kinds:
-            self._part("mpi", lambda: measure_mpi(addresses, full=self._request.full))
+            of = self._request
+            self._part("mpi", lambda: measure_mpi(addresses, full=of.full, built_in=of.built_in))
         if {"collectives", "network"} & set(self._request.kinds):
             self._together(len(addresses))
         self._keep(replace(self.record, is_complete=True))
@@ -77,13 +79,17 @@ class NodeBench:
 
     def _alone(self) -> None:
         request = self._request
+        if "memory" in request.kinds and not request.built_in and shutil.which("nvbandwidth"):
+            self._part("memory/host-link", measure_host_link, is_needed=False)
         if {"compute", "memory"} & set(request.kinds):
             done = set(self.record.parts) | ({"memory/host-torch"} if shutil.which("cc") else set())
             self._worker(_DEVICES, request.model_copy(update={"done": tuple(done)}))
         if "memory" in request.kinds:
             self._part("memory/host", lambda: measure_triad(full=request.full))
         for path in request.paths if "storage" in request.kinds else ():
-            self._part(f"storage/{path}", partial(measure_storage, Path(path), full=request.full))
+            self._part(
+                f"{STORAGE}{path}", partial(measure_storage, Path(path), full=request.full, built_in=request.built_in)
+            )
 
     def _together(self, nodes: int) -> None:
         known = {"done": tuple(part for part in self.record.parts if "@" in part), "group": self.record.nodes}
@@ -91,13 +97,15 @@ class NodeBench:
         arguments = (str(self.record.node), str(nodes), self.record.name, *place)
         self._worker(_RANKS, self._request.model_copy(update=known), *arguments)
 
-    def _part(self, name: str, measure: Callable[[], list[Measurement]]) -> None:
+    def _part(self, name: str, measure: Callable[[], list[Measurement]], *, is_needed: bool = True) -> None:
+        """Add a part; one that is not needed, because another program measures it then, is left out if it fails."""
         if name in self.record.parts:
             return
         try:
             self._add(name, BenchPart(tuple(measure())))
         except TrainworksError as error:
-            self._add(name, BenchPart(skipped=error.message))
+            if is_needed:
+                self._add(name, BenchPart(skipped=error.message))
 
     def _worker(self, module: str, request: BenchRequest, *arguments: str) -> None:
         """Add the parts that a program with torch prints.
@@ -114,7 +122,7 @@ class NodeBench:
             if "nodes" in found:
                 self._keep(replace(self.record, nodes=tuple(found["nodes"])))
             elif "part" in found:
-                self._add(found.pop("part"), PART.validate_python(found))
+                self._add(found["part"], read_part(found))
             else:
                 return
         raise EnvironmentProblem(f"the measurement of the {name} of {self.record.name} ended too early")

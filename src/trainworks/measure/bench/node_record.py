@@ -18,6 +18,8 @@ from trainworks.record.environment import HostFacts
 
 FOLDER = "bench"
 """Folder of the records in a run directory."""
+STORAGE = "storage/"
+"""Begins the name of a part; a path follows."""
 OUTPUT_PREFIX = "trainworks-bench "
 """Begins the line with the record of a node that does not share the run directory."""
 

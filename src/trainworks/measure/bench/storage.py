@@ -56,8 +56,13 @@ JOBS = (
 """A checkpoint is written through the page cache and flushed; shards are read in order, samples at random."""
 
 
-def measure_storage(path: Path, *, full: bool) -> list[Measurement]:
+def measure_storage(path: Path, *, full: bool, built_in: bool = False) -> list[Measurement]:
     """Write, read and open files in a folder of their own below `path`, which is removed again.
+
+    Args:
+        path: a folder of the storage.
+        full: a file of 16 GiB instead of 512 MiB.
+        built_in: the reader and writer here, even where `fio` is installed.
 
     Raises:
         UsageError: `path` is not a folder that can be written.
@@ -69,7 +74,7 @@ def measure_storage(path: Path, *, full: bool) -> list[Measurement]:
     if size > _FREE_SHARE * free_bytes(path):
         raise EnvironmentProblem(f"`{path}` has not enough free space for a file of {size >> 20} MiB and a reserve")
     with naming_full_disk(path), tempfile.TemporaryDirectory(prefix=".trainworks-bench-", dir=path) as folder:
-        measure_job = _with_fio if shutil.which("fio") else _with_own
+        measure_job = _with_fio if shutil.which("fio") and not built_in else _with_own
         seconds = _FULL_SECONDS if full else _SECONDS
         figures = [measure_job(job, Path(folder) / "file", size, seconds, str(path)) for job in JOBS]
         return figures + _metadata(Path(folder), str(path), _FULL_FILES if full else _FILES)

@@ -32,7 +32,7 @@ _THROTTLERS = (
     "voltage regulator thermal slowdown",
     "memory thermal slowdown",
 )
-"""Accumulated residencies of the metrics from version 1.6 on, in order; that of the power limit is no fault."""
+"""Accumulated residencies of the metrics from version 1.6 on, in order; a growing one of the power limit is usual."""
 _FIRST_RESIDENCY = {6: 36, 7: 44, 8: 44}
 """Byte of the first residency by version 1.N of the metrics."""
 _FLAGS_BYTE, _FLAGS_VERSION = 112, 3

@@ -194,7 +194,9 @@ def _collectives(about: str, figures: Sequence[Measurement]) -> list[Block]:
     rows = []
     for size in sorted({float(each.conditions["bytes"]) for each in figures}):
         first = cells.get((size, settings[0]))
-        times = format_quantity(float(first.conditions["seconds"]), "s") if first else ""
+        times = (
+            format_quantity(float(first.conditions["seconds"]), "s") if first and "seconds" in first.conditions else ""
+        )
         busbw = [_value(cells[size, setting]) if (size, setting) in cells else "" for setting in settings]
         rows.append([format_quantity(size, "bytes"), times, *busbw])
     names = [f"busbw {setting}".removesuffix(" default").rstrip() for setting in settings]

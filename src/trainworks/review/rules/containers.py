@@ -16,7 +16,7 @@ _GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
 _SHARED_MEMORY = "https://github.com/pytorch/pytorch#using-pre-built-images"
 _GPU = re.compile(r"(?:nvidia|amd)\.com/gpu")
 _LEAST_SHARED_BYTES = 2**30
-"""As `health` asks of /dev/shm."""
+"""`health` asks for as much in /dev/shm."""
 _POD = """apiVersion: v1
 kind: Pod
 spec:

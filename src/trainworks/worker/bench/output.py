@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,20 @@ TOOL = f"trainworks {__version__}, torch {torch.__version__}"
 def figure(quantity: str, value: float, subject: str, **conditions: str | float) -> dict[str, Any]:
     """A figure with the keys of `measure.bench.measurement.Measurement`."""
     return {"quantity": quantity, "value": value, "subject": subject, "tool": TOOL, "conditions": conditions}
+
+
+def program_output(
+    text: str, subject: str, version: str = "", *, conditions: Mapping[str, str | float]
+) -> dict[str, Any]:
+    """What another program printed in the place of a figure; the program of the node reads it.
+
+    Args:
+        text: the whole output.
+        subject: what was measured.
+        version: of the program, where its output does not have it.
+        conditions: added to those of the output.
+    """
+    return {"output": text, "subject": subject, "version": version, "conditions": dict(conditions)}
 
 
 def print_nodes(names: Sequence[str]) -> None:

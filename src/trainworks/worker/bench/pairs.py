@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from trainworks.host.network import LOOPBACK, listen
-from trainworks.worker.bench.output import figure
+from trainworks.host.network import listen
+from trainworks.worker.bench.link_programs import RankPlace, link_program, measure_with
+from trainworks.worker.bench.output import figure, program_output
 
 _SECONDS, _FULL_SECONDS = 0.4, 5.0
 _BLOCK_BYTES = 128 << 10
 """The default of `iperf3 --length`."""
 _PING_BYTES, _PINGS = 8, 500
 _MESSAGE_BYTES, _FULL_MESSAGE_BYTES = 64 << 20, 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """A rank among the nodes of a job; its rail is its local rank."""
-
-    rank: int
-    local_rank: int
-    node: int
-    names: tuple[str, ...]
-    ranks_per_node: int
-    device: torch.device
-    store: dist.Store
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:
@@ -51,9 +38,8 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def measure_pairs(place: RankPlace, setting: str, *, full: bool) -> list[dict[str, Any]]:
+def measure_pairs(place: RankPlace, setting: str, *, full: bool, built_in: bool) -> list[dict[str, Any]]:
     """Figures of all pairs and rails on rank 0; other ranks get none."""
-    measure = _over_nccl if place.device.type == "cuda" else _over_tcp
     keys = []
     for index, pairs in enumerate(rounds(len(place.names))):
         dist.barrier()
@@ -62,49 +48,66 @@ def measure_pairs(place: RankPlace, setting: str, *, full: bool) -> list[dict[st
             if place.node in (first, second):
                 key = f"pair/{index}/{first}/{place.local_rank}"
                 peer = (second if place.node == first else first) * place.ranks_per_node + place.local_rank
-                found = measure(place, peer, key, full)
+                found = _measure(place, peer, key, full=full, built_in=built_in)
                 if place.node == first:
                     about = {"rail": place.local_rank, "setting": setting, "round": index}
                     place.store.set(key, json.dumps(_figures(place.names[first], place.names[second], found, about)))
     return [] if place.rank else [each for key in keys for each in json.loads(place.store.get(key))]
 
 
+def _measure(place: RankPlace, peer: int, key: str, *, full: bool, built_in: bool) -> dict[str, Any]:
+    """Both directions and the latency, by the program that both ranks have, else over NCCL or TCP."""
+    program = "" if built_in else link_program(place, peer, key)
+    found = measure_with(program, place, peer, f"{key}/{program}", full=full) if program else None
+    if found is not None and found.latency:
+        return {**asdict(found), "transport": "rdma"}
+    if place.device.type == "cuda":
+        return _over_nccl(place, peer, full=full)
+    with _connected(place, peer, key) as connection:
+        latency = _ping(connection, first=place.rank < peer)
+        rates = _tcp_rates(connection, full=full, first=place.rank < peer) if found is None else asdict(found)
+    return {**rates, "latency": latency, "transport": "tcp"}
+
+
 def _figures(first: str, second: str, found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]]:
-    subject, transport = f"{first} <-> {second}", found["transport"]
-    about = about | {"transport": transport}
+    """The figures; the output of a program in the place of those that it measured."""
+    about = about | {"transport": found["transport"]}
+
+    def item(quantity: str, value: float | str, **conditions: str | float) -> dict[str, Any]:
+        subject = f"{first} <-> {second}"
+        if isinstance(value, str):
+            return program_output(value, subject, found["version"], conditions={**conditions, **about})
+        return figure(quantity, value, subject, **conditions, **about)
+
     return [
-        figure("link_bandwidth", found["sent"], subject, direction=f"{first} to {second}", **about),
-        figure("link_bandwidth", found["received"], subject, direction=f"{second} to {first}", **about),
-        figure("link_latency", found["latency"], subject, bytes=_PING_BYTES, **about),
+        item("link_bandwidth", found["sent"], direction=f"{first} to {second}"),
+        item("link_bandwidth", found["received"], direction=f"{second} to {first}"),
+        item("link_latency", found["latency"], bytes=_PING_BYTES),
     ]
 
 
-def _over_tcp(place: RankPlace, peer: int, key: str, full: bool) -> dict[str, Any]:
-    """Over one TCP connection from the kernel's default settings, as `iperf3` measures it."""
-    seconds = _FULL_SECONDS if full else _SECONDS
+def _connected(place: RankPlace, peer: int, key: str) -> socket.socket:
+    """A TCP connection between two ranks, with the kernel's default settings."""
     if place.rank < peer:
-        with listen(address=_own_address(place)) as server:
+        with listen(address=place.address) as server:
             place.store.set(f"{key}/at", json.dumps(server.getsockname()))
             connection, _ = server.accept()
     else:
         connection = socket.create_connection(tuple(json.loads(place.store.get(f"{key}/at"))))
-    with connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        latency = _ping(connection, first=place.rank < peer)
-        if place.rank < peer:
-            _send(connection, seconds)
-            sent, received = float(_exactly(connection, 32)), _receive(connection)
-        else:
-            rate = _receive(connection)
-            connection.sendall(f"{rate:<32.1f}".encode())
-            _send(connection, seconds)
-            sent, received = rate, 0.0
-    return {"sent": sent, "received": received, "latency": latency, "transport": "tcp"}
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
-def _own_address(place: RankPlace) -> str:
-    addresses = os.environ.get("SKYPILOT_NODE_IPS", "").split()
-    return addresses[place.node] if len(addresses) == len(place.names) else LOOPBACK
+def _tcp_rates(connection: socket.socket, *, full: bool, first: bool) -> dict[str, float]:
+    """Over one connection, as `iperf3` measures it; the rates are the first rank's."""
+    seconds = _FULL_SECONDS if full else _SECONDS
+    if first:
+        _send(connection, seconds)
+        return {"sent": float(_exactly(connection, 32)), "received": _receive(connection)}
+    rate = _receive(connection)
+    connection.sendall(f"{rate:<32.1f}".encode())
+    _send(connection, seconds)
+    return {}
 
 
 def _ping(connection: socket.socket, *, first: bool) -> float:
@@ -155,7 +158,7 @@ def _receive(connection: socket.socket) -> float:
             filled = 0
 
 
-def _over_nccl(place: RankPlace, peer: int, key: str, full: bool) -> dict[str, Any]:
+def _over_nccl(place: RankPlace, peer: int, *, full: bool) -> dict[str, Any]:
     """Between two accelerators, in one direction and then in the other."""
     small = torch.zeros(_PING_BYTES, dtype=torch.uint8, device=place.device)
     large = torch.zeros(_FULL_MESSAGE_BYTES if full else _MESSAGE_BYTES, dtype=torch.uint8, device=place.device)

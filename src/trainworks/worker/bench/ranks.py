@@ -19,8 +19,10 @@ import torch.multiprocessing as mp
 from trainworks.host.network import LOOPBACK, is_loopback
 from trainworks.record.bench import BenchRequest, BenchSetting
 from trainworks.worker.bench.collectives import measure_collectives
+from trainworks.worker.bench.link_programs import RankPlace
+from trainworks.worker.bench.nccl_tests import measure_with_nccl_tests
 from trainworks.worker.bench.output import print_end, print_nodes, print_part
-from trainworks.worker.bench.pairs import RankPlace, measure_pairs
+from trainworks.worker.bench.pairs import measure_pairs
 
 _MEETING = timedelta(hours=2)
 """Longest time between the first node that waits and the last one that arrives."""
@@ -52,15 +54,13 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
     if is_loopback(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.TCPStore(address, int(port), is_master=node == "0", wait_for_workers=False, timeout=_MEETING)
-    if node == "0":
-        store.set("request", request_json)  # that of the first node counts: it has the record of earlier attempts
     store.set(f"name/{node}", name)
     names = tuple(store.get(f"name/{each}").decode() for each in range(count))
-    request = BenchRequest.model_validate_json(store.get("request"))
-    if request.group != names:
-        request = request.model_copy(update={"done": ()})
     print_nodes(names)
     per_node = torch.cuda.device_count() or (_CPU_RANKS if count == 1 else 1)
+    if node == "0":  # its request counts: it has the record of earlier attempts
+        store.set("request", _still_to_measure(request, names, per_node).model_dump_json())
+    request = BenchRequest.model_validate_json(store.get("request"))
     group = _Group(int(node), names, per_node, address, store.port)
     for index, setting in enumerate(request.settings):
         os.environ.update(setting.env)
@@ -71,6 +71,15 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
     store.set(f"end/{node}", "")
     if node == "0":
         store.wait([f"end/{each}" for each in range(count)])
+
+
+def _still_to_measure(request: BenchRequest, names: tuple[str, ...], ranks_per_node: int) -> BenchRequest:
+    """The request without what earlier attempts on the same nodes have measured, or nccl-tests measures now."""
+    if request.group != names:
+        request = request.model_copy(update={"done": ()})
+    if request.built_in or not torch.cuda.is_available():
+        return request
+    return measure_with_nccl_tests(request, names, ranks_per_node)
 
 
 def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> None:
@@ -98,7 +107,7 @@ def _pairs(request: BenchRequest, setting: BenchSetting, place: RankPlace) -> No
     if not request.wants("network", part):
         return None
     if len(place.names) > 1:
-        figures = measure_pairs(place, setting.name, full=request.full)
+        figures = measure_pairs(place, setting.name, full=request.full, built_in=request.built_in)
     elif place.rank == 0:
         return print_part(part, skipped="one node has no link to another: name more with `--nodes`")
     else:

@@ -49,18 +49,25 @@ def _read_test(output: ToolOutput) -> list[Measurement]:
     if not output.find(r"Avg bus bandwidth\s*:"):
         raise output.truncated("`Avg bus bandwidth`")
     operation = _operation(output, rows[-1])
+    version = output.find(r"^# nccl-tests version ([\d.]+)")
+    tool = f"{operation} of nccl-tests {version[1] if version else ''}".rstrip()
     hosts = ", ".join(dict.fromkeys(found[2] for found in ranks)) or output.name
     return [
         Measurement(
             Quantity.BUS_BANDWIDTH,
             row["busbw"] * 1e9,
             hosts,
-            f"{operation} of nccl-tests",
-            {"operation": operation, "bytes": row["size"], **conditions},
+            tool,
+            {"operation": operation, "bytes": row["size"], **_time(row), **conditions},
         )
         for row in rows
         if row["size"]
     ]
+
+
+def _time(row: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of a call, which the printed bandwidth has with more digits than the printed time."""
+    return {"seconds": row["size"] / (row["algbw"] * 1e9)} if row["algbw"] else {}
 
 
 def _check_joined(output: ToolOutput, ranks: list[int]) -> None:

@@ -52,6 +52,8 @@ def _checked(output: ToolOutput, found: list[Measurement]) -> list[Measurement]:
 
 def _of_row(output: ToolOutput, case: str, row: int, values: Sequence[str | float]) -> Iterator[Measurement]:
     device = output.find(r"Device \d+: ([^(\n\"]*[^(\s\"])")
+    version = output.find(r"nvbandwidth Version\W+(v[\d.]+)")
+    tool = f"nvbandwidth {version[1]}" if version else "nvbandwidth"
     conditions: dict[str, str | float] = {"operation": case}
     if device:
         conditions["device"] = device[1]
@@ -59,11 +61,11 @@ def _of_row(output: ToolOutput, case: str, row: int, values: Sequence[str | floa
         if value == "N/A" or float(value) == 0:
             continue
         if _HOST.fullmatch(case):
-            yield Measurement(Quantity.HOST_LINK, float(value) * 1e9, f"gpu{column}", "nvbandwidth", conditions)
+            yield Measurement(Quantity.HOST_LINK, float(value) * 1e9, f"gpu{column}", tool, conditions)
         elif _PAIR.fullmatch(case):
             of = conditions | {"transport": "scale-up"}
             name = f"gpu{row} <-> gpu{column}"
-            yield Measurement(Quantity.LINK_BANDWIDTH, float(value) * 1e9, name, "nvbandwidth", of)
+            yield Measurement(Quantity.LINK_BANDWIDTH, float(value) * 1e9, name, tool, of)
 
 
 JSON_READER = OutputReader("nvbandwidth", "nvbandwidth", _read_json)
