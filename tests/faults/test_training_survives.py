@@ -45,6 +45,21 @@ def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_
     program.assert_nothing_left()
 
 
+def test_ranks_do_not_start_again_on_a_node_that_has_become_unfit(program, write_run_file):
+    worn = program.folder / "worn"
+    check = f"test ! -e {worn} || {{ echo the fan is broken; exit 4; }}"
+    running = program.start("run", write_run_file(program.folder, job={"health": check}))
+    program.wait_for_step(20)
+    worn.touch()
+    program.rank(1).kill()
+    assert finished(running)[0] == 3
+    status = program.run_dir.read_status()
+    assert (status.state, status.cause) == ("FAILED", "node_unhealthy")
+    assert status.message.endswith(": the fan is broken (exit code 4)")
+    assert kinds(program).count("ranks_started") == 1
+    program.assert_nothing_left()
+
+
 @pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
 def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -40,3 +40,12 @@ class BenchRequest(Spec):
     def wants(self, kind: BenchKind, part: str) -> bool:
         """Whether a part has still to be measured."""
         return kind in self.kinds and part not in self.done
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of nodes in their order, with `/INDEX` where several have the same, as two pods on one machine.
+
+    >>> unique_names(["a", "b", "a"])
+    ('a/0', 'b', 'a/2')
+    """
+    return tuple(f"{name}/{index}" if names.count(name) > 1 else name for index, name in enumerate(names))

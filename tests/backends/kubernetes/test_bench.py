@@ -31,9 +31,13 @@ def test_pods_measure_together_and_print_their_records(kube: Kube) -> None:
     assert {each.subject for each in report.measurements} == {f"{records[0].name} <-> {records[1].name}"}
 
 
-def test_the_command_measures_everything_and_makes_one_report_of_all_nodes(kube: Kube, tmp_path: Path) -> None:
+@pytest.mark.parametrize("accelerators", ["h100:8", None], ids=["two nodes", "two pods of a node"])
+def test_the_command_measures_everything_and_makes_one_report_of_all_nodes(
+    kube: Kube, tmp_path: Path, accelerators: str | None
+) -> None:
     cluster = {"engine": "kubernetes", "processes_per_node": 1, "kubernetes": {"image": IMAGE, "volume": CLAIM}}
-    (tmp_path / "run.yaml").write_text(json.dumps({"name": "b", "run": "true", "cluster": cluster}))
+    asked = {"accelerators": accelerators} if accelerators else {}
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "b", "run": "true", "resources": asked, "cluster": cluster}))
     own = {"KUBECONFIG": str(kube.cluster.kubeconfig), "TRAINWORKS_DATA": str(tmp_path / "data")}
     command = [sys.executable, "-m", "trainworks", "bench", "all", "--cluster", "run.yaml", "--nodes", "2"]
     command += ["--path", "/tmp", "--runs", "runs", "--json", "--html", "page.html"]
@@ -44,6 +48,7 @@ def test_the_command_measures_everything_and_makes_one_report_of_all_nodes(kube:
     assert found["complete"], done.stderr
     names = [node["name"] for node in found["nodes"]]
     assert len(set(names)) == 2
+    assert ["/" in name for name in names] == [accelerators is None] * 2
     subjects = {each["subject"] for each in found["measurements"]}
     assert f"{names[0]} <-> {names[1]}" in subjects
     for name in names:

@@ -13,6 +13,7 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
+from trainworks.record.bench import unique_names
 from trainworks.results import Result
 
 
@@ -80,11 +81,12 @@ def build_bench_report(
         needs: what a run needs of each node by the path of its storage.
         cables: of the cable plan, by node and port; see `read_cables`.
     """
+    named = unique_names([record.name for record in records])
+    records = [replace(record, name=name) for record, name in zip(records, named, strict=True)]
     judged = tuple(judge(each, yardstick) for each, yardstick in _measurements(records, cluster, needs or {}))
-    names = [record.name for record in records]
-    outliers = find_outliers(each.measurement for each in judged)
-    named = tuple(with_cables(each, names, cables or {}) for each in outliers)
-    return BenchReport(run, cluster.name if cluster else "", tuple(records), judged, named)
+    found = find_outliers(each.measurement for each in judged)
+    outliers = tuple(with_cables(each, named, cables or {}) for each in found)
+    return BenchReport(run, cluster.name if cluster else "", tuple(records), judged, outliers)
 
 
 def _measurements(

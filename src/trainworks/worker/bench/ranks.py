@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from trainworks.host.network import LOOPBACK, is_loopback
-from trainworks.record.bench import BenchRequest, BenchSetting
+from trainworks.record.bench import BenchRequest, BenchSetting, unique_names
 from trainworks.worker.bench.collectives import measure_collectives
 from trainworks.worker.bench.link_programs import RankPlace
 from trainworks.worker.bench.nccl_tests import measure_with_nccl_tests
@@ -55,7 +55,7 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.TCPStore(address, int(port), is_master=node == "0", wait_for_workers=False, timeout=_MEETING)
     store.set(f"name/{node}", name)
-    names = tuple(store.get(f"name/{each}").decode() for each in range(count))
+    names = unique_names([store.get(f"name/{each}").decode() for each in range(count)])
     print_nodes(names)
     per_node = torch.cuda.device_count() or (_CPU_RANKS if count == 1 else 1)
     if node == "0":  # its request counts: it has the record of earlier attempts
