@@ -17,9 +17,8 @@ from pathlib import Path
 
 from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
-from trainworks.agent.node_checks import check_nodes
-from trainworks.agent.observers import running_observers, start_observers
 from trainworks.agent.node_checks import check_nodes, failure_of_agent
+from trainworks.agent.observers import running_observers, start_observers
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
