@@ -87,9 +87,6 @@ class Supervisor:
         """Start the nodes, watch them to the end, and write the final state."""
         self._enter(JobState.STARTING)
         start_observers(self._run_dir, self._resolved)
-        unfit = check_nodes(self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0)
-        if unfit is not None:
-            return self._enter(JobState.FAILED, unfit, exit_code=ExitCode.ENVIRONMENT)
         if self._find_unfit():
             return self._conclude([])
         _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
