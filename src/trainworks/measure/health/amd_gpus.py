@@ -23,8 +23,6 @@ _TOPOLOGY = "sys/class/kfd/kfd/topology/nodes/*"
 _XGMI = "11"
 """CRAT_IOLINK_TYPE_XGMI."""
 _FORM = re.compile(r"\s+(?:OAM|PCIe)\b.*")
-_GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-"""PCIe generation by GT/s."""
 _THROTTLERS = (
     "PROCHOT",
     "",
