@@ -46,7 +46,8 @@ def main(run_folder: str) -> int:
     except TrainworksError as error:
         write_atomic(run_dir.plan_error_file, json.dumps(error.to_json()))
         return error.exit_code
-    unchanged = {name: getattr(before, name) for name in ("created_at", "working_folder", "forecast", "node_check")}
+    kept = ("created_at", "working_folder", "commit", "forecast", "node_check", "observers")
+    unchanged = {name: getattr(before, name) for name in kept}
     run_dir.write_resolved(resolved.model_copy(update=unchanged))
     print_document(build_document(resolved), SafeConsole(width=120))
     return 0
