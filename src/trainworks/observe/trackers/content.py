@@ -18,9 +18,9 @@ _HIDDEN = "***"
 
 
 def tracked_run(run_dir: RunDir, resolved: ResolvedRun) -> TrackedRun:
-    """The run as trackers name it; the key is a hash of its folder and of the time at which it was resolved."""
+    """The run as trackers name it; the key is a hash of its folder and of its creation, which no restart changes."""
     folder = run_dir.path.resolve()
-    identity = f"{resolved.host.hostname}:{folder}:{resolved.created_at}"
+    identity = f"{folder}:{resolved.created_at}"
     return TrackedRun(
         name=run_dir.run_id,
         experiment=resolved.run_file.name,
