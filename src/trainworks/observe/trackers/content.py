@@ -96,8 +96,8 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
         f"train/{unit}_per_s": rate,
     }
     plan = resolved.plan
-    if plan is not None and plan.peak_flops_per_s:
-        values["train/mfu"] = plan.model_flops_per_token * rate / (plan.layout.world_size * plan.peak_flops_per_s)
+    if plan is not None and (mfu := plan.mfu(rate)) is not None:
+        values["train/mfu"] = mfu
     values |= {f"time/{name}": float(value) for name, value in row.items() if name.endswith("_s")}  # type: ignore[arg-type]
     if "memory_peak_bytes" in row:
         values["memory/peak_bytes"] = row["memory_peak_bytes"]
