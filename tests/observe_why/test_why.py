@@ -143,6 +143,18 @@ def test_a_network_that_nccl_does_not_use(planned: Planned, lines: list[str], sa
     assert cause.lost_s == pytest.approx((2.0 - run.healthy.communication_s) * STEPS, rel=0.01)
 
 
+def test_an_adapter_is_used_if_any_rank_uses_it(planned: Planned) -> None:
+    run = planned(nodes=2)
+    for rank in range(2):
+        lines = [
+            "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>",
+            "Using network IB",
+            f"Channel 0{rank}/0 : {rank}[{rank}] -> 8[{rank}] [send] via NET/IB/{rank}/GDRDMA",
+        ]
+        run.run_dir.rank_log(rank).write_text("".join(f"{NCCL}{line}\n" for line in lines), encoding="utf-8")
+    assert first(run.train(STEPS, communication_s=2.0).diagnose()).name == "communication"
+
+
 def test_a_pipeline_of_few_micro_batches(planned: Planned) -> None:
     run = planned(layout={"pp": 4, "micro_batch": 16}, ranks=4)
     diagnosis = run.train(STEPS, communication_s=run.healthy.communication_s + run.healthy.compute_s).diagnose()

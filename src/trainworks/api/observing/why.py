@@ -29,7 +29,7 @@ __all__ = ["Diagnosis", "diagnosis_of", "why"]
 _MOST_NCCL_LINES = 20_000
 """Lines of a log in which NCCL is looked for; it prints how it connects the ranks before the first step."""
 _MOST_LOGS = 16
-"""Logs in which NCCL is looked for; all ranks print the same."""
+"""Logs in which NCCL is looked for, those of the first ranks."""
 
 
 def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnosis:
@@ -71,12 +71,10 @@ def diagnosis_of(found: Run) -> Diagnosis:
 
 
 def _transport(run_dir: RunDir) -> NcclTransport:
-    """How NCCL connects the first rank whose log says it."""
-    for log in sorted(run_dir.logs.glob("rank-*.log"))[:_MOST_LOGS]:
-        found = read_transport(_first_lines(log))
-        if found.network is not None:
-            return found
-    return NcclTransport()
+    """How NCCL connects the first ranks; each of them says it of its own channels alone."""
+    logs = sorted(run_dir.logs.glob("rank-*.log"), key=lambda log: (len(log.name), log.name))[:_MOST_LOGS]
+    found = read_transport(line for log in logs for line in _first_lines(log))
+    return found if found.network is not None else NcclTransport()
 
 
 def _first_lines(log: Path) -> Iterator[str]:

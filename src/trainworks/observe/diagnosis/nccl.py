@@ -45,7 +45,7 @@ class NcclTransport:
 
 
 def read_transport(lines: Iterable[str]) -> NcclTransport:
-    """What the lines of one rank's log say; lines that are not NCCL's are skipped."""
+    """What the lines of the ranks of whole nodes say; lines that are not NCCL's are skipped."""
     network: str | None = None
     adapters: dict[str, str] = {}
     used: set[str] = set()
