@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -110,6 +111,32 @@ def test_an_ended_run_keeps_its_metrics_for_ten_minutes(
     assert not of("stdlib-lm-1", read(metrics, clock, after_s=700))
     running.launch().state("RUNNING")
     assert of("stdlib-lm-1", read(metrics, clock))["attempts_total"] == 2
+
+
+def test_the_loss_of_a_supervisor_is_seen_though_the_state_is_old(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    running.status("RUNNING", supervisor_pid=os.getpid(), supervisor_started_at=1.0)
+    clock.sleep(1000)
+    os.utime(running.run_dir.metrics_file, (clock.now(), clock.now()))
+    lost = 'trainworks_run_state{run="stdlib-lm-1",state="LOST"}'
+    assert lost in read(metrics, clock)
+    for file in (running.run_dir.metrics_file, running.run_dir.events_file):
+        os.utime(file, (LAUNCH_AT, LAUNCH_AT))
+    assert lost not in read(metrics, clock)
+
+
+def test_the_end_of_a_run_in_another_folder_is_seen_though_its_job_is_no_longer_live(
+    tmp_path: Path, folder: Path, clock: FakeClock
+) -> None:
+    other = RunningRun(tmp_path / "others")
+    other.launch().steps(5).state("RUNNING")
+    live = [str(other.run_dir.path)]
+    watcher = RunWatcher(folder, lambda: live, clock)
+    watcher.facts()
+    other.status("FAILED")
+    live.clear()
+    assert [run.state for run in watcher.facts()] == ["FAILED"]
 
 
 def test_a_run_that_was_never_launched_or_waits_has_no_metrics(

@@ -15,6 +15,7 @@ from trainworks.record.history import build_history
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.metrics import read_metrics
 from trainworks.record.run_dir import RunDir, run_dirs
+from trainworks.record.status import RunStatus
 from trainworks.report.runs.run_progress import RunFollower, current_state
 from trainworks.report.runs.summary import energy_of
 
@@ -160,6 +161,7 @@ class RunWatcher:
     def _present(self) -> Iterable[tuple[float, Path]]:
         """Time of the status and folder of every run that has metrics now."""
         paths = {run.path.resolve() for run in run_dirs(self._folder)} | {Path(path) for path in self._submitted()}
+        paths |= self._watched.keys()  # an ended job is no longer among the submitted ones
         self._over = {path: at for path, at in self._over.items() if path in paths}
         for path in paths:
             run_dir = RunDir(path)
@@ -171,7 +173,20 @@ class RunWatcher:
                 continue
             status = run_dir.read_status()
             state = current_state(status)
-            if state.is_final and status.updated_at < self._clock.now() - self._keep_s:
+            if state.is_final and _ended_at(run_dir, state, status) < self._clock.now() - self._keep_s:
                 self._over[path] = changed_ns
             elif state.is_final or state.holds_resources or state is JobState.UNKNOWN:
                 yield status.updated_at, path
+
+
+def _ended_at(run_dir: RunDir, state: JobState, status: RunStatus) -> float:
+    """Time of the end; of the last sign of life where no supervisor was left to write the end."""
+    files = (run_dir.events_file, run_dir.metrics_file, run_dir.usage_file(0)) if state is JobState.LOST else ()
+    return max([status.updated_at, *map(_modified_at, files)])
+
+
+def _modified_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
