@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -30,6 +31,8 @@ _NICENESS = 19
 _LOCK_POLL_S = 0.5
 _SECRET_NAMES = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "WEBHOOK", "CREDENTIAL")
 _SHORTEST_SECRET = 6
+_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+"""In a URL, such as that of a tracking server."""
 
 
 class RunReporter(Protocol):
@@ -110,8 +113,18 @@ def describe(error: Exception) -> str:
 
 
 def secrets_in(environment: Mapping[str, str]) -> set[str]:
-    """Values of the variables whose names say that they are secret."""
-    return {value for name, value in environment.items() if any(word in name.upper() for word in _SECRET_NAMES)}
+    """Values of the variables whose names say that they are secret, and passwords in the URLs of others.
+
+    >>> secrets_in({"MLFLOW_TRACKING_URI": "https://ada:hunter22@host"})
+    {'hunter22'}
+    """
+    named = {value for name, value in environment.items() if is_secret(name)}
+    return named | {password for value in environment.values() for password in _PASSWORD.findall(value)}
+
+
+def is_secret(name: str) -> bool:
+    """True if the name of a variable says that its value is secret."""
+    return any(word in name.upper() for word in _SECRET_NAMES)
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
@@ -18,6 +19,8 @@ _MOST_PARAMETERS = 100
 """Limits of one request of `runs/log-batch` (MLflow REST API 2.0)."""
 _LONGEST_PARAMETER = 6000
 _KEY_TAG = "trainworks.key"
+_USER = re.compile(r"(?<=://)[^/@]*@")
+"""User and password in a URL."""
 _ENDS = {"SUCCEEDED": "FINISHED", "STOPPED": "KILLED"}
 """MLflow's status of a final state; any other is FAILED."""
 
@@ -56,8 +59,8 @@ class MLflowTracker(Tracker):
 
     @property
     def place(self) -> str:
-        """Address of the run's page."""
-        return f"{self._uri}/#/experiments/{self.state.get('experiment_id')}/runs/{self._id}"
+        """Address of the run's page, without the user and password that the environment may have in it."""
+        return f"{_USER.sub('', self._uri)}/#/experiments/{self.state.get('experiment_id')}/runs/{self._id}"
 
     @property
     def _id(self) -> str:
