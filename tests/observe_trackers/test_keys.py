@@ -77,6 +77,8 @@ def test_a_password_in_an_address_is_refused() -> None:
         "mailto://ada:pw@host",
         "json://ada:pw@host/${X}",
         "wecombot://key",
+        "mailtos://relay?user=ada&pass=hunter22",
+        "json://host/${X}?+Authorization=Bearer%20abc",
     ],
 )
 def test_a_secret_in_the_run_file_is_refused_and_not_repeated(url: str) -> None:
@@ -87,7 +89,13 @@ def test_a_secret_in_the_run_file_is_refused_and_not_repeated(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["slack://${SLACK}", "mailto://ada:${PW}@host", "${TEAM_URL}", "json://host:8080/hook", "mailto://relay?to=a@b.c"],
+    [
+        "slack://${SLACK}",
+        "mailto://ada:${PW}@host",
+        "${TEAM_URL}",
+        "json://host:8080/hook",
+        "mailto://relay?to=a@b.c&pass=${PW}",
+    ],
 )
 def test_a_recipient_without_a_secret_is_accepted(url: str) -> None:
     notify = read(f"notify: ['{url}']").notify

@@ -17,6 +17,8 @@ Occasion = Literal["finished", "failed", "recovered", "waiting", "danger"]
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _WITHOUT_SECRETS = ("json", "jsons", "xml", "xmls", "form", "forms", "mailto", "mailtos", "syslog", "dbus")
 """Schemes whose plain form, host and path, has no secret; those of chats have a token in their path."""
+_SECRET_KEY = re.compile(r"[?&][^=&]*(?:pass|token|secret|key|auth)[^=&]*=(?!\$\{)[^&]", re.IGNORECASE)
+"""A key of a URL whose value is a secret, unless it is a variable: `?pass=...`, `?+Authorization=...`."""
 
 
 def _checked_url(url: str) -> str:
@@ -28,7 +30,7 @@ def _checked_url(url: str) -> str:
         )
     _, _, password = _VARIABLE.sub("", rest).rpartition("@")[0].partition(":")
     has_token = scheme.lower() not in _WITHOUT_SECRETS and not _VARIABLE.search(rest)
-    if has_token or password:
+    if has_token or password or _SECRET_KEY.search(rest):
         raise FieldError(
             f"a `{scheme}` URL in `notify` has a secret",
             hint=f"keep it in the environment: `{scheme}://${{NOTIFY_TOKEN}}`, or the whole URL as `${{NOTIFY_URL}}`",
