@@ -5,10 +5,12 @@ Convention: relative difference = (second - first) / first, so that + means that
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainworks.observe.following import is_secret
 from trainworks.record.resolved import ResolvedRun
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
@@ -126,8 +128,10 @@ def _configured(resolved: ResolvedRun) -> dict[str, Any]:
     host = resolved.host
     written = resolved.run_file.model_dump(mode="json", exclude_unset=True, exclude={"layout"})
     layout = resolved.plan.layout if resolved.plan else resolved.run_file.layout
+    envs = {name: _public(name, value) for name, value in written.get("envs", {}).items()}
     return {
         **written,
+        "envs": envs,
         "layout": layout.model_dump(mode="json") if layout else None,
         "processes": resolved.processes.model_dump(mode="json"),
         "host": {"name": host.hostname, "processor": host.processor, "cores": host.num_cores, "python": host.python},
@@ -135,6 +139,13 @@ def _configured(resolved: ResolvedRun) -> dict[str, Any]:
         "packages": host.packages,
         "trainworks": resolved.trainworks,
     }
+
+
+def _public(name: str, value: str | None) -> str | None:
+    """The value of a variable; for a secret one, so much that two values can be told apart."""
+    if value is None or not is_secret(name):
+        return value
+    return f"*** ({hashlib.sha256(value.encode()).hexdigest()[:4]})"
 
 
 def _flat(value: object, name: str = "") -> dict[str, str]:
