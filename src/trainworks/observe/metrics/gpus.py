@@ -272,9 +272,11 @@ class GpuReader:
         support = ask(nvml.nvmlGpmQueryDeviceSupport, handle)
         if support is None or not support.isSupportedDevice:
             return {}
-        try:
-            now = nvml.nvmlGpmSampleGet(handle, nvml.nvmlGpmSampleAlloc())
-        except pynvml.NVMLError:
+        sample = ask(nvml.nvmlGpmSampleAlloc)
+        now = None if sample is None else ask(nvml.nvmlGpmSampleGet, handle, sample)
+        if now is None:  # a partitioned GPU (MIG) takes no sample
+            if sample is not None:
+                ask(nvml.nvmlGpmSampleFree, sample)
             return {}
         before = self._before.get(index)
         self._before[index] = now
