@@ -50,5 +50,6 @@ def command(
         server = metrics_server(metrics, listen or _LISTEN, token_file=token_file, tls_cert=tls_cert, tls_key=tls_key)
     if token_file and not tls_cert:
         warn("the token travels unencrypted: add `--tls-cert`")
-    say(f"metrics at http{'s' if tls_cert else ''}://{listen or _LISTEN}/metrics", err=True)
+    host = (listen or _LISTEN).rpartition(":")[0] or "localhost"
+    say(f"metrics at http{'s' if tls_cert else ''}://{host}:{server.port}/metrics", err=True)
     server.serve_forever()
