@@ -169,9 +169,24 @@ def test_a_store_that_does_not_answer_fails_its_collector_alone(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINWORKS_STORE", f"sqlite:///{tmp_path / 'missing' / 'jobs.db'}")
-    found = values(NodeMetrics(["queue", "gpus"], tmp_path, clock=clock, nvml=BusyNvml(1)).text())
+    said: list[str] = []
+    metrics = NodeMetrics(["queue", "gpus"], tmp_path, clock=clock, nvml=BusyNvml(1), notify=said.append)
+    found = values(metrics.text())
     success = 'trainworks_exporter_collector_success{collector="%s"}'
     assert (found[success % "queue"], found[success % "gpus"]) == (0, 1)
+    clock.sleep(2)
+    metrics.text()
+    assert [message.partition(":")[0] for message in said] == ["collector `queue`"]
+
+
+def test_an_error_that_nobody_foresaw_fails_its_collector_alone(tmp_path: Path, clock: FakeClock) -> None:
+    def broken() -> None:
+        raise RuntimeError("the library has changed")
+
+    metrics = NodeMetrics(["gpus", "fabric"], tmp_path, clock=clock, nvml=BusyNvml(1), amdsmi=broken, root=tmp_path)
+    found = values(metrics.text())
+    success = 'trainworks_exporter_collector_success{collector="%s"}'
+    assert (found[success % "gpus"], found[success % "fabric"]) == (0, 1)
 
 
 def test_a_health_check_is_a_nagios_code_and_is_read_again_after_five_minutes(tmp_path: Path, clock: FakeClock) -> None:

@@ -12,16 +12,18 @@ from typing import Any
 
 import pynvml
 
+from trainworks.api.notices import Notify
 from trainworks.api.observing.watched_runs import RunWatcher
 from trainworks.api.proving.health import health
 from trainworks.backends.store_place import is_there_a_store, store_url
-from trainworks.errors import ArgumentError, TrainworksError, suggest
+from trainworks.errors import ArgumentError, suggest
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.fabric import ethernet_ports, rdma_ports
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
 from trainworks.observe.exporter import MetricsServer, ServerSecurity, parse_address, read_token, write_textfile
+from trainworks.observe.following import describe
 from trainworks.observe.metrics.amd_gpus import AmdGpuReader, load_amdsmi
 from trainworks.observe.metrics.fabric import fabric_samples
 from trainworks.observe.metrics.families import (
@@ -54,6 +56,7 @@ class NodeMetrics:
         amdsmi: returns the module amdsmi, or an object with its functions.
         root: of the file system that has the network ports.
         check: runs the health checks.
+        notify: receives the reason when a collector begins to fail.
 
     Raises:
         ArgumentError: no such collector.
@@ -69,6 +72,7 @@ class NodeMetrics:
         amdsmi: Callable[[], Any] = load_amdsmi,
         root: Path = Path("/"),
         check: Callable[[], NodeHealth] = health,
+        notify: Notify = lambda message: None,
     ) -> None:
         if unknown := [name for name in collectors if name not in COLLECTORS]:
             hint = suggest(unknown[0], COLLECTORS, otherwise=f"known: {', '.join(COLLECTORS)}")
@@ -88,6 +92,7 @@ class NodeMetrics:
             "health": self._health_samples,
         }
         self._collectors = {name: every[name] for name in collectors}
+        self._notify, self._problems = notify, dict[str, str]()
         self._lock = threading.Lock()
         self._text, self._read_at = "", 0.0
 
@@ -101,13 +106,16 @@ class NodeMetrics:
 
     def _samples(self) -> Iterator[MetricSample]:
         for name, collect in self._collectors.items():
-            start_s, samples, is_complete = time.perf_counter(), list[MetricSample](), True
+            start_s, samples, problem = time.perf_counter(), list[MetricSample](), ""
             try:
                 samples.extend(collect())
-            except (TrainworksError, OSError):
-                is_complete = False
+            except Exception as error:  # a driver's library raises anything, and the other collectors have values
+                problem = describe(error)
+            if problem and problem != self._problems.get(name):
+                self._notify(f"collector `{name}`: {problem}")
+            self._problems[name] = problem
             yield from samples
-            yield COLLECTOR_SUCCESS.of(is_complete, name)
+            yield COLLECTOR_SUCCESS.of(not problem, name)
             yield COLLECTOR_SECONDS.of(time.perf_counter() - start_s, name)
 
     def _run_samples(self) -> Iterator[MetricSample]:

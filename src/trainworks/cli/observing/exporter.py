@@ -39,7 +39,7 @@ def command(
         raise UsageError("`--textfile` does not listen", hint="start two, or leave out `--listen` and its options")
     with option_errors():
         wanted = COLLECTORS if collect is None else tuple(name.strip() for name in collect.split(","))
-        metrics = NodeMetrics(wanted, runs_folder(runs))
+        metrics = NodeMetrics(wanted, runs_folder(runs), notify=warn)
         if textfile is not None:
             with option_errors("--textfile", textfile):
                 write_metrics(metrics, textfile, every_s=None if once else every_s)
