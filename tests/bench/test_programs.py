@@ -118,6 +118,16 @@ def test_nccl_tests_run_under_the_variables_of_a_setting_on_every_node(
     assert text.splitlines()[0] == f"# {started}"
 
 
+def test_nccl_tests_without_mpi_leave_several_nodes_to_what_is_built_in(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2")
+    installed.add("mpirun", f"cat {DATA / 'all_reduce_perf.txt'}; cat {DATA / 'all_reduce_perf.txt'}")
+    installed.add("all_reduce_perf", "exit 1")
+    left = measure_with_nccl_tests(BenchRequest(kinds=("collectives",)), ["a", "b"], 8)
+    assert left.done == ()
+
+
 def test_an_output_that_ends_too_early_is_no_figure() -> None:
     item = {"output": "# OSU MPI Latency Test v5.8\n", "subject": "a <-> b", "version": "", "conditions": {}}
     part = read_part({"part": "network@default", "figures": [item], "skipped": ""})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ _SIZES = ("-b", "8", "-e", "16M", "-f", "8")
 _FULL_SIZES = ("-b", "8", "-e", "16G", "-f", "2")
 """The programs take less themselves where the memory of an accelerator does not suffice."""
 _TIMEOUT_S = 3600.0
+_FIRST_RANK = re.compile(r"^#?\s*Rank\s+0\s", re.MULTILINE)
 
 
 def measure_with_nccl_tests(request: BenchRequest, nodes: Sequence[str], ranks_per_node: int) -> BenchRequest:
@@ -57,7 +59,10 @@ def measure_with_nccl_tests(request: BenchRequest, nodes: Sequence[str], ranks_p
 def _output(program: str, setting: BenchSetting, nodes: int, ranks_per_node: int, *, full: bool) -> str:
     command = [program, *(_FULL_SIZES if full else _SIZES)]
     if nodes > 1:
-        return mpirun([*command, "-g", "1"], node_addresses(), ranks_per_node, setting.env)
+        text = mpirun([*command, "-g", "1"], node_addresses(), ranks_per_node, setting.env)
+        if len(_FIRST_RANK.findall(text)) > 1:
+            raise EnvironmentProblem(f"{program} is built without MPI: its ranks measured alone")
+        return text
     env = {**os.environ, **setting.env}
     done = process.run([*command, "-g", str(ranks_per_node)], env=env, timeout_s=_TIMEOUT_S)
     if done.exit_code:
