@@ -23,7 +23,11 @@ def command(
     every_s: Annotated[int, typer.Option("--every", min=1, help="With --textfile: seconds between two writes.")] = 30,
     once: Annotated[bool, typer.Option("--once", help="Print the metrics, or write the file once.")] = False,
     collect: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Some of `runs,queue,gpus,fabric,health`. [default: all]")
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Some of `runs,queue,gpus,fabric,health`. [default: all; with --textfile all but `fabric`]",
+        ),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Token that every request must have.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, as PEM.")] = None,
@@ -38,7 +42,8 @@ def command(
     if textfile and (listen or token_file or tls_cert or tls_key):
         raise UsageError("`--textfile` does not listen", hint="start two, or leave out `--listen` and its options")
     with option_errors():
-        wanted = COLLECTORS if collect is None else tuple(name.strip() for name in collect.split(","))
+        usual = COLLECTORS if textfile is None else [name for name in COLLECTORS if name != "fabric"]
+        wanted = usual if collect is None else [name.strip() for name in collect.split(",")]
         metrics = NodeMetrics(wanted, runs_folder(runs), notify=warn)
         if textfile is not None:
             with option_errors("--textfile", textfile):
