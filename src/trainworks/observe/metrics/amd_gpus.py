@@ -1,6 +1,6 @@
 """Metrics of AMD GPUs, read through amdsmi (extra `amd`), under the names that NVIDIA's have.
 
-One name for one quantity lets every alert and dashboard hold for both vendors; the label `modelName` says which it is.
+One name for one quantity lets an alert or panel hold for both vendors; the label `modelName` says which it is.
 Source: https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html
 """
 
