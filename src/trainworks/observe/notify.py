@@ -13,7 +13,7 @@ from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem
 from trainworks.jobs.state import CAUSES, JobState, parse_cause
 from trainworks.record.events import Event
-from trainworks.units import format_duration, format_usd
+from trainworks.units import HOUR_S, format_duration, format_usd
 
 _LONGEST_BODY = 1500
 """Characters of a message; WeCom takes 2,048 bytes of text, the least of the common chats."""
@@ -188,7 +188,7 @@ def danger_message(run_file: RunFile, look: RunLook, launch_at: float, now: floa
             f"and the deadline is {format_duration(goal.deadline)}"
         )
     if goal.budget is not None and price is not None:
-        usd = price * look.num_accelerators * total_s / 3600
+        usd = price * look.num_accelerators * total_s / HOUR_S
         if usd > goal.budget:
             missed.append("budget")
             lines.append(f"it costs {format_usd(usd)} at the recent pace, and the budget is {format_usd(goal.budget)}")

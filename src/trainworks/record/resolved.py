@@ -42,6 +42,11 @@ class Processes(Spec):
         return self.nodes * self.processes_per_node
 
     @property
+    def num_accelerators(self) -> int:
+        """Accelerators whose price the job pays: those that a command requests, else one per rank."""
+        return self.nodes * (self.accelerators_per_node or self.processes_per_node)
+
+    @property
     def backend(self) -> str:
         """Collective library of the device."""
         return "nccl" if self.device == "cuda" else "gloo"

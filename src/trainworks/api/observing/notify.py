@@ -118,7 +118,7 @@ class Messenger:
             loss=progress.latest["loss"] if progress.latest else None,
             eta_s=progress.eta_s(num_steps) if num_steps else None,
             failure="" if failure is None else "\n".join(filter(None, [failure.message, failure.place, failure.hint])),
-            num_accelerators=resolved.processes.world_size if resolved.processes.device == "cuda" else 0,
+            num_accelerators=resolved.processes.num_accelerators,
         )
 
     def _store(self, box: Outbox) -> None:

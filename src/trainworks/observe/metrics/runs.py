@@ -87,10 +87,8 @@ class RunSnapshot:
         price = self.resolved.run_file.cluster.usd_per_accelerator_hour
         if price is None or not self.spent_s:
             return None
-        processes = self.resolved.processes
-        accelerators = processes.accelerators_per_node * processes.nodes or processes.world_size
         held_s = sum(self.spent_s.values()) - self.spent_s.get("idle", 0.0)
-        return price * accelerators * held_s / HOUR_S
+        return price * self.resolved.processes.num_accelerators * held_s / HOUR_S
 
 
 @dataclass(frozen=True, slots=True)

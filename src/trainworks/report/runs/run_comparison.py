@@ -200,11 +200,10 @@ def _finding(figures: Sequence[ComparedFigure], first: str, second: str) -> str:
 
 
 def _usd(resolved: ResolvedRun, report: Report) -> float | None:
-    price, processes = resolved.run_file.cluster.usd_per_accelerator_hour, resolved.processes
+    price = resolved.run_file.cluster.usd_per_accelerator_hour
     if price is None or report.ledger is None:
         return None
-    devices = processes.nodes * (processes.accelerators_per_node or processes.processes_per_node)
-    return price * devices * report.ledger.held_s / HOUR_S
+    return price * resolved.processes.num_accelerators * report.ledger.held_s / HOUR_S
 
 
 def _losses(report: Report) -> tuple[Point, ...]:
