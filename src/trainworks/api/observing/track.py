@@ -93,6 +93,8 @@ def _send(run_dir: RunDir, name: TrackerName, options: Track) -> TrackerContent:
     try:
         feed = _feed(run_dir, name, options, _state_of(run_dir))
         before = feed.sent.num_points
+        if name == "mlflow" and options.mlflow and options.mlflow.register_as and feed.sent.registered_step is None:
+            feed.sent = feed.sent.model_copy(update={"ended": None})  # its end was sent without the model
         _send_once(feed, run_dir.run_id, name)
         return _content(feed.sent, name, before)
     finally:
