@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import trainworks
 from tests.report.conftest import RunWriter
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError
-from trainworks.observe.log_lines import level_of, time_of
+from trainworks.observe.log_lines import RunLogs, level_of, time_of
+from trainworks.record.run_dir import RunDir
 
 RANK_0 = """\
 starting
@@ -133,3 +135,20 @@ def test_levels_of_common_programs(line: str, level: str | None) -> None:
 
 def test_a_line_of_a_day_that_does_not_exist_has_no_time() -> None:
     assert time_of("2026-02-31 10:00:00 x") is None
+
+
+def test_a_run_may_have_more_logs_than_a_process_may_open(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    lines = "".join(f"line {number}\n" for number in range(10_000))
+    run_dir.rank_log(0).write_text(lines)
+    for rank in range(1, 40):
+        run_dir.rank_log(rank).write_text("hello\n")
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 20, hard))
+    try:
+        found = [line.text for line in RunLogs(run_dir).new_lines(everything=True)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    assert (len(found), found.count("hello")) == (10_039, 39)
+    assert [text for text in found if text != "hello"] == lines.splitlines()

@@ -38,6 +38,7 @@ _NAMES: dict[str, Level] = {
 }
 _PYTHON_WARNING = re.compile(r"\w*Warning: ")
 _PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\)|^(?:\w+\.)*\w+(?:Error|Exception|Interrupt)\b")
+_BLOCK_BYTES = 64 * 1024
 _HEAD = 200
 """Characters of a line in which its level is looked for."""
 
@@ -144,19 +145,27 @@ class _File:
             end: where to stop; the end of the file when None.
             is_alone: whether no other log is read.
         """
-        if not self.path.exists():
-            return
         waiting = [start for start in starts if start[0] >= self._offset]
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            while data := file.readline() if end is None else file.readline(max(0, end - self._offset)):
-                if not (everything or end is not None or data.endswith(b"\n")):
-                    return
+        while block := self._block(end, everything=everything):
+            for data in block:
                 while waiting and waiting[0][0] <= self._offset:
                     self._reader.starts_at(waiting.pop(0)[1])
                 self._offset += len(data)
                 for text in data.decode("utf-8", errors="replace").splitlines():
                     yield self._reader.read(text, is_alone=is_alone)
+
+    def _block(self, end: int | None, *, everything: bool) -> list[bytes]:
+        """The next lines; the file is open no longer, because a run can have more logs than a process may open."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            left = None if end is None else max(0, end - self._offset)
+            data = file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left))
+            data += file.readline(-1 if left is None else left - len(data))
+        *whole, rest = data.split(b"\n")
+        is_wanted = rest and (everything or end is not None)
+        return [line + b"\n" for line in whole] + ([rest] if is_wanted else [])
 
 
 class RunLogs:
