@@ -310,10 +310,14 @@ def _loss_point(rows: Sequence[MetricsRow]) -> LossPoint | None:
 
 
 def energy_of(run_dir: RunDir, processes: Processes) -> float | None:
-    """Energy in J of the accelerators of all nodes so far; None where one of the nodes does not report it."""
-    usages = [run_dir.read_usage(node) for node in range(processes.nodes)]
+    """Energy in J of the accelerators of all nodes so far, those that the run has left included.
+
+    None where one of the nodes does not report it.
+    """
+    known = sum(1 for _ in run_dir.usage_file(0).parent.glob("node-*.json"))
+    usages = [run_dir.read_usage(node) for node in range(max(processes.nodes, known))]
     found = [usage.energy_j for usage in usages if usage is not None and usage.energy_j is not None]
-    return math.fsum(found) if len(found) == processes.nodes else None
+    return math.fsum(found) if len(found) == len(usages) else None
 
 
 def _comparison(
