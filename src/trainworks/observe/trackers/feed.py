@@ -12,10 +12,12 @@ from pydantic import Field, ValidationError
 from trainworks.config.spec import Spec
 from trainworks.files import write_atomic
 from trainworks.jobs.state import JobState
+from trainworks.observe.following import hidden
 from trainworks.observe.trackers.content import (
     parameters_of,
     point_of,
     public_record,
+    secrets_of,
     system_values,
     tags_of,
     tracked_run,
@@ -175,6 +177,15 @@ class Feed:
         write_atomic(record, public_record(self._run_dir.read_resolved()), durable=False)
         return record
 
+    def _public_copies(self, files: Sequence[Path]) -> list[Path]:
+        """Copies of text files of the record, without the secrets of the run's environment."""
+        secrets = secrets_of(self._run_dir.read_resolved())
+        copies = []
+        for path in filter(Path.exists, files):
+            copies.append(self._file.with_name(path.name))
+            write_atomic(copies[-1], hidden(path.read_text("utf-8", errors="replace"), secrets), durable=False)
+        return copies
+
     def _send_files(self, tracker: Tracker, files: Sequence[Path]) -> None:
         """Files that have changed since they were sent."""
         for path in files:
@@ -185,7 +196,7 @@ class Feed:
                 self._store(artifacts=self.sent.artifacts | {path.name: version})
 
     def _send_end(self, tracker: Tracker, state: JobState) -> None:
-        self._send_files(tracker, [self._run_dir.events_file, self._run_dir.report_file])
+        self._send_files(tracker, self._public_copies([self._run_dir.events_file, self._run_dir.report_file]))
         checkpoints = complete_checkpoints(self._run_dir) if state is JobState.SUCCEEDED else []
         if checkpoints and checkpoints[-1][0].step != self.sent.registered_step:
             manifest, folder = checkpoints[-1]
