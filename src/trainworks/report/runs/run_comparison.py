@@ -142,7 +142,7 @@ def _configured(resolved: ResolvedRun) -> dict[str, Any]:
 
 
 def _public(name: str, value: str | None) -> str | None:
-    """The value of a variable; for a secret one, so much that two values can be told apart."""
+    """The value of a variable; of a secret one a fingerprint, which differs between two values."""
     if value is None or not is_secret(name):
         return value
     return f"*** ({hashlib.sha256(value.encode()).hexdigest()[:4]})"
