@@ -138,7 +138,7 @@ _ALL_REDUCE = """
 import sys, numpy
 from mpi4py import MPI
 world, size = MPI.COMM_WORLD, int(sys.argv[1])
-one, other = numpy.zeros(size // 4, "f"), numpy.zeros(size // 4, "f")
+one, other = numpy.ones(size // 4, "f"), numpy.ones(size // 4, "f")  # written: pages of zeros are one page
 for times in (3, 30):
     world.Barrier()
     started = MPI.Wtime()
