@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _REBUILD = "make it anew from the run directories: trainworks jobs rebuild"
 _BUSY_S = 30.0
 """How long a writer waits for another one."""
+_TURNS = 100
+"""How often a connection that found others turning on the write-ahead log waits for its turn."""
 _UPGRADE_LOCK = 7240915
 """PostgreSQL's advisory lock of the process that migrates the store."""
 
@@ -106,14 +109,24 @@ def _options(url: str, keep_connection: bool) -> dict[str, Any]:
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where SQLAlchemy says so
-    for setting in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        "trusted_schema=OFF",
-        f"busy_timeout={int(_BUSY_S * 1000)}",
-    ):
+    busy = f"busy_timeout={int(_BUSY_S * 1000)}"
+    for setting in (busy, "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
         connection.execute(f"PRAGMA {setting}")
+    _write_ahead(connection)
+
+
+def _write_ahead(connection: Any) -> None:
+    """Turn on the write-ahead log; SQLite does not wait by itself where several connections turn it on at once."""
+    for _ in range(_TURNS):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+        connection.execute("BEGIN IMMEDIATE")  # this waits until the other connection is done
+        connection.execute("COMMIT")
+    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _begin_sqlite(connection: Connection) -> None:
