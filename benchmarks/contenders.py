@@ -205,11 +205,10 @@ def run_trainworks(config: PeerConfig, workspace: Workspace) -> Result:
     )
 
 
-def trainworks(config: PeerConfig, workspace: Workspace, sections: Mapping[str, Any] | None = None) -> Path:
-    """Run `trainworks run` in the foreground, with more sections of the run file; the run directory that it made."""
+def trainworks(config: PeerConfig, workspace: Workspace) -> Path:
+    """Run `trainworks run` in the foreground; the run directory that it made."""
     run_file = workspace.folder / "run.yaml"
-    content = run_file_content(config, workspace) | dict(sections or {})
-    run_file.write_text(json.dumps(content, indent=2))  # JSON is YAML
+    run_file.write_text(json.dumps(run_file_content(config, workspace), indent=2))  # JSON is YAML
     before = set(workspace.runs.glob("*"))
     _output([sys.executable, "-m", "trainworks.cli", "run", str(run_file)], workspace)
     made = set(workspace.runs.glob("*")) - before

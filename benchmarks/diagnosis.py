@@ -57,8 +57,8 @@ def throttle_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
 
 
 def kill_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
-    """Kill rank 1 in each of the first four attempts, after five recorded steps."""
-    for attempt in range(1, 5):
+    """Kill rank 1 in each of the first 16 attempts, after five recorded steps."""
+    for attempt in range(1, 17):
         pids = wait_for_pids(run_dir, ended, attempt=attempt)
         while not ended.is_set() and sum(row["attempt"] == attempt for row in read_metrics(run_dir.metrics_file)) < 5:
             time.sleep(0.1)
@@ -95,13 +95,18 @@ PLANTED = (
         changes={"layout": {"dp_replicate": 2, "micro_batch": 1}},
         workload={"global_batch": 128, "train_for": "80 steps"},
     ),
-    Planted("frequent checkpoints", "checkpoints", changes={"checkpoint": {"every": "1 steps", "keep": 2}}),
+    Planted(
+        "frequent checkpoints",
+        "checkpoints",
+        changes={"checkpoint": {"every": "1 steps", "keep": 2}},
+        workload={"train_for": "500 steps"},  # longer than the start, which costs any run some seconds
+    ),
     Planted("late start", "start", "start:all:25:1"),
     Planted(
         "restarts",
         "restarts",
-        changes={"recover": {"max_restarts": 9}},
-        workload={"global_batch": 64, "train_for": "60 steps"},
+        changes={"recover": {"max_restarts": 20}, "checkpoint": {"every": "2 steps", "keep": 2}},
+        workload={"global_batch": 64, "train_for": "120 steps"},
         outside=kill_rank_1,
     ),
 )

@@ -1,10 +1,10 @@
 """What a tracker that hangs, refuses or has a full disk costs a run: its step time, and its losses to the last bit.
 
-    python benchmarks/tracker_overhead.py --rounds 5 --json result.json
+    python benchmarks/tracker_overhead.py --json result.json
 
-The same run, on as many ranks as there are cores, takes turns without a tracker, with a healthy one and with broken
-ones. A ratio is formed within a round; the median of the rounds is printed with its range. Needs root, to mount a disk
-that can be filled.
+A run keeps all cores busy. The process that feeds its tracker is stopped (SIGSTOP) and continued (SIGCONT) in turns of
+some seconds. A ratio is that of the median steps of two turns that follow each other, so a slow minute of the machine
+hits both; the median of the ratios is printed with its standard error. Needs root, to mount a disk that can be filled.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
+import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
-from contenders import MODELS, RANKS, PeerConfig, Workspace, metrics_rows, provenance, trainworks
+import psutil
+from contenders import MODELS, RANKS, PeerConfig, Workspace, metrics_rows, provenance, run_file_content, trainworks
 
-NONE = "none"
-WARMUP_STEPS = 5
+WARMUP_STEPS = 100
+FEEDER = "trainworks.api.observing.track"
 
 
 def main() -> int:
     """Measure, print, write; exit code 1 if a tracker changed a loss."""
     options = parse_options()
-    config = replace(MODELS["compute"], steps=options.steps + WARMUP_STEPS)
-    step_s: dict[str, list[float]] = {}
-    losses: dict[str, list[list[float]]] = {}
+    config = replace(MODELS["tiny"], steps=options.steps + WARMUP_STEPS)
+    ratios: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="tracker-overhead-") as folder, trackers(Path(folder)) as found:
         workspace = Workspace(Path(folder))
-        workspace.text_file(config)
-        run_once(config, workspace, None)  # tokens and calibration are kept from here on
-        for number in range(1, options.rounds + 1):
-            for name, track in found.items():
-                rows = run_once(config, workspace, track)
-                step_s.setdefault(name, []).append(median(row["step_s"] for row in rows[WARMUP_STEPS:]))
-                losses.setdefault(name, []).append([row["loss"] for row in rows])
-                print(f"round {number}: {name}: {step_s[name][-1] * 1e3:.1f} ms per step", file=sys.stderr, flush=True)
-    is_same = {name: all(each == losses[NONE][0] for each in of_name) for name, of_name in losses.items()}
-    ratios = {name: [a / b for a, b in zip(step_s[NONE], each, strict=True)] for name, each in step_s.items()}
-    print(table(step_s, ratios, is_same))
+        alone = losses_of(metrics_rows(trainworks(config, workspace)))
+        is_same = {}
+        for name, track in found.items():
+            rows, turns = tracked_run(config, workspace, track, options.turn)
+            ratios[name] = ratios_of(rows[WARMUP_STEPS:], turns)
+            is_same[name] = losses_of(rows) == alone
+            print(table_row(name, ratios[name], is_same[name]), flush=True)
     if options.json:
-        content = {**provenance(), "rounds": options.rounds, "step_s": step_s, "ratios": ratios, "same_losses": is_same}
+        content = {**provenance(), "ranks": RANKS, "ratios": ratios, "same_losses": is_same}
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     return int(not all(is_same.values()))
 
@@ -56,9 +56,9 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="times that every tracker is tried")
-    parser.add_argument("--steps", type=int, default=60, help="timed steps per run")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every median")
+    parser.add_argument("--steps", type=int, default=6000, help="timed steps per run")
+    parser.add_argument("--turn", type=float, default=1.0, metavar="SECONDS", help="length of a turn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every ratio")
     return parser.parse_args()
 
 
@@ -67,7 +67,6 @@ def trackers(folder: Path) -> Iterator[dict[str, Any]]:
     """Settings of `track:` by what is wrong with the tracker."""
     with silent_port() as silent, closed_port() as closed, full_disk(folder / "full") as full:
         yield {
-            NONE: None,
             "healthy": {"tensorboard": {}},
             "hangs": {"mlflow": {"uri": f"http://127.0.0.1:{silent}"}},
             "refuses": {"mlflow": {"uri": f"http://127.0.0.1:{closed}"}},
@@ -104,19 +103,63 @@ def full_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def run_once(config: PeerConfig, workspace: Workspace, track: Any) -> list[dict[str, Any]]:
-    """The rows of one run."""
-    return metrics_rows(trainworks(config, workspace, {"track": track} if track else {}))
+def tracked_run(
+    config: PeerConfig, workspace: Workspace, track: Any, turn_s: float
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """The rows of a run with a tracker, and the times at which its feeder was stopped, continued, stopped, ..."""
+    run_file = workspace.folder / "tracked.yaml"
+    run_file.write_text(json.dumps(run_file_content(config, workspace) | {"track": track}))  # JSON is YAML
+    before = set(workspace.runs.glob("*"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainworks.cli", "run", str(run_file)],
+        cwd=workspace.folder, env=workspace.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    feeder, turns = wait_for_feeder(process), list[float]()
+    while feeder is not None and process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(feeder, signal.SIGCONT if len(turns) % 2 else signal.SIGSTOP)
+        turns.append(time.time())
+        time.sleep(turn_s)
+    if feeder is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(feeder, signal.SIGCONT)
+    if process.wait():
+        raise SystemExit(f"the run with {track} failed with exit code {process.returncode}")
+    (made,) = set(workspace.runs.glob("*")) - before
+    return metrics_rows(made), turns
 
 
-def table(step_s: dict[str, list[float]], ratios: dict[str, list[float]], is_same: dict[str, bool]) -> str:
-    """What was measured, as text."""
-    lines = [f"{RANKS} ranks", f"{'tracker':<12}{'ms/step':>9}   step without / with a tracker (min..max)   losses"]
-    for name, of_rounds in ratios.items():
-        ratio = f"{median(of_rounds):.3f} ({min(of_rounds):.3f}..{max(of_rounds):.3f})"
-        same = "the same" if is_same[name] else "OTHERS"
-        lines.append(f"{name:<12}{median(step_s[name]) * 1e3:>9.1f}   {ratio:<42} {same}")
-    return "\n".join(lines)
+def wait_for_feeder(process: subprocess.Popen[bytes]) -> int | None:
+    """Process id of the feeder; None if the run ended before."""
+    while process.poll() is None:
+        for each in psutil.process_iter(["cmdline"]):
+            if FEEDER in (each.info["cmdline"] or ()):
+                return int(each.pid)
+        time.sleep(0.05)
+    return None
+
+
+def ratios_of(rows: list[dict[str, Any]], turns: list[float]) -> list[float]:
+    """Median step of a turn without the feeder over that of the next turn with it."""
+    steps: list[list[float]] = [[] for _ in turns]
+    for row in rows:
+        number = sum(turn <= row["t"] - row["step_s"] for turn in turns) - 1
+        if 0 <= number < len(turns) - 1 and row["t"] < turns[number + 1]:
+            steps[number].append(row["step_s"])
+    pairs = zip(steps[::2], steps[1::2], strict=False)
+    return [median(without) / median(beside) for without, beside in pairs if without and beside]
+
+
+def losses_of(rows: list[dict[str, Any]]) -> list[float]:
+    """The loss of each step."""
+    return [row["loss"] for row in rows]
+
+
+def table_row(name: str, ratios: list[float], is_same: bool) -> str:
+    """What was measured of one tracker, as text."""
+    error = 1.2533 * stdev(ratios) / math.sqrt(len(ratios))  # of a median of normal values
+    losses = "the same losses" if is_same else "OTHER LOSSES"
+    return f"{name:<10} step without / with: {median(ratios):.4f} +- {error:.4f} of {len(ratios)} pairs; {losses}"
 
 
 if __name__ == "__main__":
