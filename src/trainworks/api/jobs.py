@@ -23,6 +23,7 @@ from trainworks.errors import DamagedStoreError, EnvironmentProblem, UnknownRunE
 from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host
+from trainworks.host.users import user_name as current_user
 from trainworks.jobs.database import set_aside
 from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.job_spec import JobSpec
@@ -40,6 +41,7 @@ __all__ = [
     "Rebuilt",
     "backend_on",
     "cause_text",
+    "current_user",
     "describe",
     "drain",
     "find_job",
@@ -49,6 +51,7 @@ __all__ = [
     "missing_runs",
     "nodes",
     "rebuild_jobs",
+    "refresh_jobs",
     "refresh_remote_jobs",
     "release",
     "retry",
@@ -105,7 +108,7 @@ class Job:
 
     def refresh(self) -> JobState:
         """Poll the backend and return the state."""
-        _refresh(self._store, self._notify)
+        refresh_jobs(self._store, self._notify)
         self.row = self._store.get(self.row.id) or self.row
         return self.row.state
 
@@ -235,7 +238,7 @@ class Job:
         return row.handle or str(row.id)
 
 
-def _refresh(store: JobStore, notify: Notify) -> None:
+def refresh_jobs(store: JobStore, notify: Notify) -> None:
     """Update the store from every backend; restart the local dispatcher if it has died."""
     if all(state.is_final for state in store.counts()):
         return
@@ -248,7 +251,7 @@ def _refresh(store: JobStore, notify: Notify) -> None:
 
 def _store(notify: Notify) -> JobStore:
     store = open_store(store_url())
-    _refresh(store, notify)
+    refresh_jobs(store, notify)
     return store
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainworks.config.load import Source, load_run_file, name_from
+from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
 from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
@@ -19,9 +19,6 @@ from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob
 from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
-
-RunTarget = str | Path | RunFile | Mapping[str, Any] | Sequence[str]
-"""A run file by its path, a run file as an object or a mapping, or a command as a list of words."""
 
 _LARGEST_ARRAY = 10_000
 
@@ -35,6 +32,20 @@ class RunRequest:
     command: list[str] | None = None
     notes: tuple[str, ...] = ()
     """Remarks on the run file, such as ignored options of a batch script."""
+
+
+RunTarget = str | Path | RunFile | RunRequest | Mapping[str, Any] | Sequence[str]
+"""A run file by its path, a run file as an object or a mapping, or a command as a list of words."""
+
+
+def read_run_file(text: str) -> RunRequest:
+    """The run that the text of a run file describes; its paths are relative to the current folder.
+
+    Raises:
+        RunFileError: every problem in it, each with its line.
+    """
+    run_file, source = parse_run_file(text, name="run.yaml")
+    return RunRequest(run_file, source)
 
 
 def read_request(
@@ -58,6 +69,8 @@ def read_request(
 
 
 def _read(target: RunTarget, name: str | None) -> RunRequest:
+    if isinstance(target, RunRequest):
+        return target
     if isinstance(target, RunFile):
         return RunRequest(target)
     if isinstance(target, Mapping):

@@ -30,6 +30,7 @@ COMMANDS = {
     "jobs": "Rebuild the job store from run directories.",
     "nodes": "List the nodes that jobs run on.",
     "drain": "Drain a node: start no new jobs on it.",
+    "serve": "Show jobs and runs as live web pages, with a REST API.",
     "ls": "List runs.",
     "status": "Show the state and progress of a run.",
     "logs": "Print the logs of a run.",
@@ -71,7 +72,7 @@ _FOLDERS = {
     ),
     "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
-    "observing": ("top", "why", "compare", "track", "exporter", "monitor"),
+    "observing": ("top", "why", "compare", "track", "exporter", "monitor", "serve"),
     "proving": ("bench", "health", "review"),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }

@@ -184,6 +184,7 @@ class JobStore:
         uid: int | None = None,
         host: str | None = None,
         name: str | None = None,
+        text: str | None = None,
         limit: int | None = None,
         before: int | None = None,
     ) -> list[JobRow]:
@@ -196,6 +197,7 @@ class JobStore:
             uid: only those of that user.
             host: only those that run on that machine.
             name: only runs of that name.
+            text: only those with this text in their run, owner, engine, or the reason why they wait or ended.
             limit: at most so many.
             before: only those with a smaller number; to page on from the last one.
         """
@@ -206,6 +208,9 @@ class JobStore:
         for column, value in wanted.items():
             query = query.where(jobs.c[column] == value) if value is not None else query
         query = query.where(jobs.c.id < before) if before is not None else query
+        if text:
+            columns = (jobs.c[column] for column in ("run_id", "owner", "engine", "reason", "detail", "cause"))
+            query = query.where(sa.or_(*(column.icontains(text, autoescape=True) for column in columns)))
         with self._reading() as connection:
             return [job_of_row(row) for row in connection.execute(query.limit(limit))]
 
@@ -330,9 +335,10 @@ class JobStore:
         with self._writing() as connection:
             connection.execute(statement, rows)
 
-    def attempts(self, job_id: int) -> list[Attempt]:
-        """Every attempt of a job, in order."""
-        query = sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.number)
+    def attempts(self, job_id: int | None = None) -> list[Attempt]:
+        """Every attempt of a job, in order; of all jobs when None."""
+        query = sa.select(attempts).order_by(attempts.c.job_id, attempts.c.number)
+        query = query if job_id is None else query.where(attempts.c.job_id == job_id)
         with self._reading() as connection:
             rows = [dict(row._mapping) for row in connection.execute(query)]
         return [

@@ -13,23 +13,43 @@ from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
 from trainworks.record.run_dir import RunDir
-from trainworks.report.rendering.document import Block, Document, Facts, Preformatted, Section, Table, left
+from trainworks.report.rendering.document import (
+    Block,
+    Cell,
+    Document,
+    Facts,
+    Preformatted,
+    Section,
+    Style,
+    Styled,
+    Table,
+    left,
+)
 from trainworks.report.request_text import request_text
 from trainworks.units import format_duration
 
+STATE_STYLES: dict[JobState, Style] = {
+    JobState.RUNNING: "good",
+    JobState.RECOVERING: "warning",
+    JobState.PREEMPTED: "warning",
+    JobState.STOPPED: "warning",
+    JobState.FAILED: "bad",
+    JobState.LOST: "bad",
+}
 _COLUMNS = ("job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time")
 
 
-def list_document(jobs: Sequence[JobRow], now: float) -> Document:
+def list_document(jobs: Sequence[JobRow], now: float, *, address: str = "") -> Document:
     """A row per job; with an owner if jobs of several users or machines are listed.
 
     Args:
         jobs: in the order to list them.
         now: the time, in seconds since the epoch.
+        address: of a run's page, with `{}` for the number of its job; without links by default.
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
     columns = left(*_COLUMNS, *(["owner"] if of_several else []), wrap=True)
-    rows = [[*_row(job, now), *([_owner(job)] if of_several else [])] for job in jobs]
+    rows = [[*_row(job, now, address), *([_owner(job)] if of_several else [])] for job in jobs]
     return Document("Jobs", "jobs", [Section("", [Table(columns, rows)])])
 
 
@@ -37,15 +57,15 @@ def _is_elsewhere(job: JobRow) -> bool:
     return job.host not in (None, this_host())
 
 
-def _row(job: JobRow, now: float) -> list[str]:
+def _row(job: JobRow, now: float, address: str) -> list[Cell]:
     reachable = "" if job.reachable else " (not reached)"
     why = ": ".join(part for part in (job.reason, job.detail) if part) or job.cause or ""
     starts = format_duration(max(0.0, job.starts_at - now)) if job.starts_at else ""
     return [
         str(job.id),
-        job.run_id,
+        Styled(job.run_id, href=address.format(job.id)),
         f"{job.engine} {job.handle or ''}".strip(),
-        f"{job.state}{reachable}{_idle(job, now)}",
+        Styled(f"{job.state}{reachable}{_idle(job, now)}", STATE_STYLES.get(job.state, "")),
         why,
         f"in {starts}" if starts else f"{job.position}." if job.position else "",
         _nodes(job) or str(job.spec.max_nodes),

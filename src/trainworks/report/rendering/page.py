@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from trainworks.files import write_atomic
@@ -36,8 +36,17 @@ def write_page(document: Document, path: Path) -> None:
 
 @cache
 def _template(name: str) -> Template:
+    return page_environment().get_template(name)
+
+
+def page_environment(*folders: str) -> Environment:
+    """Environment of the page's template and of those that extend it, which get `document` and its `sections`.
+
+    Args:
+        folders: more folders of templates, inside the package.
+    """
     environment = Environment(
-        loader=PackageLoader("trainworks", "report/templates"),
+        loader=ChoiceLoader([PackageLoader("trainworks", folder) for folder in ("report/templates", *folders)]),
         autoescape=True,
         finalize=_finalize,
         undefined=StrictUndefined,
@@ -45,7 +54,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"block": _block_type, "picture": _picture, "styled": _styled}
-    return environment.get_template(name)
+    return environment
 
 
 def _finalize(value: Any) -> Any:

@@ -55,6 +55,16 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """A range of the vertical axis across the chart."""
+
+    low: float
+    high: float
+    title: str
+    css: str = "interval"
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A step at which something happened: `restart` (a line) or `checkpoint` (a tick on the axis)."""
 
@@ -74,6 +84,7 @@ class Chart(Plot):
     x_unit: str = ""
     """After the label of the last tick."""
     y_unit: str = ""
+    bands: Sequence[Band] = ()
     curves: Sequence[Curve] = ()
     dots: Sequence[Dot] = ()
     rules: Sequence[Rule] = ()
@@ -88,6 +99,7 @@ class Chart(Plot):
         if not self.dots and not any(curve.points for curve in self.curves):
             return None
         parts = [
+            *map(self._band, self.bands),
             *self._rows(),
             *self._columns(),
             *map(self._rule, self.rules),
@@ -121,6 +133,11 @@ class Chart(Plot):
             css = "tick wide" if from_last % 2 else "tick"
             text = f"{label} {unit}" if unit else label
             yield element("text", css=css, x=percent(position), y="100%", dy=20, text_anchor=anchor, text=text)
+
+    def _band(self, band: Band) -> Element:
+        height = percent(self.y.percent(band.high) - self.y.percent(band.low))
+        rect = element("rect", css=band.css, x=0, width="100%", y=percent(self._down(band.high)), height=height)
+        return with_title(rect, band.title)
 
     def _rule(self, rule: Rule) -> Element:
         if rule.axis == "y":

@@ -50,6 +50,8 @@ class Comparison(ReportPart):
     memory_terms: tuple[Difference, ...]
     """Planned only: the peak is measured as one number."""
     tokens_per_s: Difference
+    tokens_per_s_interval: tuple[float, float] | None = None
+    """Ends of the 80 % interval of the planned throughput; None in plans of older versions."""
     mfu: Difference
     """Model FLOP/s over world_size * peak_flops_per_s; None without a known peak."""
     peak_source: str
@@ -108,6 +110,7 @@ def build_comparison(
         memory=memory,
         memory_terms=_memory_terms(plan),
         tokens_per_s=throughput,
+        tokens_per_s_interval=_interval(plan),
         mfu=_difference(
             "MFU",
             "ratio",
@@ -141,6 +144,11 @@ def _difference(name: str, unit: Unit, planned: float | None, measured: float | 
 
 def _median_of(rows: Sequence[MetricsRow], value: Callable[[MetricsRow], float]) -> float | None:
     return median(value(row) for row in rows) if rows else None
+
+
+def _interval(plan: Plan) -> tuple[float, float] | None:
+    expected = plan.expected
+    return None if expected is None else (plan.tokens_per_step / expected.high_s, plan.tokens_per_step / expected.low_s)
 
 
 def _tokens_per_s(row: MetricsRow) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
+import numpy as np
+
 from trainworks.record.history import History
+from trainworks.record.metric_columns import Floats, MetricColumns, thinned
 from trainworks.record.metrics import MetricsRow
 from trainworks.report.runs.part import ReportPart
 
@@ -41,21 +44,34 @@ def build_curves(history: History) -> Curves:
     )
 
 
-def decimate(points: Sequence[Point], limit: int) -> tuple[Point, ...]:
-    """At most `limit` points that keep every spike: the lowest and highest of each of limit/2 equal buckets.
+def curves_of_columns(columns: MetricColumns, returns: Iterable[tuple[float, int]]) -> Curves:
+    """The same curves from columns, for records of any length.
 
-    The first and last step stay; values that are not finite are left out.
+    Args:
+        columns: of the metrics.
+        returns: time of every restart or rollback, and the step from which training continued.
     """
-    finite = [point for point in points if math.isfinite(point[1])]
-    if len(finite) <= limit:
-        return tuple(finite)
-    buckets = max(1, limit // 2 - 1)
-    kept = {0, len(finite) - 1}
-    for bucket in range(buckets):
-        indices = range(bucket * len(finite) // buckets, (bucket + 1) * len(finite) // buckets)
-        kept.add(min(indices, key=lambda index: finite[index][1]))
-        kept.add(max(indices, key=lambda index: finite[index][1]))
-    return tuple(finite[index] for index in sorted(kept))
+    step_s = columns.column("step_s")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tokens_per_s = columns.column("tokens") / np.where(step_s > 0, step_s, np.nan)
+    steps, attempts, lost = columns.column("step"), columns.column("attempt"), columns.lost(returns)
+    stretches = [(int(attempt), lost & (attempts == attempt)) for attempt in np.unique(attempts[lost])]
+
+    def lines(values: Floats) -> tuple[Line, ...]:
+        thrown = [Line(lost=True, attempt=one, points=_thin(steps[rows], values[rows])) for one, rows in stretches]
+        effective = _thin(steps[~lost], values[~lost])
+        return (*thrown, Line(lost=False, attempt=None, points=effective)) if effective else tuple(thrown)
+
+    return Curves(loss=lines(columns.column("loss")), tokens_per_s=lines(tokens_per_s))
+
+
+def _thin(steps: Floats, values: Floats) -> tuple[Point, ...]:
+    return tuple((int(steps[index]), float(values[index])) for index in thinned(values, MAX_POINTS))
+
+
+def decimate(points: Sequence[Point], limit: int) -> tuple[Point, ...]:
+    """At most `limit` points; see `thinned`."""
+    return tuple(points[index] for index in thinned([value for _, value in points], limit))
 
 
 def _lines(history: History, value: Callable[[MetricsRow], float]) -> tuple[Line, ...]:

@@ -45,7 +45,7 @@ class LineView:
     def show(self, snapshot: observed.Progress, now: float) -> None:
         """Print what is new, at most one line of figures every five seconds."""
         for event in snapshot.new_events:
-            if (line := _event_line(event)) is not None:
+            if (line := event_line(event)) is not None:
                 self._console.print(line, highlight=False, markup=False)
         row = snapshot.latest
         due = now - self._shown_at >= _LINE_S or snapshot.state.is_final
@@ -86,7 +86,7 @@ class LiveView:
     def show(self, snapshot: observed.Progress, now: float) -> None:
         """Print new events above, and bring the table up to date."""
         for event in snapshot.new_events:
-            if (line := _event_line(event)) is not None:
+            if (line := event_line(event)) is not None:
                 self._console.print(line, highlight=False, markup=False)
         self._live.update(self._table(snapshot, now))
 
@@ -142,8 +142,8 @@ def _checkpoint_age(snapshot: observed.Progress, now: float) -> str:
     return f"of step {snapshot.checkpoint_step:,}, {age} ago"
 
 
-def _event_line(event: Event) -> str | None:
-    """What a person wants to hear of, in one line; None for the rest."""
+def event_line(event: Event) -> str | None:
+    """An event of the run in one line; None for those that a reader need not know."""
     line = None
     match event["kind"]:
         case "data_ready" if not event["cached"]:

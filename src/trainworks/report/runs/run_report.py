@@ -27,7 +27,7 @@ from trainworks.report.rendering.document import (
     Text,
     right,
 )
-from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Mark, Rule, Segment
+from trainworks.report.rendering.plots import Band, Bar, Bars, Chart, Curve, Mark, Rule, Segment
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line
@@ -147,19 +147,27 @@ def _throughput(report: Report) -> list[Block]:
     if not report.curves or not report.comparison or not report.training:
         return []
     unit = report.training.unit.capitalize()
-    planned = report.comparison.tokens_per_s.planned
+    planned, interval = report.comparison.tokens_per_s.planned, report.comparison.tokens_per_s_interval
     return _over_steps(
         report,
         f"{unit} per second",
         f"{unit} per second of the whole job, over optimizer steps.",
         report.curves.tokens_per_s,
         rules=[Rule("y", planned, f"planned {format_count(planned)}")] if planned else [],
+        bands=[Band(*interval, "80 % interval of the plan")] if interval else [],
         floor=0.0,
     )
 
 
 def _over_steps(
-    report: Report, title: str, text: str, lines: Sequence[Line], rules: Sequence[Rule] = (), floor: float | None = None
+    report: Report,
+    title: str,
+    text: str,
+    lines: Sequence[Line],
+    *,
+    rules: Sequence[Rule] = (),
+    bands: Sequence[Band] = (),
+    floor: float | None = None,
 ) -> list[Block]:
     """A chart over the steps, with its restarts and checkpoints; nothing without a point."""
     steps = [step for line in lines for step, _ in line.points]
@@ -167,6 +175,7 @@ def _over_steps(
         return []
     values = [value for line in lines for _, value in line.points]
     values += [rule.value for rule in rules] + ([] if floor is None else [floor])
+    values += [end for band in bands for end in (band.low, band.high)]
     chart = Chart(
         f"{title}, steps {min(steps)} to {max(steps)}",
         x=build_axis(min(steps) if min(steps) > 1 else 0, max(steps), num_ticks=7, whole=True),
@@ -174,8 +183,9 @@ def _over_steps(
         x_unit="steps",
         curves=[Curve("lost-line" if line.lost else "line", line.points) for line in lines],
         rules=rules,
+        bands=bands,
         marks=_marks(report),
-        names=_key(report),
+        names=[*_key(report), *(("key interval-key", band.title) for band in bands)],
     )
     return [Text(text, "dim"), chart]
 

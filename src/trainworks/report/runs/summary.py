@@ -178,13 +178,15 @@ class Report(ReportPart, Result):
     curves: Curves | None
 
 
-def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Report:
+def build_report(run_dir: RunDir, now: float, *, state: str | None = None, with_steps: bool = True) -> Report:
     """Read a run's record and say what it says.
 
     Args:
         run_dir: of a run in any state, also one that is still going.
         now: seconds since the epoch; the end of a run that is still going.
         state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
+        with_steps: whether to read the metrics, which takes seconds for a million steps; without them the report says
+            what the events say.
 
     Raises:
         EnvironmentProblem: the resolved run is missing or was written by another format.
@@ -192,7 +194,7 @@ def build_report(run_dir: RunDir, now: float, *, state: str | None = None) -> Re
     resolved = run_dir.read_resolved()
     status = run_dir.read_status()
     status = status.model_copy(update={"state": state}) if state else status
-    events, rows = read_events(run_dir.events_file), read_metrics(run_dir.metrics_file)
+    events, rows = read_events(run_dir.events_file), read_metrics(run_dir.metrics_file) if with_steps else []
     history = build_history(events, rows, created_at=resolved.created_at, status=status, now=now)
     has_steps = resolved.plan is not None or bool(history.effective)  # a command's loop may record them
     ledger = build_ledger(history) if has_steps else None

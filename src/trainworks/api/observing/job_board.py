@@ -1,0 +1,165 @@
+"""The jobs of the store for many readers: found, counted and priced without a poll of a backend per reader."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from trainworks.api.jobs import Job, JobRow, JobState, refresh_jobs
+from trainworks.api.notices import Notify, warn
+from trainworks.backends.store_place import is_there_a_store, store_url
+from trainworks.errors import TrainworksError, UnknownRunError, UsageError
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.job_row import Attempt
+from trainworks.jobs.state import parse_state
+from trainworks.jobs.store import JobStore, open_store
+from trainworks.report.observing.job_costs import HeldTime
+
+__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound"]
+
+_REFRESH_EVERY_S = 3.0
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """Conditions that a listed job meets."""
+
+    state: str = ""
+    """A state, `live` for all that are not final, or empty for any."""
+    owner: str = ""
+    text: str = ""
+    """In the run, owner, engine, or the reason why the job waits or ended."""
+    before: int | None = None
+    """Only jobs with a smaller number; to read on from the last one of a page."""
+    limit: int = 50
+
+    def states(self) -> Sequence[JobState] | None:
+        """The wanted states; None for all of them.
+
+        Raises:
+            UsageError: no such state.
+        """
+        if self.state == "live":
+            return [state for state in JobState if not state.is_final]
+        if not self.state:
+            return None
+        if self.state.upper() not in JobState.__members__:
+            raise UsageError(f"no state `{self.state}`", hint=f"one of live, {', '.join(JobState)}")
+        return [parse_state(self.state.upper())]
+
+
+@dataclass(frozen=True, slots=True)
+class JobsFound:
+    """One page of jobs."""
+
+    jobs: list[JobRow]
+    next: int | None
+    """`before` of the next page; None on the last one."""
+    counts: dict[str, int]
+    """Jobs of the whole store by state."""
+
+
+class JobBoard:
+    """The job store, open for as long as there are readers.
+
+    Args:
+        clock: says when the backends are polled again.
+        notify: receives warnings of backends that do not answer.
+    """
+
+    def __init__(self, clock: Clock | None = None, notify: Notify = warn) -> None:
+        self._clock = clock or SystemClock()
+        self._notify = notify
+        self._store: JobStore | None = None
+        self._lock = threading.Lock()
+        self._refreshed_at = 0.0
+
+    def find(self, query: JobQuery) -> JobsFound:
+        """Jobs, the newest first.
+
+        Raises:
+            UsageError: no such state.
+        """
+        states, store = query.states(), self._opened()
+        if store is None:
+            return JobsFound([], None, {})
+        rows = store.search(
+            states=states,
+            owner=query.owner or None,
+            text=query.text,
+            before=query.before,
+            limit=query.limit + 1,
+        )
+        shown = rows[: query.limit]
+        counts = {str(state): count for state, count in sorted(store.counts().items())}
+        return JobsFound(shown, shown[-1].id if len(rows) > len(shown) else None, counts)
+
+    def job(self, name: str) -> Job:
+        """The job of a number or a run id.
+
+        Raises:
+            UnknownRunError: no such job.
+        """
+        store = self._opened()
+        row = store.find(name) if store is not None else None
+        if store is None or row is None:
+            raise UnknownRunError(f"no job `{name}`", hint="see the list of jobs")
+        return Job(store, row, self._notify)
+
+    def version(self) -> int:
+        """Grows with every change of a job; 0 without a store."""
+        store = self._opened()
+        return 0 if store is None else store.version()
+
+    def held(self) -> list[HeldTime]:
+        """Accelerator and core hours that jobs held, and their price, by owner and month of the start (UTC)."""
+        store = self._opened()
+        if store is None:
+            return []
+        rows, now = {row.id: row for row in store.search()}, self._clock.now()
+        sums: dict[tuple[str, str], HeldTime] = {}
+        for attempt in store.attempts():
+            row = rows.get(attempt.job_id)
+            if row is None:
+                continue
+            month = f"{datetime.fromtimestamp(attempt.started_at, UTC):%Y-%m}"
+            key = (month, row.owner)
+            sums[key] = sums.get(key, HeldTime(month, row.owner)) + _held(row, attempt, now)
+        return [sums[key] for key in sorted(sums, reverse=True)]
+
+    def _opened(self) -> JobStore | None:
+        with self._lock:
+            if self._store is not None and self._store.is_replaced():
+                self._store.close()
+                self._store = None
+            if self._store is None and is_there_a_store():
+                self._store = open_store(store_url())
+            if self._store is not None and self._clock.now() >= self._refreshed_at + _REFRESH_EVERY_S:
+                self._refreshed_at = self._clock.now()
+                # A scheduler may take seconds to answer, and readers want the last known states meanwhile.
+                threading.Thread(target=self._refresh, args=(self._store,), daemon=True).start()
+            return self._store
+
+    def _refresh(self, store: JobStore) -> None:
+        try:
+            refresh_jobs(store, self._notify)
+        except TrainworksError as error:
+            self._notify(error.message)
+
+
+def _held(row: JobRow, attempt: Attempt, now: float) -> HeldTime:
+    hours = max(0.0, (attempt.ended_at or now) - attempt.started_at) / _HOUR_S
+    accelerator_hours = hours * len(attempt.placement) * row.spec.node.accelerators
+    cores = sum(place.cores for place in attempt.placement)
+    price = json.loads(row.cluster or "{}").get("usd_per_accelerator_hour")
+    return HeldTime(
+        jobs=int(attempt.number == 1),
+        accelerator_hours=accelerator_hours,
+        core_hours=hours * cores,
+        usd=accelerator_hours * price if price else 0.0,
+        unpriced_hours=0.0 if price else accelerator_hours,
+    )

@@ -1,0 +1,46 @@
+"""`trainworks serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainworks.cli.options import RunsOption, option_errors, runs_folder, warn
+from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
+
+
+def command(
+    runs: RunsOption = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 for a free one.")] = 8765,
+    access: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tokens with roles, and a proxy that signs users in.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, as PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate, as PEM.")] = None,
+) -> None:
+    """Jobs, runs, nodes and costs as live pages and as a REST API (/api/v1/openapi.json).
+
+    Prints an address with a token, which is new at every start; `--access` replaces it, and is required to listen on
+    another address than this machine's own. Jobs that are submitted here run as the user who started the server.
+    """
+    from trainworks.serve.start import serve
+
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("`--tls-cert` and `--tls-key` belong together")
+    if access and host not in ("127.0.0.1", "localhost", "::1") and not tls_cert:
+        warn("tokens travel unencrypted: add `--tls-cert` and `--tls-key`, or let a proxy encrypt")
+    with option_errors():
+        serve(
+            runs_folder(runs),
+            submit_to=runs,
+            host=host,
+            port=port,
+            access=access,
+            certificate=tls_cert,
+            key=tls_key,
+            announce=lambda address: say(address, err=True),
+        )

@@ -1,0 +1,1 @@
+"""The web server: pages and a REST API over the use cases."""

@@ -1,0 +1,147 @@
+"""Who may do what: tokens with roles, and users whom a trusted proxy names.
+
+Every request needs a token, on this machine, too: other users of the machine can connect to it as well.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from trainworks.errors import ArgumentError, UsageError
+
+_SHORTEST_TOKEN = 16
+
+
+class Role(enum.IntEnum):
+    """What a visitor may do; each role may do what the ones below it may."""
+
+    VIEWER = 1
+    """Read everything."""
+    SUBMITTER = 2
+    """Submit jobs, and stop and resume their own."""
+    ADMIN = 3
+    """Stop all jobs that the user of the server may stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The sender of a request."""
+
+    role: Role
+    user: str | None = None
+    """Account that the proxy names; None for the holder of a token, who acts as the user of the server."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProxyAccess(_Strict):
+    """A proxy that signs users in, and proves itself by a token."""
+
+    token: str
+    header: str = "X-Forwarded-User"
+    """Header with the name of the user."""
+    admins: tuple[str, ...] = ()
+    submitters: tuple[str, ...] = ()
+    viewers: tuple[str, ...] | Literal["*"] = "*"
+    """`*`: every user whom the proxy lets through."""
+
+    def role_of(self, user: str) -> Role | None:
+        """The role of a user; None without access."""
+        if user in self.admins:
+            return Role.ADMIN
+        if user in self.submitters:
+            return Role.SUBMITTER
+        return Role.VIEWER if self.viewers == "*" or user in self.viewers else None
+
+
+class Access(_Strict):
+    """The content of an access file."""
+
+    tokens: Mapping[Literal["viewer", "submitter", "admin"], str] = {}
+    proxy: ProxyAccess | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Access:
+        secret = [*self.tokens.values(), *([self.proxy.token] if self.proxy else [])]
+        if not secret:
+            raise ValueError("it has neither `tokens` nor a `proxy`")
+        if any(len(one) < _SHORTEST_TOKEN or not one.isascii() or not one.isprintable() for one in secret):
+            raise ValueError(f"a token is shorter than {_SHORTEST_TOKEN} printable ASCII characters")
+        if len(set(secret)) < len(secret):
+            raise ValueError("two tokens are equal")
+        return self
+
+    def visitor(self, token: str, user: str | None) -> Visitor | None:
+        """The visitor with a token; None without access.
+
+        Args:
+            token: of the request.
+            user: value of the proxy's header; ignored unless the token is that of the proxy.
+        """
+        given = token.encode("utf-8", "replace")
+        if self.proxy is not None and hmac.compare_digest(given, self.proxy.token.encode()):
+            role = self.proxy.role_of(user) if user else None
+            return None if role is None else Visitor(role, user)
+        found = [name for name, one in self.tokens.items() if hmac.compare_digest(given, one.encode())]
+        return Visitor(Role[found[0].upper()]) if found else None
+
+
+def new_access() -> Access:
+    """Access by one new token of an administrator."""
+    return Access(tokens={"admin": secrets.token_urlsafe(32)})
+
+
+def read_access(file: Path) -> Access:
+    """The access file, which only its owner may read.
+
+    Raises:
+        ArgumentError: it is missing, other users can read it, or its content is invalid.
+    """
+    try:
+        mode, content = file.stat().st_mode, yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
+        raise ArgumentError(f"cannot read `{file}`: {reason}", argument="access") from None
+    if mode & 0o077:
+        raise ArgumentError(f"other users can read the tokens in `{file}`", argument="access", hint=f"chmod 600 {file}")
+    try:
+        return Access.model_validate(content)
+    except ValidationError as error:
+        detail = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, detail["loc"]))
+        message = str(detail["msg"]).removeprefix("Value error, ")
+        raise ArgumentError(
+            f"`{file}` is invalid: {f'{where}: ' if where else ''}{message}",
+            argument="access",
+            hint='write, for example: tokens: {viewer: "...", submitter: "..."}',
+        ) from None
+
+
+def check_address(host: str, access: Path | None) -> None:
+    """Refuse to be open to other machines without an access file.
+
+    Raises:
+        UsageError: the host is not a loopback address, and there is no access file.
+    """
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback and access is None:
+        raise UsageError(
+            f"other machines could connect to `{host}`, and no access file says who may",
+            place="--host",
+            hint="add `--access FILE`, or stay on 127.0.0.1 and forward the port: ssh -L 8765:127.0.0.1:8765 HOST",
+        )

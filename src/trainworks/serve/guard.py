@@ -1,0 +1,166 @@
+"""What every request passes: size, origin and token; and the headers that every answer gets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trainworks.serve.access import Access, Role, Visitor
+
+MOST_BODY_BYTES = 1 << 20
+_READS = ("GET", "HEAD", "OPTIONS")
+_OPEN_PATHS = ("/login", "/static/site.css")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+class Guard:
+    """ASGI middleware; `request.state.visitor` is the visitor afterwards.
+
+    Args:
+        app: what is guarded.
+        access: who may do what.
+        cookie: name of the cookie with the token; ports of a host share cookies, so it has the port in it.
+        is_encrypted: whether browsers connect by TLS.
+        refuse: makes the answer to a request without a valid token.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access: Access,
+        cookie: str,
+        is_encrypted: bool,
+        refuse: Callable[[Request], Response],
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._cookie = cookie
+        self._is_encrypted = is_encrypted
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or refuse one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        send = _with_headers(send)
+        refusal = await self._refusal(scope, receive)
+        try:
+            await (refusal or self._app)(scope, _limited(receive), send)
+        except _TooLargeError:
+            await PlainTextResponse("the request is too large\n", 413)(scope, receive, send)
+
+    async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
+        request, headers = Request(scope, receive), Headers(scope=scope)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
+            return PlainTextResponse("the request is too large\n", 413)
+        if request.method not in _READS and not is_same_origin(headers):
+            return PlainTextResponse("the request comes from a page of another site\n", 403)
+        if request.url.path in _OPEN_PATHS:
+            return await self._sign_in(request) if request.method == "POST" else None
+        visitor = self._visitor(headers)
+        scope.setdefault("state", {})["visitor"] = visitor
+        if "token" in request.query_params and request.method == "GET":
+            return self._signed_in(request, request.query_params["token"])
+        return None if visitor is not None else self._refuse(request)
+
+    def _visitor(self, headers: Headers) -> Visitor | None:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            token = _cookies(headers).get(self._cookie, "")
+        proxy = self._access.proxy
+        users = headers.getlist(proxy.header) if proxy else []
+        return self._access.visitor(token.strip(), users[0] if len(users) == 1 else None)
+
+    async def _sign_in(self, request: Request) -> Response:
+        fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
+        return self._signed_in(request, fields.get("token", "").strip())
+
+    def _signed_in(self, request: Request, token: str) -> Response:
+        """Keep a valid token in a cookie, and take it out of the address, which browsers remember and show."""
+        visitor = self._access.visitor(token, None)
+        if visitor is None:
+            return self._refuse(request)
+        rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+        path = "/" if request.url.path == "/login" else quote("/" + request.url.path.lstrip("/"))
+        answer = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, 303)
+        answer.set_cookie(self._cookie, token, httponly=True, samesite="lax", secure=self._is_encrypted, path="/")
+        return answer
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Whether a page of this server, or no page at all, sent a request that changes something.
+
+    Browsers say so in `Sec-Fetch-Site`; older ones send `Origin`, whose host must then be that of the request. A
+    request with neither header comes from a program.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == headers.get("host")
+
+
+def _cookies(headers: Headers) -> dict[str, str]:
+    try:
+        return {name: one.value for name, one in SimpleCookie(headers.get("cookie", "")).items()}
+    except CookieError:
+        return {}
+
+
+def _limited(receive: Receive) -> Receive:
+    num_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > MOST_BODY_BYTES:
+            raise _TooLargeError
+        return message
+
+    return limited
+
+
+def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            headers.setdefault("Cache-Control", "no-store")
+        await send(message)
+
+    return answer
+
+
+def visitor_of(request: Request) -> Visitor:
+    """The visitor whom the guard let in."""
+    visitor: Any = request.state.visitor
+    assert isinstance(visitor, Visitor)
+    return visitor
+
+
+def may(visitor: Visitor, role: Role) -> bool:
+    """Whether a visitor has a role."""
+    return visitor.role >= role

@@ -1,0 +1,197 @@
+"""The pages: each is a document of the report, in the frame of the site."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from trainworks.api.inputs import described_run
+from trainworks.api.jobs import nodes
+from trainworks.api.observing.job_board import JobQuery
+from trainworks.api.observing.run_logs import log_names, read_log
+from trainworks.api.plan import plan_cluster
+from trainworks.api.run_handle import JobState
+from trainworks.api.run_request import read_run_file
+from trainworks.errors import TrainworksError, UsageError
+from trainworks.report import jobs as jobs_view
+from trainworks.report.observing import job_costs, run_page
+from trainworks.report.rendering.document import Document, Preformatted, Section
+from trainworks.report.rendering.page import page_environment
+from trainworks.report.rendering.renderer import build_document
+from trainworks.serve.access import Role, Visitor
+from trainworks.serve.guard import visitor_of
+from trainworks.serve.site import Site, check_role
+
+_EXAMPLE = """\
+name: hello
+run: echo hello from rank $RANK
+"""
+_PLAN_EXAMPLE = """\
+name: llama-2-7b
+workload:
+  task: causal-lm
+  model: {preset: llama-2-7b}
+  data: {sequence_length: 4096}
+  precision: bf16
+  global_batch: 1024
+  train_for: 100B tokens
+cluster: 16 nodes of DGX H100
+"""
+_ENVIRONMENT = page_environment("serve/templates")
+VisitorOf = Annotated[Visitor, Depends(visitor_of)]
+
+
+def render(document: Document, template: str, visitor: Visitor | None, **context: Any) -> str:
+    """A document in the frame of the site, or in a template that extends it."""
+    shown = {"document": document, "sections": document.shown("page"), "visitor": visitor}
+    shown |= {"may_submit": visitor is not None and visitor.role >= Role.SUBMITTER, "live": ""}
+    return _ENVIRONMENT.get_template(template).render(**shown | context)
+
+
+def problem_page(problem: TrainworksError, status: int, visitor: Visitor | None) -> Response:
+    """The answer to a request that failed."""
+    document = Document("This did not work", "error", [Section("", [Preformatted(problem.render())])])
+    return HTMLResponse(render(document, "site.html", visitor), status)
+
+
+def sign_in_page(status: int = 401) -> Response:
+    """The form for a token."""
+    document = Document("Sign in", "trainworks", [])
+    return HTMLResponse(render(document, "sign_in.html", None), status)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Fields of a form that was sent."""
+    return dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+
+
+FormOf = Annotated[Mapping[str, str], Depends(_form)]
+
+
+def pages(site: Site) -> APIRouter:
+    """All pages; none of them is part of the API's description."""
+    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    _job_pages(router, site)
+    _run_pages(router, site)
+    _form_pages(router, site)
+
+    @router.get("/nodes")
+    def nodes_page(visitor: VisitorOf) -> str:
+        document = site.shared.get("nodes page", lambda: jobs_view.nodes_document(nodes()), age_s=5.0)
+        return render(document, "site.html", visitor)
+
+    @router.get("/costs")
+    def costs_page(visitor: VisitorOf) -> str:
+        document = site.shared.get("costs page", lambda: job_costs.document(site.board.held()), age_s=30.0)
+        return render(document, "site.html", visitor)
+
+    @router.get("/login")
+    def login_page() -> Response:
+        return sign_in_page(200)
+
+    return router
+
+
+def _job_pages(router: APIRouter, site: Site) -> None:
+    @router.get("/")
+    def jobs_page(
+        visitor: VisitorOf,
+        state: Annotated[str, Query(max_length=20)] = "",
+        owner: Annotated[str, Query(max_length=100)] = "",
+        text: Annotated[str, Query(max_length=100)] = "",
+        before: Annotated[str, Query(max_length=15, pattern=r"^\d*$")] = "",
+    ) -> str:
+        query = JobQuery(state, owner, text, int(before) if before else None)
+        return site.shared.get((query, visitor), partial(_jobs, site, query, visitor))
+
+
+def _jobs(site: Site, query: JobQuery, visitor: Visitor) -> str:
+    found = site.board.find(query)
+    document = jobs_view.list_document(found.jobs, time.time(), address="/runs/{}")
+    counts = ", ".join(f"{count:,} {state.lower()}" for state, count in found.counts.items())
+    wanted = {name: value for name in ("state", "owner", "text") if (value := getattr(query, name))}
+    return render(
+        Document(document.title, document.kind, document.sections, about=counts or "No job was submitted yet."),
+        "jobs.html",
+        visitor,
+        live="/live",
+        query=query,
+        states=["live", *JobState],
+        next_page=f"/?{urlencode(wanted | {'before': found.next})}" if found.next else "",
+        first_page=f"/?{urlencode(wanted)}" if query.before else "",
+    )
+
+
+def _run_pages(router: APIRouter, site: Site) -> None:
+    @router.get("/runs/{name}")
+    def run_page_of(visitor: VisitorOf, name: str) -> str:
+        view = site.views.view(name)
+
+        def compute() -> str:
+            report, run_dir = view.report(), view.run.run_dir
+            logs = [(log, f"/runs/{name}/logs/{log}") for log in log_names(run_dir)]
+            document = run_page.document(report, view.events(), is_reading=view.is_reading, logs=logs)
+            ended = report.state in ("FAILED", "STOPPED", "LOST")
+            actions = ["resume"] if ended else [] if report.state == "SUCCEEDED" else ["stop"]
+            return render(document, "run.html", visitor, live=f"/live?run={name}", name=name, actions=actions)
+
+        return site.shared.get(("run", view.run.path, name, visitor), compute, stamp=view.stamp())
+
+    @router.get("/runs/{name}/logs/{log}")
+    def log_page(visitor: VisitorOf, name: str, log: str, text: Annotated[str, Query(max_length=200)] = "") -> str:
+        run_dir = site.views.view(name).run.run_dir
+        part = read_log(run_dir, log, text=text)
+        document = run_page.log_document(run_dir.run_id, log, part.lines, text=text, is_cut=part.is_cut)
+        return render(document, "log.html", visitor, live=f"/live?run={name}&log={log}", name=name, text=text)
+
+    @router.post("/runs/{name}/{action}")
+    def act(visitor: VisitorOf, name: str, action: str) -> Response:
+        actions: dict[str, Callable[[Visitor, str], object]] = {"stop": site.stop, "resume": site.resume}
+        if action not in actions:
+            raise UsageError(f"no action `{action}`")
+        actions[action](visitor, name)
+        return RedirectResponse(f"/runs/{name}", 303)
+
+
+def _form_pages(router: APIRouter, site: Site) -> None:
+    @router.get("/submit")
+    def submit_form(visitor: VisitorOf) -> str:
+        check_role(visitor, Role.SUBMITTER)
+        return _text_form("Submit", "submit", visitor, _EXAMPLE)
+
+    @router.post("/submit")
+    def submit_run(visitor: VisitorOf, form: FormOf) -> Response:
+        try:
+            run = site.submit(visitor, form.get("text", ""))
+        except UsageError as problem:
+            return HTMLResponse(_text_form("Submit", "submit", visitor, form.get("text", ""), problem), 422)
+        return RedirectResponse(f"/runs/{run.job.id if run.job else run.id}", 303)
+
+    @router.get("/plan")
+    def plan_form(visitor: VisitorOf) -> str:
+        check_role(visitor, Role.SUBMITTER)
+        return _text_form("Plan", "plan", visitor, _PLAN_EXAMPLE)
+
+    @router.post("/plan")
+    def plan_run(visitor: VisitorOf, form: FormOf) -> Response:
+        check_role(visitor, Role.SUBMITTER)
+        text = form.get("text", "")
+        try:
+            request = read_run_file(text)
+            run_file, _ = described_run(request.run_file, None, task="a page plans")
+            document = build_document(plan_cluster(run_file, request.source, all_sizes=False, learning=True))
+        except TrainworksError as problem:
+            return HTMLResponse(_text_form("Plan", "plan", visitor, text, problem), 422)
+        return HTMLResponse(render(document, "form.html", visitor, action="/plan", text=text))
+
+
+def _text_form(title: str, action: str, visitor: Visitor, text: str, problem: TrainworksError | None = None) -> str:
+    sections = [Section("", [Preformatted(problem.render())])] if problem else []
+    document = Document(title, action, sections)
+    return render(document, "form.html", visitor, action=f"/{action}", text=text)

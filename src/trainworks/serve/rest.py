@@ -1,0 +1,209 @@
+"""The REST API, under /api/v1; /api/v1/openapi.json describes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Path, Query, Response
+from fastapi.responses import JSONResponse
+
+from trainworks.api.jobs import Attempt, JobRow, nodes
+from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
+from trainworks.api.observing.run_logs import LogPart, log_names, read_log
+from trainworks.api.observing.run_views import COLUMNS
+from trainworks.api.runs import Report
+from trainworks.errors import TrainworksError, UsageError, suggest
+from trainworks.serve.access import Visitor
+from trainworks.serve.guard import visitor_of
+from trainworks.serve.site import Site
+
+Name = Annotated[str, Path(min_length=1, max_length=200, description="Number of a job, or id of its run.")]
+Whole = Annotated[int | None, Query(ge=1, le=2**53)]
+VisitorOf = Annotated[Visitor, Depends(visitor_of)]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiProblem:
+    """An error: what failed, where, and the next step."""
+
+    message: str
+    place: str | None
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobWithAttempts:
+    """A job and every start of it."""
+
+    job: JobRow
+    attempts: list[Attempt]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint that was written completely."""
+
+    step: int
+    at: float
+    """Seconds since the epoch."""
+    size_bytes: int | None
+    stall_s: float | None
+    """Time for which it held up the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedRun:
+    """A run that was put into its queue."""
+
+    run: str
+
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ApiProblem, "description": text}
+    for status, text in {
+        403: "The visitor may not do this.",
+        404: "No such job or run.",
+        409: "The state of the run or the machine does not allow it.",
+        413: "The request is too large.",
+        422: "The request is wrong.",
+        503: "The job store or a backend does not answer.",
+    }.items()
+}
+
+
+def json_of_problem(problem: TrainworksError, status: int) -> Response:
+    """The answer to a request that failed."""
+    return JSONResponse(asdict(ApiProblem(**problem.to_json())), status)
+
+
+def rest(site: Site) -> APIRouter:
+    """All routes of the API."""
+    router = APIRouter(prefix="/api/v1", responses=_PROBLEMS)
+    _job_routes(router, site)
+    _run_routes(router, site)
+    _record_routes(router, site)
+
+    @router.get("/nodes", tags=["cluster"])
+    def list_nodes(cluster: Annotated[Literal["slurm", "kubernetes"] | None, Query()] = None) -> list[dict[str, Any]]:
+        """Nodes of this machine's queue, or of a cluster, with what of them is in use."""
+        return site.shared.get(("nodes", cluster), lambda: [asdict(node) for node in nodes(cluster)], age_s=5.0)
+
+    @router.get("/costs", tags=["cluster"])
+    def list_costs() -> list[HeldTime]:
+        """Accelerator and core hours, and their price, by month and owner."""
+        return site.shared.get("costs", site.board.held, age_s=30.0)
+
+    return router
+
+
+def _job_routes(router: APIRouter, site: Site) -> None:
+    @router.get("/jobs", tags=["jobs"])
+    def list_jobs(
+        state: Annotated[str, Query(max_length=20, description="A state, or `live`.")] = "",
+        owner: Annotated[str, Query(max_length=100)] = "",
+        text: Annotated[str, Query(max_length=100, description="In run, owner, engine or reason.")] = "",
+        before: Whole = None,
+        limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    ) -> JobsFound:
+        """Jobs, the newest first; `next` is the `before` of the next page."""
+        return site.board.find(JobQuery(state, owner, text, before, limit))
+
+    @router.get("/jobs/{name}", tags=["jobs"])
+    def describe_job(name: Name) -> JobWithAttempts:
+        """A job and its attempts."""
+        job = site.board.job(name)
+        return JobWithAttempts(job.row, job.attempts())
+
+    @router.post("/jobs", tags=["jobs"], status_code=201)
+    def submit_job(visitor: VisitorOf, run_file: Annotated[str, Body(embed=True, max_length=200_000)]) -> SubmittedRun:
+        """Submit the run that the text of a run file describes; it runs as the user of the server."""
+        return SubmittedRun(site.submit(visitor, run_file).id)
+
+    @router.post("/jobs/{name}/stop", tags=["jobs"], status_code=202)
+    def stop_job(
+        visitor: VisitorOf, name: Name, at_once: Annotated[bool, Query(description="Without a checkpoint.")] = False
+    ) -> SubmittedRun:
+        """Ask a run to stop; a workload saves a checkpoint first."""
+        return SubmittedRun(site.stop(visitor, name, at_once=at_once).id)
+
+    @router.post("/jobs/{name}/resume", tags=["jobs"], status_code=202)
+    def resume_job(visitor: VisitorOf, name: Name) -> SubmittedRun:
+        """Queue a run that has ended again; a workload continues from its newest checkpoint."""
+        return SubmittedRun(site.resume(visitor, name).id)
+
+
+def _run_routes(router: APIRouter, site: Site) -> None:
+    @router.get("/runs/{run}", tags=["runs"], response_model=Report)
+    def report_run(run: Name) -> Response:
+        """The report: state, planned and measured, where the time went, attempts, checkpoints, thinned curves."""
+        view = site.views.view(run)
+        text = site.shared.get(("report", view.run.path), lambda: view.report().model_dump_json(), stamp=view.stamp())
+        return Response(text, media_type="application/json")
+
+    @router.get("/runs/{run}/findings", tags=["runs"])
+    def list_findings(run: Name) -> list[str]:
+        """One sentence per difference from the plan worth a sentence, the largest first."""
+        comparison = site.views.view(run).report().comparison
+        return list(comparison.findings) if comparison else []
+
+    @router.get("/runs/{run}/checkpoints", tags=["runs"])
+    def list_checkpoints(run: Name) -> list[SavedCheckpoint]:
+        """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
+        return [
+            SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
+            for event in site.views.view(run).events()
+            if event.get("kind") == "checkpoint"
+        ]
+
+
+def _record_routes(router: APIRouter, site: Site) -> None:
+    @router.get("/runs/{run}/metrics", tags=["runs"])
+    def list_metrics(
+        run: Name,
+        names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(COLUMNS)}.")] = "loss",
+        points: Annotated[int, Query(ge=2, le=20_000)] = 1000,
+        first: Annotated[int, Query(ge=0, le=2**53)] = 0,
+        last: Whole = None,
+    ) -> dict[str, list[float | None]]:
+        """Metrics of the steps that count, thinned so that the first name keeps its spikes; null is not a number."""
+        wanted = tuple(name.strip() for name in names.split(","))
+        if unknown := [name for name in wanted if name not in COLUMNS]:
+            raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
+        found = site.views.view(run).metrics(wanted, points=points, first=first, last=last)
+        return {name: [finite(value) for value in values] for name, values in found.items()}
+
+    @router.get("/runs/{run}/events", tags=["runs"])
+    def list_events(
+        run: Name,
+        after: Annotated[int, Query(ge=0, le=2**53, description="Leave out so many.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    ) -> list[dict[str, Any]]:
+        """Events in the order in which they were written."""
+        return [finite(event) for event in site.views.view(run).events()[after : after + limit]]
+
+    @router.get("/runs/{run}/logs", tags=["runs"])
+    def list_logs(run: Name) -> list[str]:
+        """Names of the logs that are on this machine."""
+        return log_names(site.views.view(run).run.run_dir)
+
+    @router.get("/runs/{run}/logs/{log}", tags=["runs"])
+    def read_run_log(
+        run: Name,
+        log: Annotated[str, Path(max_length=20, description="`rank-0`, `node-0` or `supervisor`.")],
+        text: Annotated[str, Query(max_length=200, description="Only lines with this text, in any case.")] = "",
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 500,
+    ) -> LogPart:
+        """The last lines of a log."""
+        return read_log(site.views.view(run).run.run_dir, log, text=text, limit=limit)
+
+
+def finite(value: Any) -> Any:
+    """A value of JSON without NaN and infinities, which are null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list) else value

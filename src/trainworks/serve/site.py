@@ -1,0 +1,136 @@
+"""What pages and REST share: the use cases, answers that many visitors get, and the rule who may change what."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar, cast
+
+from trainworks.api.jobs import current_user
+from trainworks.api.observing.job_board import JobBoard
+from trainworks.api.observing.run_views import RunViews
+from trainworks.api.run_handle import Run
+from trainworks.api.run_request import read_run_file
+from trainworks.api.runs import prepare_resume, submit
+from trainworks.errors import NotOwnerError
+from trainworks.serve.access import Role, Visitor
+
+T = TypeVar("T")
+_MOST_ANSWERS = 512
+
+
+class Shared:
+    """Answers that stay valid for a moment; visitors who ask for the same one at once wait for one computation."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+
+    def get(self, key: Hashable, compute: Callable[[], T], *, stamp: object = None, age_s: float = 1.0) -> T:
+        """The answer of this key, computed again if its stamp differs or, without stamps, if it is too old.
+
+        Args:
+            key: of the answer.
+            compute: makes it.
+            stamp: state of what the answer is about; None if only time tells.
+            age_s: age up to which an answer without a stamp is valid.
+        """
+        with self._lock:
+            answer = self._answers.setdefault(key, _Answer())
+            self._answers.move_to_end(key)
+            while len(self._answers) > _MOST_ANSWERS:
+                self._answers.popitem(last=False)
+        with answer.lock:
+            is_fresh = time.monotonic() < answer.made_at + age_s if stamp is None else answer.stamp == (stamp,)
+            if not is_fresh:
+                answer.value = compute()
+                answer.stamp, answer.made_at = (stamp,), time.monotonic()
+            return cast(T, answer.value)
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.stamp: tuple[object, ...] | None = None
+        self.made_at = float("-inf")
+        self.value: object = None
+
+
+class Site:
+    """The use cases behind a server.
+
+    Args:
+        folder: of runs that were started without a queue.
+        submit_to: folder for runs that are submitted here, instead of that of their run file.
+    """
+
+    def __init__(self, folder: Path, submit_to: Path | None = None) -> None:
+        self.board = JobBoard()
+        self.views = RunViews(folder, self.board)
+        self.shared = Shared()
+        self._submit_to = submit_to
+
+    def submit(self, visitor: Visitor, text: str) -> Run:
+        """Submit the run that a run file's text describes, as the user of the server.
+
+        Raises:
+            NotOwnerError: the visitor may not submit, or is another user.
+            RunFileError: a problem in the text.
+        """
+        check_role(visitor, Role.SUBMITTER)
+        _check_is_server_user(visitor, "submit")
+        return submit(read_run_file(text), folder=self._submit_to)
+
+    def stop(self, visitor: Visitor, name: str, *, at_once: bool = False) -> Run:
+        """Stop a run; see `Run.stop`.
+
+        Raises:
+            NotOwnerError: the visitor may not.
+        """
+        check_role(visitor, Role.SUBMITTER)
+        run = self.views.view(name).run
+        if visitor.role < Role.ADMIN:
+            job = run.job
+            if visitor.user is not None and visitor.user != (job.row.owner if job else current_user()):
+                raise NotOwnerError(f"run {run.id} does not belong to {visitor.user}")
+        run.stop(at_once=at_once)
+        return run
+
+    def resume(self, visitor: Visitor, name: str) -> Run:
+        """Put a run that has ended into its queue again, as the user of the server.
+
+        Raises:
+            NotOwnerError: the visitor may not, or is another user.
+            UsageError: the run is live, or has finished.
+        """
+        check_role(visitor, Role.SUBMITTER)
+        _check_is_server_user(visitor, "resume")
+        launch = prepare_resume(self.views.view(name).run, background=True)
+        launch.start()
+        return launch.run
+
+
+def check_role(visitor: Visitor, role: Role) -> None:
+    """Refuse a visitor without a role.
+
+    Raises:
+        NotOwnerError: the visitor's role is lower.
+    """
+    if visitor.role < role:
+        raise NotOwnerError(f"a {visitor.role.name.lower()} may not do this", hint=f"sign in as {role.name.lower()}")
+
+
+def _check_is_server_user(visitor: Visitor, action: str) -> None:
+    """A job runs as the user of the server, so nobody else may start one here.
+
+    Raises:
+        NotOwnerError: the visitor is another user.
+    """
+    if visitor.user not in (None, current_user()):
+        raise NotOwnerError(
+            f"{visitor.user} cannot {action} here: the job would run as {current_user()}",
+            hint=f"run `trainworks {action}` as {visitor.user}, or start a server of your own",
+        )

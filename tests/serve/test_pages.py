@@ -1,0 +1,146 @@
+"""Pages and the REST API of a real server: jobs, runs, logs, live events."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+import trainworks
+from tests.serve.conftest import ADMIN, SUBMITTER, Server
+
+
+def submitted(server: Server, command: str, name: str = "hello") -> str:
+    """Submit over REST; returns the run once it has ended."""
+    text = json.dumps({"name": name, "run": command, "resources": {"cpus": 0.1}})
+    answer = server.post("/api/v1/jobs", {"run_file": text}, token=SUBMITTER)
+    assert answer.status == 201, answer.text
+    run = str(answer.json["run"])
+    trainworks.find_run(run).wait()
+    return run
+
+
+def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, trained: str) -> None:
+    page = server.ask(f"/runs/{trained}")
+    assert page.status == 200
+    titles = re.findall(r"<h2>(.*?)</h2>", page.text)
+    assert {"Loss", "Planned and measured", "Memory", "Throughput", "Where the time went", "Events", "Logs"} <= {*titles}
+    assert "80 % interval of the plan" in page.text and 'class="interval"' in page.text
+    assert "&lt;b&gt;SIGKILL&lt;/b&gt;" in page.text and "<b>SIGKILL" not in page.text
+    assert f"/runs/{trained}/logs/rank-0" in page.text
+
+
+def test_metrics_are_those_of_the_steps_that_count(server: Server, trained: str) -> None:
+    found = server.ask(f"/api/v1/runs/{trained}/metrics?names=loss,step_s").json
+    assert found["step"] == list(range(1, 301))
+    assert set(found) == {"step", "loss", "step_s"}
+
+
+def test_metrics_are_thinned_on_the_server(server: Server, trained: str) -> None:
+    found = server.ask(f"/api/v1/runs/{trained}/metrics?points=20&first=50&last=200").json
+    assert len(found["loss"]) <= 20
+    assert found["step"][0] == 50
+    assert found["step"][-1] == 200
+
+
+def test_the_report_events_and_checkpoints_are_json(server: Server, trained: str) -> None:
+    report = server.ask(f"/api/v1/runs/{trained}").json
+    assert (report["state"], report["training"]["steps_done"], report["training"]["lost_steps"]) == ("SUCCEEDED", 300, 30)
+    events = server.ask(f"/api/v1/runs/{trained}/events?after=1&limit=2").json
+    assert len(events) == 2
+    assert len(server.ask(f"/api/v1/runs/{trained}/checkpoints").json) == 2
+    assert server.ask(f"/api/v1/runs/{trained}/findings").json
+
+
+def test_a_log_is_searched_in_any_case_and_shown_without_its_control_characters(server: Server, trained: str) -> None:
+    assert server.ask(f"/api/v1/runs/{trained}/logs").json == ["rank-0"]
+    found = server.ask(f"/api/v1/runs/{trained}/logs/rank-0?text=nan").json
+    assert found["lines"] == ["step 3: NaN"]
+    page = server.ask(f"/runs/{trained}/logs/rank-0").text
+    assert "\x1b" not in page and "\\x1b[31mred" in page
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+
+
+def test_a_submitted_job_is_listed_found_and_described(server: Server) -> None:
+    run = submitted(server, "echo here", name="listed")
+    rows = server.ask("/api/v1/jobs?text=LISTED").json
+    assert [row["run_id"] for row in rows["jobs"]] == [run]
+    assert rows["counts"]["SUCCEEDED"] >= 1
+    assert server.ask("/api/v1/jobs?state=failed&text=listed").json["jobs"] == []
+    detail = server.ask(f"/api/v1/jobs/{run}").json
+    assert (detail["job"]["run_id"], len(detail["attempts"])) == (run, 1)
+    page = server.ask("/?text=listed").text
+    assert f'<a href="/runs/{rows["jobs"][0]["id"]}">{run}</a>' in page
+
+
+def test_jobs_are_read_page_by_page(server: Server) -> None:
+    for number in range(3):
+        submitted(server, "true", name=f"paged{number}")
+    first = server.ask("/api/v1/jobs?text=paged&limit=2").json
+    second = server.ask(f"/api/v1/jobs?text=paged&limit=2&before={first['next']}").json
+    assert [row["name"] for row in first["jobs"] + second["jobs"]] == ["paged2", "paged1", "paged0"]
+    assert second["next"] is None
+
+
+def test_a_job_is_stopped_and_resumed(server: Server) -> None:
+    text = json.dumps({"name": "long", "run": "sleep 300", "resources": {"cpus": 0.1}})
+    run = server.post("/api/v1/jobs", {"run_file": text}).json["run"]
+    assert server.post(f"/api/v1/jobs/{run}/stop?at_once=true").status == 202
+    assert str(trainworks.find_run(run).wait()) == "STOPPED"
+    assert server.post(f"/api/v1/jobs/{run}/resume").status == 202
+    assert server.post(f"/api/v1/jobs/{run}/stop?at_once=true").status == 202
+    trainworks.find_run(run).wait()
+
+
+def test_a_form_submits_and_names_what_is_wrong(server: Server) -> None:
+    wrong = server.ask("/submit", method="POST", body="text=name%3A+x%0Arunn%3A+true", token=ADMIN)
+    assert wrong.status == 422
+    assert "run.yaml:2" in wrong.text and "did you mean `run`?" in wrong.text
+    done = server.ask("/submit", method="POST", body="text=name%3A+formed%0Arun%3A+%22true%22", token=ADMIN)
+    assert done.status == 303
+    assert "formed-1" in server.ask(done.headers["location"]).text
+
+
+def test_a_workload_is_planned_on_a_page(server: Server) -> None:
+    form = server.ask("/plan").text
+    text = re.search(r"<textarea.*?>(.*?)</textarea>", form, re.DOTALL)
+    assert text is not None
+    from urllib.parse import quote_plus
+
+    page = server.ask("/plan", method="POST", body=f"text={quote_plus(text[1])}")
+    assert page.status == 200, page.text[-3000:]
+    assert "<svg" in page.text
+
+
+@pytest.mark.parametrize("path", ["/", "/nodes", "/costs", "/plan", "/submit", "/login", "/static/live.js"])
+def test_every_page_opens(server: Server, path: str) -> None:
+    assert server.ask(path).status == 200
+
+
+def test_costs_are_by_month_and_owner(server: Server) -> None:
+    submitted(server, "true", name="priced")
+    (month,) = server.ask("/api/v1/costs").json
+    assert month["jobs"] >= 1
+    assert month["core_hours"] > 0
+
+
+def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, trained: str) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", f"/live?run={trained}", headers={"Authorization": f"Bearer {ADMIN}"})
+    stream = connection.getresponse()
+    assert stream.getheader("content-type", "").startswith("text/event-stream")
+    assert stream.readline() == b"retry: 3000\n"
+    events = server.runs / trained / "events.jsonl"
+    with events.open("a") as file:
+        file.write(json.dumps({"t": time.time(), "kind": "idle", "since": 0}) + "\n")
+    lines = [stream.readline() for _ in range(2)]
+    assert b"event: changed\n" in lines
+    connection.close()
+
+
+def test_nodes_show_what_is_in_use(server: Server) -> None:
+    assert server.ask("/api/v1/nodes").json[0]["cores"] > 0
