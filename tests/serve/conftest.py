@@ -21,7 +21,12 @@ from trainworks.serve.access import Access
 from trainworks.serve.app import create_app
 from trainworks.serve.site import Site
 
-VIEWER, SUBMITTER, ADMIN, PROXY = ("viewer-token-0123456", "submitter-token-0123", "admin-token-01234567", "proxy-token-01234567")
+VIEWER, SUBMITTER, ADMIN, PROXY = (
+    "viewer-token-0123456",
+    "submitter-token-0123",
+    "admin-token-01234567",
+    "proxy-token-01234567",
+)
 ACCESS = Access.model_validate(
     {
         "tokens": {"viewer": VIEWER, "submitter": SUBMITTER, "admin": ADMIN},
@@ -58,7 +63,7 @@ class Server:
         if token is not None:
             sent.setdefault("Authorization", f"Bearer {token}")
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.putrequest(method, path, skip_accept_encoding=True)
+        connection.putrequest(method, path, skip_accept_encoding=True, skip_host="Host" in sent)
         data = body.encode() if isinstance(body, str) else body
         for name, value in (sent | ({"Content-Length": str(len(data))} if method == "POST" else {})).items():
             connection.putheader(name, value)

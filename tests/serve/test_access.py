@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.serve.conftest import ADMIN, PROXY, SUBMITTER, VIEWER, Server
+from tests.serve.conftest import PROXY, VIEWER, Server
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, TrainworksError, UsageError
 
@@ -83,7 +82,13 @@ def test_a_page_of_another_site_cannot_send_a_form(server: Server, headers: dict
 
 
 def test_a_page_of_this_site_can_send_a_form(server: Server) -> None:
-    answer = server.ask("/submit", method="POST", body="text=", Origin=f"http://127.0.0.1:{server.port}", Host=f"127.0.0.1:{server.port}")
+    answer = server.ask(
+        "/submit",
+        method="POST",
+        body="text=",
+        Origin=f"http://127.0.0.1:{server.port}",
+        Host=f"127.0.0.1:{server.port}",
+    )
     assert answer.status == 422
 
 
@@ -107,7 +112,9 @@ def test_no_path_leads_out_of_the_folder_of_runs(server: Server, path: str) -> N
     assert "root:" not in answer.text
 
 
-@pytest.mark.parametrize("log", ["..", "..%2f..%2frun.yaml", "resolved", "rank-0%2f..%2f..%2fx", "rank--1", "rank-0.log"])
+@pytest.mark.parametrize(
+    "log", ["..", "..%2f..%2frun.yaml", "resolved", "rank-0%2f..%2f..%2fx", "rank--1", "rank-0.log"]
+)
 def test_only_logs_are_read_as_logs(server: Server, trained: str, log: str) -> None:
     assert server.ask(f"/api/v1/runs/{trained}/logs/{log}").status == 404
 
@@ -180,5 +187,3 @@ def command(*arguments: str) -> None:
     result = CliRunner().invoke(app, ["serve", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-
-

@@ -6,7 +6,6 @@ import http.client
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,9 @@ def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, t
     page = server.ask(f"/runs/{trained}")
     assert page.status == 200
     titles = re.findall(r"<h2>(.*?)</h2>", page.text)
-    assert {"Loss", "Planned and measured", "Memory", "Throughput", "Where the time went", "Events", "Logs"} <= {*titles}
+    assert {"Loss", "Planned and measured", "Memory", "Throughput", "Where the time went", "Events", "Logs"} <= {
+        *titles
+    }
     assert "80 % interval of the plan" in page.text and 'class="interval"' in page.text
     assert "&lt;b&gt;SIGKILL&lt;/b&gt;" in page.text and "<b>SIGKILL" not in page.text
     assert f"/runs/{trained}/logs/rank-0" in page.text
@@ -49,7 +50,11 @@ def test_metrics_are_thinned_on_the_server(server: Server, trained: str) -> None
 
 def test_the_report_events_and_checkpoints_are_json(server: Server, trained: str) -> None:
     report = server.ask(f"/api/v1/runs/{trained}").json
-    assert (report["state"], report["training"]["steps_done"], report["training"]["lost_steps"]) == ("SUCCEEDED", 300, 30)
+    assert (report["state"], report["training"]["steps_done"], report["training"]["lost_steps"]) == (
+        "SUCCEEDED",
+        300,
+        30,
+    )
     events = server.ask(f"/api/v1/runs/{trained}/events?after=1&limit=2").json
     assert len(events) == 2
     assert len(server.ask(f"/api/v1/runs/{trained}/checkpoints").json) == 2

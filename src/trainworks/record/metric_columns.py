@@ -94,7 +94,7 @@ class MetricColumns:
             first_again = np.array([[at, to + 1] for at, to in back] + [[np.inf, np.inf]])
             lowest = np.minimum.accumulate(first_again[::-1, 1])[::-1]
             limit = np.minimum(limit, lowest[np.searchsorted(first_again[:, 0], written_at, side="left")])
-        return cast("NDArray[np.bool_]", step >= limit)
+        return step >= limit
 
 
 def _rows(data: bytes) -> list[dict[str, Any]]:
@@ -135,4 +135,4 @@ def thinned(values: Sequence[float] | Floats, limit: int) -> NDArray[np.intp]:
     for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         bucket = kept_values[begin:end]
         kept |= {begin + int(bucket.argmin()), begin + int(bucket.argmax())}
-    return cast("NDArray[np.intp]", finite[sorted(kept)])
+    return finite[sorted(kept)]

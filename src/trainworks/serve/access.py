@@ -133,7 +133,7 @@ def check_address(host: str, access: Path | None) -> None:
     """Refuse to be open to other machines without an access file.
 
     Raises:
-        UsageError: the host is not a loopback address, and there is no access file.
+        UsageError: other machines can connect to the host, and no access file was given.
     """
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback

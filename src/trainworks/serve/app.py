@@ -29,7 +29,7 @@ from trainworks.errors import (
     UsageError,
 )
 from trainworks.serve.access import Access
-from trainworks.serve.guard import Guard
+from trainworks.serve.guard import RequestGuard
 from trainworks.serve.pages import pages, problem_page, sign_in_page
 from trainworks.serve.rest import json_of_problem, rest
 from trainworks.serve.site import Site
@@ -80,7 +80,7 @@ def create_app(site: Site, access: Access, *, port: int, is_encrypted: bool) -> 
     app.add_exception_handler(RequestValidationError, _answer_to_invalid)
     app.add_exception_handler(HTTPException, _answer_to_unknown)
     app.add_middleware(
-        Guard,
+        RequestGuard,
         access=access,
         cookie=f"trainworks-{port}",
         is_encrypted=is_encrypted,

@@ -30,7 +30,7 @@ class _TooLargeError(Exception):
     pass
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware; `request.state.visitor` is the visitor afterwards.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
@@ -15,6 +15,7 @@ from trainworks.api.inputs import described_run
 from trainworks.api.jobs import nodes
 from trainworks.api.observing.job_board import JobQuery
 from trainworks.api.observing.run_logs import log_names, read_log
+from trainworks.api.observing.run_views import RunView
 from trainworks.api.plan import plan_cluster
 from trainworks.api.run_handle import JobState
 from trainworks.api.run_request import read_run_file
@@ -136,7 +137,9 @@ def _run_pages(router: APIRouter, site: Site) -> None:
         def compute() -> str:
             report, run_dir = view.report(), view.run.run_dir
             logs = [(log, f"/runs/{name}/logs/{log}") for log in log_names(run_dir)]
-            document = run_page.document(report, view.events(), is_reading=view.is_reading, logs=logs)
+            document = run_page.document(
+                report, view.events(), job=_job_sections(view), is_reading=view.is_reading, logs=logs
+            )
             ended = report.state in ("FAILED", "STOPPED", "LOST")
             actions = ["resume"] if ended else [] if report.state == "SUCCEEDED" else ["stop"]
             return render(document, "run.html", visitor, live=f"/live?run={name}", name=name, actions=actions)
@@ -157,6 +160,14 @@ def _run_pages(router: APIRouter, site: Site) -> None:
             raise UsageError(f"no action `{action}`")
         actions[action](visitor, name)
         return RedirectResponse(f"/runs/{name}", 303)
+
+
+def _job_sections(view: RunView) -> Sequence[Section]:
+    job = view.job
+    if job is None:
+        return []
+    price = job.usd_per_accelerator_hour
+    return jobs_view.detail_document(job.row, job.attempts(), price=price, failure=(), now=time.time()).sections
 
 
 def _form_pages(router: APIRouter, site: Site) -> None:

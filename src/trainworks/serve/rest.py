@@ -13,8 +13,8 @@ from trainworks.api.jobs import Attempt, JobRow, nodes
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
 from trainworks.api.observing.run_logs import LogPart, log_names, read_log
 from trainworks.api.observing.run_views import COLUMNS
-from trainworks.api.runs import Report
 from trainworks.errors import TrainworksError, UsageError, suggest
+from trainworks.report.runs.summary import Report
 from trainworks.serve.access import Visitor
 from trainworks.serve.guard import visitor_of
 from trainworks.serve.site import Site

@@ -124,7 +124,7 @@ def check_role(visitor: Visitor, role: Role) -> None:
 
 
 def _check_is_server_user(visitor: Visitor, action: str) -> None:
-    """A job runs as the user of the server, so nobody else may start one here.
+    """Only the user of the server may start jobs here, because they run as this user.
 
     Raises:
         NotOwnerError: the visitor is another user.

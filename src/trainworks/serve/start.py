@@ -29,9 +29,9 @@ def serve(
     Args:
         runs: folder of runs that were started without a queue.
         submit_to: folder for runs that are submitted here, instead of that of their run file.
-        host: address to listen on; other machines can connect to any but a loopback address.
-        port: 0 for a free one.
-        access: file of tokens and roles; None for one new token, which is part of the announced address.
+        host: address to listen on.
+        port: 0 chooses one.
+        access: file of tokens and roles; None makes one token, which the announced address contains.
         certificate: for TLS, as PEM.
         key: of the certificate.
         announce: receives the address.

@@ -39,7 +39,7 @@ def log_names(run_dir: RunDir) -> list[str]:
 def read_log(run_dir: RunDir, log: str, *, text: str = "", limit: int = 500) -> LogPart:
     """The last lines of a log, or the last ones that contain a text in any case.
 
-    A link is not followed: whoever writes a run directory must not make a reader show another file.
+    Links are not followed: a run directory of another user could name any file of the reader.
 
     Raises:
         UnknownRunError: no such log.

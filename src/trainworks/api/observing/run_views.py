@@ -11,6 +11,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
+from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.run_handle import Run
 from trainworks.errors import TrainworksError, UnknownRunError
@@ -45,6 +46,8 @@ class RunView:
 
     def __init__(self, run: Run, elsewhere: ProcessPoolExecutor) -> None:
         self.run = run
+        self.job: Job | None = None
+        """The job of a submitted run, as of the last visit."""
         self._elsewhere = elsewhere
         self._lock = threading.RLock()
         self.columns = MetricColumns(run.run_dir.metrics_file)
@@ -60,8 +63,10 @@ class RunView:
         """Changes with the record, and when the supervisor of the run dies."""
         run_dir = self.run.run_dir
         files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
+        row = self.job.row if self.job else None
+        waiting = (row.version, row.reason, row.detail, row.position) if row else ()
         read = (len(self.columns), self._coming is not None and self._coming.done()) if self.is_reading else ()
-        return (*map(_size_and_time, files), str(current_state(run_dir.read_status())), read)
+        return (*map(_size_and_time, files), str(current_state(run_dir.read_status())), waiting, read)
 
     @property
     def is_reading(self) -> bool:
@@ -139,7 +144,7 @@ class RunView:
         if changed == self._report_of or (self._report is not None and time.monotonic() < self._report_due):
             return
         self._report_of = changed
-        if changed[0][0] > _LARGE_BYTES:
+        if _size_and_time(run_dir.metrics_file)[0] > _LARGE_BYTES:
             self._coming = self._elsewhere.submit(_report_elsewhere, run_dir.path, state)
             if self._report is None:
                 self._report = build_report(run_dir, time.time(), state=state, with_steps=False)
@@ -190,9 +195,11 @@ class RunViews:
         """
         if not _RUN_NAME.fullmatch(name):
             raise UnknownRunError("this is not the name of a run")
-        path = self._path(name)
+        job = self._job(name)
+        path = Path(job.row.run_dir) if job else self._folder_of(name)
         with self._lock:
             view = self._views.pop(path, None) or RunView(Run(path), self._elsewhere)
+            view.job = job
             self._views[path] = view
             while len(self._views) > _MOST_VIEWS or (len(self._views) > 1 and self._num_rows() > _MOST_ROWS):
                 self._views.popitem(last=False)
@@ -201,11 +208,14 @@ class RunViews:
     def _num_rows(self) -> int:
         return sum(len(view.columns) for view in self._views.values())
 
-    def _path(self, name: str) -> Path:
+    def _job(self, name: str) -> Job | None:
         try:
-            return Path(self._board.job(name).row.run_dir)
-        except TrainworksError:
-            path = (self._folder / name).resolve()
-            if path.parent == self._folder.resolve() and (path / "logs").is_dir():
-                return path
+            return self._board.job(name)
+        except TrainworksError:  # no such job, or a store that does not answer
+            return None
+
+    def _folder_of(self, name: str) -> Path:
+        path = (self._folder / name).resolve()
+        if path.parent == self._folder.resolve() and (path / "logs").is_dir():
+            return path
         raise UnknownRunError(f"no run `{name}`", hint="see the list of jobs, or the folder of runs")

@@ -17,12 +17,20 @@ _MOST_EVENTS = 60
 _READING = "The record is large and still being read: curves end early, and figures are missing for a few seconds."
 
 
-def document(report: Report, events: Sequence[Event], *, is_reading: bool, logs: Sequence[tuple[str, str]]) -> Document:
+def document(
+    report: Report,
+    events: Sequence[Event],
+    *,
+    job: Sequence[Section] = (),
+    is_reading: bool,
+    logs: Sequence[tuple[str, str]],
+) -> Document:
     """The report with more sections.
 
     Args:
         report: of the run.
         events: of the run, in order.
+        job: sections about the job of a submitted run.
         is_reading: whether the report is not complete yet.
         logs: name and address of every log.
     """
@@ -35,6 +43,7 @@ def document(report: Report, events: Sequence[Event], *, is_reading: bool, logs:
         sections=[
             *([Section("", [Text(_READING, "dim")])] if is_reading else []),
             *whole.sections,
+            *(Section("Job", section.blocks) for section in job),
             Section("Events", _story(events)),
             Section("Logs", [Text(links)] if links else []),
         ],

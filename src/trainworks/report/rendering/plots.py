@@ -55,7 +55,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class ShadedRange:
     """A range of the vertical axis across the chart."""
 
     low: float
@@ -84,7 +84,7 @@ class Chart(Plot):
     x_unit: str = ""
     """After the label of the last tick."""
     y_unit: str = ""
-    bands: Sequence[Band] = ()
+    bands: Sequence[ShadedRange] = ()
     curves: Sequence[Curve] = ()
     dots: Sequence[Dot] = ()
     rules: Sequence[Rule] = ()
@@ -99,7 +99,7 @@ class Chart(Plot):
         if not self.dots and not any(curve.points for curve in self.curves):
             return None
         parts = [
-            *map(self._band, self.bands),
+            *map(self._shaded, self.bands),
             *self._rows(),
             *self._columns(),
             *map(self._rule, self.rules),
@@ -134,7 +134,7 @@ class Chart(Plot):
             text = f"{label} {unit}" if unit else label
             yield element("text", css=css, x=percent(position), y="100%", dy=20, text_anchor=anchor, text=text)
 
-    def _band(self, band: Band) -> Element:
+    def _shaded(self, band: ShadedRange) -> Element:
         height = percent(self.y.percent(band.high) - self.y.percent(band.low))
         rect = element("rect", css=band.css, x=0, width="100%", y=percent(self._down(band.high)), height=height)
         return with_title(rect, band.title)

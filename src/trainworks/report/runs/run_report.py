@@ -27,7 +27,7 @@ from trainworks.report.rendering.document import (
     Text,
     right,
 )
-from trainworks.report.rendering.plots import Band, Bar, Bars, Chart, Curve, Mark, Rule, Segment
+from trainworks.report.rendering.plots import ShadedRange, Bar, Bars, Chart, Curve, Mark, Rule, Segment
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line
@@ -154,7 +154,7 @@ def _throughput(report: Report) -> list[Block]:
         f"{unit} per second of the whole job, over optimizer steps.",
         report.curves.tokens_per_s,
         rules=[Rule("y", planned, f"planned {format_count(planned)}")] if planned else [],
-        bands=[Band(*interval, "80 % interval of the plan")] if interval else [],
+        bands=[ShadedRange(*interval, "80 % interval of the plan")] if interval else [],
         floor=0.0,
     )
 
@@ -166,7 +166,7 @@ def _over_steps(
     lines: Sequence[Line],
     *,
     rules: Sequence[Rule] = (),
-    bands: Sequence[Band] = (),
+    bands: Sequence[ShadedRange] = (),
     floor: float | None = None,
 ) -> list[Block]:
     """A chart over the steps, with its restarts and checkpoints; nothing without a point."""

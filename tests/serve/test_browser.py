@@ -1,0 +1,121 @@
+"""The pages in a real browser: Debian's Chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.conftest import RunWriter, make_plan
+from tests.serve.conftest import ADMIN, Server
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
+SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+RUN_FILE = "name: watched\nrun: echo hello; sleep 4; echo bye\nresources: {cpus: 0.1}\n"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    """What the console of the browser complains about, a refused script or style among them."""
+    return []
+
+
+def page_of(chromium: Any, server: Server, problems: list[str], *, size: str = "desktop", scheme: str = "light") -> Any:
+    page = chromium.new_context(viewport=SIZES[size], color_scheme=scheme).new_page()
+    page.set_default_timeout(20_000)
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(f"http://127.0.0.1:{server.port}/?token={ADMIN}")
+    return page
+
+
+def shoot(page: Any, name: str) -> None:
+    """Keep a picture, where `TRAINWORKS_SCREENSHOTS` names a folder."""
+    if folder := os.environ.get("TRAINWORKS_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_and_breaks_nothing(
+    chromium: Any, server: Server, trained: str, problems: list[str], size: str, scheme: str
+) -> None:
+    page = page_of(chromium, server, problems, size=size, scheme=scheme)
+    for path in ("/", f"/runs/{trained}", f"/runs/{trained}/logs/rank-0", "/nodes", "/costs", "/plan", "/submit"):
+        page.goto(f"http://127.0.0.1:{server.port}{path}")
+        shoot(page, f"{size}-{scheme}-{path.strip('/').replace('/', '-') or 'jobs'}")
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= SIZES[size]["width"], path
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert dark == (scheme == "dark")
+    assert problems == []
+
+
+def test_a_run_is_submitted_and_watched_to_its_end(chromium: Any, server: Server, problems: list[str]) -> None:
+    page = page_of(chromium, server, problems)
+    page.get_by_role("link", name="Submit").click()
+    page.get_by_label("Run file").fill(RUN_FILE)
+    page.get_by_role("button", name="Submit").click()
+    page.wait_for_url("**/runs/*")
+    page.evaluate("window.isTheSamePage = true")
+    page.locator(".state", has_text="SUCCEEDED").wait_for(timeout=60_000)
+    assert page.evaluate("window.isTheSamePage")
+    assert page.get_by_role("status").text_content() == "The run is now SUCCEEDED"
+    page.get_by_role("link", name="rank-0").click()
+    assert "bye" in (page.locator("pre").text_content() or "")
+    page.get_by_role("link", name="Jobs").click()
+    page.get_by_role("link", name="watched-1").wait_for()
+    assert problems == []
+
+
+def test_a_curve_grows_while_it_is_watched(chromium: Any, server: Server, problems: list[str]) -> None:
+    writer = RunWriter(server.runs, make_plan(), None).launch()
+    writer.steps(20).status("RUNNING")
+    page = page_of(chromium, server, problems)
+    page.goto(f"http://127.0.0.1:{server.port}/runs/{writer.run_dir.run_id}")
+    before = page.locator("path.line").first.get_attribute("d")
+    threading.Thread(target=lambda: (time.sleep(1), writer.steps(100))).start()
+    page.wait_for_function("old => document.querySelector('path.line').getAttribute('d') !== old", arg=before)
+    assert problems == []
+
+
+def test_the_keyboard_reaches_the_content_and_the_form(
+    chromium: Any, server: Server, trained: str, problems: list[str]
+) -> None:
+    page = page_of(chromium, server, problems)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    names = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("document.activeElement.name || document.activeElement.textContent"))
+    assert [name for name in names if name in ("text", "state", "owner", "Filter")] == [
+        "text",
+        "state",
+        "owner",
+        "Filter",
+    ]
+
+
+def test_a_script_in_a_message_is_not_run(chromium: Any, server: Server, trained: str, problems: list[str]) -> None:
+    page = page_of(chromium, server, problems)
+    page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+    page.goto(f"http://127.0.0.1:{server.port}/runs/{trained}/logs/rank-0?text=script")
+    assert "<script>alert(1)" in (page.locator("pre").text_content() or "")
+    assert problems == []
