@@ -118,7 +118,12 @@ def _jobs(site: Site, query: JobQuery, visitor: Visitor) -> str:
     counts = ", ".join(f"{count:,} {state.lower()}" for state, count in found.counts.items())
     wanted = {name: value for name in ("state", "owner", "text") if (value := getattr(query, name))}
     return render(
-        Document(document.title, document.kind, document.sections, about=counts or "No job was submitted yet."),
+        Document(
+            document.title,
+            document.kind,
+            document.sections if found.jobs else [],
+            about=counts or "No job was submitted yet",
+        ),
         "jobs.html",
         visitor,
         live="/live",

@@ -37,7 +37,7 @@ def serve(
         announce: receives the address.
 
     Raises:
-        UsageError: other machines could connect, and there is no access file.
+        UsageError: other machines could connect without an access file.
         ArgumentError: the access file is invalid.
         MissingExtraError: the libraries of the server are not installed.
         PortInUseError: another program listens there.

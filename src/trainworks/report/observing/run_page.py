@@ -85,7 +85,7 @@ def _end(event: Event) -> str:
 
 
 _TOLD: Mapping[str, Callable[[Event], str | None]] = {
-    "submitted": lambda event: f"submitted: {event['nodes']} nodes, {event['processes_per_node']} ranks each",
+    "submitted": lambda event: f"submitted: {event['nodes']} x {event['processes_per_node']} ranks",
     "state": _state,
     "attempt": _attempt,
     "finished": _end,

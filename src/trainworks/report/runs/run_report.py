@@ -27,7 +27,7 @@ from trainworks.report.rendering.document import (
     Text,
     right,
 )
-from trainworks.report.rendering.plots import ShadedRange, Bar, Bars, Chart, Curve, Mark, Rule, Segment
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Mark, Rule, Segment, ShadedRange
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line
