@@ -12,6 +12,9 @@ from trainworks.errors import EnvironmentProblem, MissingExtraError, PortInUseEr
 from trainworks.serve.access import check_address, new_access, read_access
 from trainworks.serve.site import Site
 
+_BACKLOG = 1024
+"""Connections that wait to be accepted."""
+
 
 def serve(
     runs: Path,
@@ -63,6 +66,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(_BACKLOG)  # the address that is announced can be opened at once
     except (OSError, OverflowError) as error:
         listening.close()
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:

@@ -155,6 +155,17 @@ class RunView:
         self._report_due = now_s + (now_s - start_s) / _REPORT_SHARE
 
 
+def _end_with_parent(parent: int) -> None:
+    """Let this process end soon after the server, also when the server is killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            threading.Event().wait(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _report_elsewhere(path: Path, state: str) -> Report:
     os.nice(10)
     return build_report(RunDir(path), time.time(), state=state)
@@ -181,7 +192,8 @@ class RunViews:
         self._board = board
         self._views: OrderedDict[Path, RunView] = OrderedDict()
         self._lock = threading.Lock()
-        self._elsewhere = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        self._elsewhere = ProcessPoolExecutor(1, context, initializer=_end_with_parent, initargs=(os.getpid(),))
 
     def close(self) -> None:
         """End the process that reads large records."""
