@@ -1,6 +1,6 @@
 """100 viewers on 10,000 jobs: time to answer of every page of `trainworks serve`, which runs beside them.
 
-    python benchmarks/serve_load.py [--jobs 10000] [--points 1000000] [--viewers 100] [--seconds 30] [--json FILE]
+    python -m benchmarks.serve_load [--jobs 10000] [--points 1000000] [--viewers 100] [--seconds 30] [--json FILE]
 
 Each viewer keeps an open stream of events and opens the next page 2 seconds after the last one was complete. Some job
 changes every second, so no answer stays valid for long. The load runs on the same cores as the server.

@@ -172,7 +172,12 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         wanted = tuple(name.strip() for name in names.split(","))
         if unknown := [name for name in wanted if name not in COLUMNS]:
             raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
-        found = site.views.view(run).metrics(wanted, points=points, first=first, last=last)
+        view, key = site.views.view(run), (wanted, points, first, last)
+        found = site.shared.get(
+            ("metrics", view.run.path, key),
+            lambda: view.metrics(wanted, points=points, first=first, last=last),
+            stamp=view.stamp(),
+        )
         return {name: [finite(value) for value in values] for name, values in found.items()}
 
     @router.get("/runs/{run}/events", tags=["runs"])
