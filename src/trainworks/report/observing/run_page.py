@@ -14,7 +14,7 @@ from trainworks.report.runs.summary import Report
 from trainworks.units import format_duration
 
 _MOST_EVENTS = 60
-_READING = "The record is large and still being read: curves end early, and figures are missing for a few seconds."
+_READING = "The record is large and still being read: curves end early, and figures are missing until it is read."
 
 
 def document(
