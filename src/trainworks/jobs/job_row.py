@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from trainworks.jobs.job_spec import JobSpec, NodeResources
@@ -90,6 +91,43 @@ class Attempt:
     exit_code: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Billing:
+    """Who pays for a job, and at which price."""
+
+    team: str = ""
+    """Account of Slurm or queue of Kueue; empty without one."""
+    usd_per_accelerator_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one attempt held, and whose it was."""
+
+    owner: str
+    billing: Billing
+    number: int
+    """Of the attempt, counted from 1."""
+    started_at: float
+    ended_at: float | None
+    """None while it holds its nodes."""
+    cores: float
+    accelerators: int
+    """Of all nodes together."""
+
+
+@lru_cache(maxsize=1024)
+def billing_of(cluster: str | None) -> Billing:
+    """What the `cluster` of a run file, as JSON, says of the bill.
+
+    >>> billing_of('{"usd_per_accelerator_hour": 2.5, "slurm": {"account": "vision"}}')
+    Billing(team='vision', usd_per_accelerator_hour=2.5)
+    """
+    given = json.loads(cluster or "{}")
+    team = (given.get("slurm") or {}).get("account") or (given.get("kubernetes") or {}).get("queue")
+    return Billing(str(team or ""), given.get("usd_per_accelerator_hour"))
+
+
 def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
     """Columns of a new job, without its version."""
     return {
@@ -119,6 +157,14 @@ def job_of_row(row: Any) -> JobRow:
     values["state"] = parse_state(values["state"])
     values["placement"] = placement_of(values["placement"])
     return JobRow(**values)
+
+
+def allocation_of_row(row: Any) -> Allocation:
+    """The allocation of an attempt's row joined with `owner`, `cluster` and `ticket` of its job."""
+    placement = json.loads(row.placement or "[]")
+    accelerators = json.loads(row.ticket)["node"]["accelerators"] * len(placement)
+    cores = sum(cores for _, cores, _ in placement)
+    return Allocation(row.owner, billing_of(row.cluster), row.number, row.started_at, row.ended_at, cores, accelerators)
 
 
 def placement_of(text: str | None) -> tuple[Placement, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.users import this_host
-from trainworks.jobs.job_row import Attempt, JobRow
+from trainworks.jobs.job_row import Attempt, JobRow, billing_of
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
 from trainworks.record.run_dir import RunDir
 from trainworks.report.rendering.document import (
@@ -41,7 +41,7 @@ _COLUMNS = ("job", "run", "engine", "state", "why", "starts", "nodes", "prio", "
 
 
 def list_document(jobs: Sequence[JobRow], now: float, *, address: str = "") -> Document:
-    """A row per job; with an owner if jobs of several users or machines are listed.
+    """A row per job; with an owner if jobs of several users or machines are listed, and a team where one is named.
 
     Args:
         jobs: in the order to list them.
@@ -49,8 +49,13 @@ def list_document(jobs: Sequence[JobRow], now: float, *, address: str = "") -> D
         address: of a run's page, with `{}` for the number of its job; without links by default.
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
-    columns = left(*_COLUMNS, *(["owner"] if of_several else []), wrap=True)
-    rows = [[*_row(job, now, address), *([_owner(job)] if of_several else [])] for job in jobs]
+    teams = [billing_of(job.cluster).team for job in jobs]
+    more = {
+        **({"owner": [_owner(job) for job in jobs]} if of_several else {}),
+        **({"team": teams} if any(teams) else {}),
+    }
+    columns = left(*_COLUMNS, *more, wrap=True)
+    rows = [[*_row(job, now, address), *rest] for job, *rest in zip(jobs, *more.values(), strict=True)]
     return Document("Jobs", "jobs", [Section("", [Table(columns, rows)])])
 
 

@@ -93,7 +93,7 @@ def rest(site: Site) -> APIRouter:
 
     @router.get("/costs", tags=["cluster"])
     def list_costs() -> list[HeldTime]:
-        """Accelerator and core hours, and their price, by month and owner."""
+        """Accelerator and core hours, and their price, by month, owner and team."""
         return site.shared.get("costs", site.board.held, age_s=30.0)
 
     return router

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.errors import TrainworksError, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.job_row import Attempt
+from trainworks.jobs.job_row import Allocation
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.report.observing.job_costs import HeldTime
+from trainworks.units import HOUR_S
 
 __all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound"]
 
 _REFRESH_EVERY_S = 3.0
-_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +115,15 @@ class JobBoard:
         return 0 if store is None else store.version()
 
     def held(self) -> list[HeldTime]:
-        """Accelerator and core hours that jobs held, and their price, by owner and month of the start (UTC)."""
+        """Accelerator and core hours that jobs held, and their price, by month of the start (UTC), owner and team."""
         store = self._opened()
         if store is None:
             return []
-        rows, now = {row.id: row for row in store.search()}, self._clock.now()
-        sums: dict[tuple[str, str], HeldTime] = {}
-        for attempt in store.attempts():
-            row = rows.get(attempt.job_id)
-            if row is None:
-                continue
-            month = f"{datetime.fromtimestamp(attempt.started_at, UTC):%Y-%m}"
-            key = (month, row.owner)
-            sums[key] = sums.get(key, HeldTime(month, row.owner)) + _held(row, attempt, now)
+        sums: dict[tuple[str, str, str], HeldTime] = {}
+        now = self._clock.now()
+        for one in store.allocations():
+            key = (f"{datetime.fromtimestamp(one.started_at, UTC):%Y-%m}", one.owner, one.billing.team)
+            sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
         return [sums[key] for key in sorted(sums, reverse=True)]
 
     def _opened(self) -> JobStore | None:
@@ -151,15 +146,13 @@ class JobBoard:
             self._notify(error.message)
 
 
-def _held(row: JobRow, attempt: Attempt, now: float) -> HeldTime:
-    hours = max(0.0, (attempt.ended_at or now) - attempt.started_at) / _HOUR_S
-    accelerator_hours = hours * len(attempt.placement) * row.spec.node.accelerators
-    cores = sum(place.cores for place in attempt.placement)
-    price = json.loads(row.cluster or "{}").get("usd_per_accelerator_hour")
+def _held(one: Allocation, now: float) -> HeldTime:
+    price = one.billing.usd_per_accelerator_hour
+    hours = max(0.0, (one.ended_at or now) - one.started_at) / HOUR_S
     return HeldTime(
-        jobs=int(attempt.number == 1),
-        accelerator_hours=accelerator_hours,
-        core_hours=hours * cores,
-        usd=accelerator_hours * price if price else 0.0,
-        unpriced_hours=0.0 if price else accelerator_hours,
+        jobs=int(one.number == 1),
+        accelerator_hours=hours * one.accelerators,
+        core_hours=hours * one.cores,
+        usd=hours * one.accelerators * price if price else 0.0,
+        unpriced_hours=0.0 if price else hours * one.accelerators,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.job_row import JobRow, billing_of
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricSample
 
@@ -80,12 +79,5 @@ def queue_samples(
     if waiting:
         yield _OLDEST.of(min(job.submitted_at for job in waiting))
     for job in holders:
-        labels = (str(job.id), job.run_id, job.owner, _team(job))
+        labels = (str(job.id), job.run_id, job.owner, billing_of(job.cluster).team)
         yield from (_JOB_NODE.of(1, share.node, *labels) for share in job.placement)
-
-
-def _team(job: JobRow) -> str:
-    """The account of Slurm or the queue of Kueue that the run file names; empty without one."""
-    cluster = json.loads(job.cluster) if job.cluster else {}
-    team = (cluster.get("slurm") or {}).get("account") or (cluster.get("kubernetes") or {}).get("queue")
-    return str(team or "")

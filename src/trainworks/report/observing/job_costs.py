@@ -1,4 +1,4 @@
-"""What jobs held and cost, by month and owner."""
+"""What jobs held and cost, by month, owner and team."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ _FILLS = ("compute", "communication", "optimizer", "data", "checkpoint", "start"
 
 @dataclass(frozen=True, slots=True)
 class HeldTime:
-    """Time that the jobs of one owner held in one month; a sum keeps month and owner of the first."""
+    """Time that the jobs of one owner and team held in one month; a sum keeps these of the first."""
 
     month: str = ""
     """`2026-11`, of the start of an attempt."""
     owner: str = ""
+    team: str = ""
+    """Account of Slurm or queue of Kueue; empty without one."""
     jobs: int = 0
     accelerator_hours: float = 0.0
     core_hours: float = 0.0
@@ -31,6 +33,7 @@ class HeldTime:
         return HeldTime(
             self.month,
             self.owner,
+            self.team,
             self.jobs + other.jobs,
             self.accelerator_hours + other.accelerator_hours,
             self.core_hours + other.core_hours,
@@ -40,7 +43,7 @@ class HeldTime:
 
 
 def document(held: Sequence[HeldTime]) -> Document:
-    """A bar per month, and a row per month and owner."""
+    """A bar per month, and a row per month, owner and team."""
     total = sum(held, HeldTime())
     if not held:
         return Document("Costs", "costs", [Section("", [Text("No job has held a node yet.")])])
@@ -50,11 +53,14 @@ def document(held: Sequence[HeldTime]) -> Document:
         Fact("core hours", format_count(total.core_hours)),
         Fact("cost", format_usd(total.usd), "where run files give a price"),
     ]
-    columns = [*left("month", "owner"), *right("jobs", "accelerator hours", "core hours", "cost", "without a price")]
+    has_teams = any(each.team for each in held)
+    who = ["owner", "team"] if has_teams else ["owner"]
+    columns = [*left("month", *who), *right("jobs", "accelerator hours", "core hours", "cost", "without a price")]
     rows = [
         [
             each.month,
             each.owner,
+            *([each.team] if has_teams else []),
             f"{each.jobs:,}",
             f"{each.accelerator_hours:,.1f}",
             f"{each.core_hours:,.1f}",
