@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 
 from trainworks.record.events import read_events
-from trainworks.record.metrics import read_metrics
+from trainworks.record.metric_columns import read_columns
 from trainworks.record.run_dir import RunDir
 
 _INSIDE = Path(__file__).parent / "slow_runs"
@@ -60,10 +60,14 @@ def kill_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
     """Kill rank 1 in each of the first 16 attempts, after five recorded steps."""
     for attempt in range(1, 17):
         pids = wait_for_pids(run_dir, ended, attempt=attempt)
-        while not ended.is_set() and sum(row["attempt"] == attempt for row in read_metrics(run_dir.metrics_file)) < 5:
+        while not ended.is_set() and _num_steps(run_dir, attempt) < 5:
             time.sleep(0.1)
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(pids[1], signal.SIGKILL)
+
+
+def _num_steps(run_dir: RunDir, attempt: int) -> int:
+    return int((read_columns(run_dir.metrics_file).steps()["attempt"] == attempt).sum())
 
 
 def wait_for_pids(run_dir: RunDir, ended: threading.Event, *, attempt: int = 1) -> list[int]:

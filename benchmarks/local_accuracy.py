@@ -20,9 +20,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from trainworks.config.layout import MESH_AXES
 from trainworks.plan.run.pricing import pricing
-from trainworks.record.metrics import effective_rows, read_metrics
+from trainworks.record.metric_columns import read_columns
 from trainworks.record.resolved import MemoryTerms, ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes, format_duration
@@ -186,12 +188,13 @@ def measure(name: str, layout: dict[str, Any], changes: dict[str, Any], folder: 
         raise SystemExit(f"{name}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     (made,) = set((folder / "runs").glob("*")) - before
     run_dir = RunDir(made)
-    run_rows = effective_rows(read_metrics(run_dir.metrics_file))
+    recorded = read_columns(run_dir.metrics_file).steps()
+    steps = recorded.where(~recorded.is_lost())
     return {
         "name": name,
         "resolved": json.loads((made / "resolved.json").read_text()),
-        "peak_bytes": max(row["memory_peak_bytes"] for row in run_rows if "memory_peak_bytes" in row),
-        "step_s": [row["step_s"] - row["checkpoint_s"] for row in run_rows],
+        "peak_bytes": int(np.nanmax(steps["memory_peak_bytes"])),
+        "step_s": (steps["step_s"] - steps["checkpoint_s"]).tolist(),
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from tests.plan.shapes import workload
 from trainworks.agent.node_agents import Nodes
@@ -13,7 +14,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.host.process import Output
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.record.environment import HostFacts
-from trainworks.record.events import append_event
+from trainworks.record.events import append_event, read_lines_from
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -234,3 +235,18 @@ def metrics_row(step: int, *, attempt: int = 1, step_s: float = 0.1, **changes: 
         other_s=0.0,
     )
     return row | changes  # type: ignore[return-value]
+
+
+def read_rows(file: Path) -> list[MetricsRow]:
+    """All complete rows of a metrics file, as they were written."""
+    return cast(list[MetricsRow], read_lines_from(file, 0)[0])
+
+
+def effective_rows(file: Path) -> list[MetricsRow]:
+    """The last row of every step, in order of the steps: the history that led to the final weights."""
+    effective: list[MetricsRow] = []
+    for row in read_rows(file):
+        while effective and effective[-1]["step"] >= row["step"]:
+            effective.pop()
+        effective.append(row)
+    return effective

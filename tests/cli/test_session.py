@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("torch", reason="a session is torch's: trainworks[train]")
 pytest.importorskip("sklearn", reason="the example reads digits of scikit-learn")
 
+from tests.fakes import read_rows
 from tests.faults.launcher import Program, finished, wait_until
 from trainworks.record.events import read_events
-from trainworks.record.metrics import read_metrics
 
 pytestmark = pytest.mark.slow
 LOOP = ("run", "--nproc", "2", "--", "python", "session_loop.py")
@@ -34,7 +34,7 @@ def program(tmp_path):
 def started(program, step):
     """The loop, once it has recorded a step; the process, and the curve so far."""
     process = program.start(*LOOP)
-    wait_until(lambda: any(row["step"] >= step for row in read_metrics(program.run_dir.metrics_file)))
+    wait_until(lambda: any(row["step"] >= step for row in read_rows(program.run_dir.metrics_file)))
     return process
 
 
@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
     assert code == 0, stderr
     assert "of the digits are read right" in stdout + stderr
     _, report, _ = program.run("report", "--json")
-    rows = read_metrics(program.run_dir.metrics_file)
+    rows = read_rows(program.run_dir.metrics_file)
     assert all(row["checkpoint_s"] >= 0 and row["optimizer_s"] == 0 and row["compute_s"] > 0 for row in rows)
     return program.curve(), json.loads(report)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from trainworks.record.metrics import effective_rows, read_metrics
+from tests.fakes import effective_rows, read_rows
 from trainworks.record.run_dir import RunDir, list_runs
 
 TIMEOUT_S = 300.0
@@ -83,11 +83,11 @@ class Program:
 
     def curve(self) -> list[tuple[float, float]]:
         """Loss and gradient norm of every step of the newest run."""
-        return [(row["loss"], row["grad_norm"]) for row in effective_rows(read_metrics(self.run_dir.metrics_file))]
+        return [(row["loss"], row["grad_norm"]) for row in effective_rows(self.run_dir.metrics_file)]
 
     def wait_for_step(self, step: int) -> None:
         """Wait until the newest run has recorded a step."""
-        wait_until(lambda: any(row["step"] >= step for row in read_metrics(self.run_dir.metrics_file)))
+        wait_until(lambda: any(row["step"] >= step for row in read_rows(self.run_dir.metrics_file)))
 
     def supervisor(self) -> psutil.Process:
         """Of the newest run."""

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.report.runs.curves import decimate
 from trainworks.report.runs.part import printable
 from trainworks.report.runs.summary import Report, build_report
 from trainworks.report.runs.wording import headline
@@ -48,6 +47,12 @@ def test_attempts_say_what_they_did(finished_run: Any) -> None:
 
 def test_lost_steps_are_those_of_all_attempts(finished_run: Any) -> None:
     assert finished_run.report().training.lost_steps == 27 + 81
+
+
+def test_curves_draw_lost_work_by_attempt_and_below_the_effective_steps(finished_run: Any) -> None:
+    lines = finished_run.report().curves.loss
+    ends = [(line.lost, line.attempt, line.points[0][0], line.points[-1][0]) for line in lines]
+    assert ends == [(True, 1, 101, 127), (True, 2, 151, 231), (False, None, 1, 300)]
 
 
 def test_failures_keep_their_order_and_traceback(finished_run: Any) -> None:
@@ -115,24 +120,6 @@ def test_printable_text_can_always_be_encoded_and_never_moves_the_cursor(text: s
     shown = printable(text)
     shown.encode()
     assert not any(ord(char) < 32 and char not in "\n\t" for char in shown)
-
-
-def test_decimation_keeps_both_ends_when_neither_is_an_extreme() -> None:
-    points = [(step, float(step % 7 in (2, 5)) - float(step % 7 == 3)) for step in range(701)]
-    kept = decimate(points, 40)
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-
-
-@given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=200))
-def test_decimation_keeps_ends_extremes_and_order(values: list[float]) -> None:
-    points = list(enumerate(values))
-    kept = decimate(points, 20)
-    finite = [point for point in points if math.isfinite(point[1])]
-    assert len(kept) <= 20
-    assert list(kept) == sorted(set(kept))
-    if finite:
-        assert (kept[0], kept[-1]) == (finite[0], finite[-1])
-        assert max(value for _, value in kept) == max(value for _, value in finite)
 
 
 def test_every_start_of_the_ranks_has_a_root_failure_and_a_final_one_says_why(start_run: RunStart) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tests.fakes import effective_rows, read_rows
 from tests.worker.ranks import FORKSERVER
 from trainworks.config.layout import Layout
 from trainworks.config.load import parse_run_file
@@ -28,7 +29,7 @@ from trainworks.plan.run.processes import choose_processes
 from trainworks.plan.run.steps import num_steps
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
-from trainworks.record.metrics import MetricsRow, effective_rows, read_metrics
+from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.worker.data.prepare import prepare
@@ -96,7 +97,7 @@ class TinyRun:
 
     def rows(self) -> list[MetricsRow]:
         """The history that led to the final weights."""
-        return effective_rows(read_metrics(self.run_dir.metrics_file))
+        return effective_rows(self.run_dir.metrics_file)
 
     def curve(self) -> list[tuple[float, float]]:
         """Loss and gradient norm of every step, to the last bit."""
@@ -122,7 +123,7 @@ class TinyRun:
 
     def step_is_recorded(self, step: int) -> Callable[[], bool]:
         """A condition for `until`."""
-        return lambda: any(row["step"] >= step for row in read_metrics(self.run_dir.metrics_file))
+        return lambda: any(row["step"] >= step for row in read_rows(self.run_dir.metrics_file))
 
     def a_checkpoint_is_complete(self) -> bool:
         """A condition for `until`."""

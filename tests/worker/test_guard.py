@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.fakes import read_rows
 from tests.worker.harness import events
 from tests.worker.poison import (
     bad_steps,
@@ -19,7 +20,6 @@ from tests.worker.poison import (
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Guard, Optimizer
 from trainworks.record.manifest import complete_checkpoints, write_manifest
-from trainworks.record.metrics import read_metrics
 from trainworks.worker.guard import StepJudge, reason_of, spread_nonfinite
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
@@ -153,7 +153,7 @@ def test_a_spike_is_rolled_back_from_when_asked_for(make):
     assert [event["to_step"] for event in events(run, "rollback")] == [16]
     assert [row["step"] for row in run.rows()] == list(range(1, 25))
     assert not any(row.get("skipped") for row in run.rows())
-    assert any(row.get("skipped") == "spike" for row in read_metrics(run.run_dir.metrics_file))
+    assert any(row.get("skipped") == "spike" for row in read_rows(run.run_dir.metrics_file))
 
 
 def test_a_resumed_run_finds_the_same_spikes(make):

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from trainworks.agent.idle_watch import IdleWatch
@@ -28,7 +29,6 @@ from trainworks.host.prefork import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
-from trainworks.record.finished_run import finished_run, remember_finished
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -215,9 +215,10 @@ class Supervisor:
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
         with suppress(OSError, TrainworksError):
-            finished = finished_run(self._run_dir, self._clock.now())
+            record = import_module("trainworks.record.finished_run")  # it needs numpy, and a supervisor stays small
+            finished = record.finished_run(self._run_dir, self._clock.now())
             if finished is not None:
-                remember_finished(data_folder(FINISHED_RUNS), finished)
+                record.remember_finished(data_folder(FINISHED_RUNS), finished)
 
     def _what_stopping_lost(self, events: list[Event], last: str | None) -> Event | None:
         """Why a stopped workload has no checkpoint of its last step; None if it has one."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from trainworks.config.quantities import StepWindow
 from trainworks.errors import QuantityError, RunFailedError, UsageError
 from trainworks.host.clock import SystemClock
-from trainworks.record.metrics import read_metrics
+from trainworks.record.metric_columns import read_columns
 from trainworks.record.profile import ProfileRequest, write_request
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
@@ -61,9 +61,9 @@ def _window(run_dir: RunDir, steps: str, plan: Plan) -> StepWindow:
     window = StepWindow.parse(steps)
     if window.last > plan.num_steps:
         raise UsageError(f"step {window.last:,} is beyond the last step, {plan.num_steps:,}")
-    rows = read_metrics(run_dir.metrics_file)
-    done = rows[-1]["step"] if rows else 0
-    seen_at = (done // plan.log_every_steps + 1) * plan.log_every_steps if rows else 0
+    recorded = read_columns(run_dir.metrics_file).steps()["step"]
+    done = int(recorded[-1]) if len(recorded) else 0
+    seen_at = (done // plan.log_every_steps + 1) * plan.log_every_steps if done else 0
     if window.first <= seen_at:
         raise UsageError(
             f"step {window.first:,} is past, or too near: step {done:,} is done, "

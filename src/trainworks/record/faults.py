@@ -6,15 +6,9 @@ import math
 from collections.abc import Sequence
 
 from trainworks.record.events import Event
-from trainworks.record.metrics import MetricsRow
 
 FAULTS = {"nonfinite": "not finite", "spike": "a spike"}
 """Reasons of a `skipped` or `rollback` event, in words."""
-
-
-def is_fault(row: MetricsRow) -> bool:
-    """True for a step skipped because of a fault; a step that fp16 repeats with a lower loss scale is not a fault."""
-    return row.get("skipped") in FAULTS
 
 
 def describe_values(loss: float, grad_norm: float, losses: Sequence[float] = ()) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
+import numpy as np
 from pydantic import ValidationError
 
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
-from trainworks.record.metrics import effective_rows, read_metrics, warmup_steps
+from trainworks.record.metric_columns import Floats, read_columns
+from trainworks.record.metrics import warmup_steps
 from trainworks.record.past_run import FinishedRun
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -41,12 +40,13 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
     """The record of a run that has ended; None if it had no plan with an interval, or too few steps of its layout."""
     resolved = run_dir.read_resolved()
     plan, workload = resolved.plan, resolved.run_file.workload
-    rows = effective_rows(read_metrics(run_dir.metrics_file)) if run_dir.metrics_file.exists() else []
-    attempts = {row["attempt"] for row in rows}
-    steady = rows[warmup_steps(len(rows)) :]
+    recorded = read_columns(run_dir.metrics_file).steps()
+    steps = recorded.where(~recorded.is_lost())
+    attempts = np.unique(steps["attempt"])
+    steady = steps.where(slice(warmup_steps(len(steps)), None))
     if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
         return None
-    measured_s, spread = _median_and_spread([row["step_s"] for row in steady])
+    measured_s, spread = _median_and_spread(steady["step_s"])
     return FinishedRun(
         run=str(run_dir.path.resolve()),
         finished_at=finished_at,
@@ -65,10 +65,9 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
     )
 
 
-def _median_and_spread(seconds: Sequence[float]) -> tuple[float, float]:
-    middle = median(seconds)
-    spread = _TO_DEVIATION * median(abs(math.log(max(one, 1e-9) / middle)) for one in seconds)
-    return middle, spread
+def _median_and_spread(seconds: Floats) -> tuple[float, float]:
+    middle = float(np.median(seconds))
+    return middle, _TO_DEVIATION * float(np.median(np.abs(np.log(np.maximum(seconds, 1e-9) / middle))))
 
 
 def remember_finished(file: Path, finished: FinishedRun) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from trainworks.record.events import Event
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metric_columns import Mask, MetricColumns, Steps
 from trainworks.record.status import RunStatus
 
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
@@ -15,14 +16,6 @@ END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 
 _GOES_ON_FROM = {"attempt": "resumed_from_step", "rollback": "to_step"}
 """Events after which training continues from an earlier step, and their field that names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedStep:
-    """One row of metrics, and whether its work was thrown away by a later restart from before it."""
-
-    row: MetricsRow
-    lost: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +27,13 @@ class RecordedLaunch:
     """Seconds since the epoch; `now` of a launch that is still going."""
     ended: bool
     events: tuple[Event, ...]
-    steps: tuple[RecordedStep, ...]
+    steps: Steps
+    """In the order in which they were done."""
+    lost: Mask
+    """True for each of them whose work was thrown away: a later row, attempt or rollback went back before it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class History:
     """Every launch of a run, oldest first; there is always at least one."""
 
@@ -64,15 +60,17 @@ class History:
         """All events in the order in which they were written."""
         return [event for launch in self.launches for event in launch.events]
 
-    @property
-    def effective(self) -> list[MetricsRow]:
+    @cached_property
+    def effective(self) -> Steps:
         """The steps that led to the present weights, in order."""
-        return [step.row for launch in self.launches for step in launch.steps if not step.lost]
+        first, *others = [launch.steps.where(~launch.lost) for launch in self.launches]
+        return first.joined(others)
 
-    @property
-    def lost(self) -> list[MetricsRow]:
+    @cached_property
+    def lost(self) -> Steps:
         """The steps whose work was thrown away, in the order in which they were done."""
-        return [step.row for launch in self.launches for step in launch.steps if step.lost]
+        first, *others = [launch.steps.where(launch.lost) for launch in self.launches]
+        return first.joined(others)
 
     def of_kind(self, kind: str) -> list[Event]:
         """All events of one kind."""
@@ -81,7 +79,7 @@ class History:
 
 def build_history(
     events: Sequence[Event],
-    rows: Sequence[MetricsRow],
+    metrics: MetricColumns,
     *,
     created_at: float,
     status: RunStatus,
@@ -91,24 +89,42 @@ def build_history(
 
     Args:
         events: as written; a run without `submitted` counts as launched at `created_at`.
-        rows: as written.
+        metrics: as read so far.
         created_at: of the resolved run, seconds since the epoch.
         status: ends a run whose supervisor left no final event.
         now: the end of a run that is still going.
     """
-    events = _with_attempts(events)
-    steps = _mark_lost(rows, events)
+    events, steps = _with_attempts(events), metrics.steps()
+    lost, done_at = steps.is_lost(returns_of(events)), steps["t"]
     groups = _events_by_launch(events)
     # A clock that was set back between launches must not make one begin before the other.
     starts = list(accumulate((_launch_time(group, created_at) for group in groups), max))
     launches: list[RecordedLaunch] = []
     for group, start_at, next_at in zip(groups, starts, [*starts[1:], None], strict=True):
         until = float("inf") if next_at is None else next_at
-        first = start_at if launches else float("-inf")
-        own = tuple(step for step in steps if first <= step.row["t"] < until)
-        end_at, ended = _end(group, own, start_at=start_at, until=until, status=status, now=now)
-        launches.append(RecordedLaunch(start_at=start_at, end_at=end_at, ended=ended, events=tuple(group), steps=own))
+        own = (done_at < until) & ((done_at >= start_at) if launches else True)
+        last_at = float(done_at[own].max()) if own.any() else start_at
+        end_at, ended = _end(group, last_at, start_at=start_at, until=until, status=status, now=now)
+        launches.append(
+            RecordedLaunch(
+                start_at=start_at,
+                end_at=end_at,
+                ended=ended,
+                events=tuple(group),
+                steps=steps.where(own),
+                lost=lost[own],
+            )
+        )
     return History(launches=tuple(launches))
+
+
+def returns_of(events: Iterable[Event]) -> list[tuple[float, int]]:
+    """Time of every restart and rollback, and the step from which training continued."""
+    return [
+        (float(event["t"]), int(event.get(_GOES_ON_FROM[event["kind"]]) or 0))
+        for event in events
+        if event.get("kind") in _GOES_ON_FROM
+    ]
 
 
 def _with_attempts(events: Sequence[Event]) -> list[Event]:
@@ -123,25 +139,6 @@ def _with_attempts(events: Sequence[Event]) -> list[Event]:
         own = {"attempt": attempt} if event.get("kind") == "failure" and event.get("attempt") is None else {}
         placed.append(event | own)
     return placed
-
-
-def _mark_lost(rows: Sequence[MetricsRow], events: Sequence[Event]) -> list[RecordedStep]:
-    """A step is lost when a later row, a later attempt or a rollback went back to it or to before it."""
-    returns = [
-        (float(event["t"]), int(event.get(_GOES_ON_FROM[event["kind"]]) or 0))
-        for event in events
-        if event.get("kind") in _GOES_ON_FROM
-    ]
-    returns.sort(reverse=True)
-    went_back_to = float("inf")
-    marked = []
-    for row in reversed(rows):
-        while returns and returns[0][0] >= row["t"]:
-            went_back_to = min(went_back_to, returns.pop(0)[1] + 1)
-        marked.append(RecordedStep(row=row, lost=row["step"] >= went_back_to))
-        went_back_to = min(went_back_to, row["step"])
-    marked.reverse()
-    return marked
 
 
 def _events_by_launch(events: Sequence[Event]) -> list[list[Event]]:
@@ -159,19 +156,21 @@ def _launch_time(events: Sequence[Event], created_at: float) -> float:
 
 def _end(
     events: Sequence[Event],
-    steps: Sequence[RecordedStep],
+    last_at: float,
     *,
     start_at: float,
     until: float,
     status: RunStatus,
     now: float,
 ) -> tuple[float, bool]:
-    """When a launch ended, and whether it did; without a final event the last sign of life stands in."""
+    """When a launch ended, and whether it did; without a final event the last sign of life stands in.
+
+    `last_at` is the end of its last step, or `start_at` without any.
+    """
     final = [float(event["t"]) for event in events if _is_final(event)]
-    alive = max([start_at, *(float(e["t"]) for e in events), *(step.row["t"] for step in steps)])
+    alive = max([start_at, last_at, *(float(event["t"]) for event in events)])
     if final:
-        last_step_at = max((step.row["t"] for step in steps), default=start_at)
-        return min(max(start_at, final[-1], last_step_at), until), True
+        return min(max(start_at, final[-1], last_at), until), True
     if until != float("inf"):
         return min(alive, until), True
     if status.state in END_STATES:

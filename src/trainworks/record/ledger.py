@@ -8,12 +8,13 @@ Every second belongs to one category alone; what no category names is `other`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
+
+import numpy as np
 
 from trainworks.config.spec import Frozen
-from trainworks.record.faults import is_fault
-from trainworks.record.history import History, RecordedLaunch, RecordedStep
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.history import History, RecordedLaunch
+from trainworks.record.metric_columns import Floats, Mask
 
 STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint")
 
@@ -78,55 +79,42 @@ def build_ledger(history: History) -> Ledger:
     spent["idle"] = history.idle_s
     for launch in history.launches:
         _spend_launch(spent, launch)
-    return Ledger.model_validate({f"{category}_s": seconds for category, seconds in spent.items()})
+    return Ledger.model_validate({f"{category}_s": float(seconds) for category, seconds in spent.items()})
 
 
 def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
-    cursor = launch.start_at
-    before: RecordedStep | None = None
-    for step in launch.steps:
-        begin = max(cursor, step.row["t"] - step.row["step_s"])
-        _spend_gap(spent, launch, cursor, begin, before=before, after=step)
-        cursor = max(begin, step.row["t"])
-        _spend_step(spent, step, cursor - begin)
-        before = step
-    _spend_gap(spent, launch, cursor, launch.end_at, before=before, after=None)
-
-
-def _spend_gap(
-    spent: dict[str, float],
-    launch: RecordedLaunch,
-    begin: float,
-    end: float,
-    *,
-    before: RecordedStep | None,
-    after: RecordedStep | None,
-) -> None:
+    """Spend its steps, and the gaps before, between and after them."""
+    done_at, step_s = launch.steps["t"], np.fmax(launch.steps["step_s"], 0.0)
+    free_from = np.maximum.accumulate(np.concatenate([[launch.start_at], done_at]))
+    begin = np.maximum(free_from[:-1], done_at - step_s)
+    _spend_steps(spent, launch, step_s, free_from[1:] - begin)
+    gap_end = np.append(begin, launch.end_at)
     failures = [float(event["t"]) for event in launch.events if event.get("kind") in ("failure", "rollback")]
-    failed_at = next((t for t in failures if begin <= t <= end), None)
-    new_attempt = before and after and before.row["attempt"] != after.row["attempt"]
-    if before is None:
-        spent["start"] += (end if failed_at is None else failed_at) - begin
-        spent["restart"] += 0.0 if failed_at is None else end - failed_at
-    elif new_attempt or failed_at is not None:
-        spent["restart"] += end - begin
-    else:
-        spent["other"] += end - begin
+    failed_at = next((t for t in failures if free_from[0] <= t <= gap_end[0]), gap_end[0])
+    spent["start"] += failed_at - free_from[0]
+    spent["restart"] += gap_end[0] - failed_at
+    seconds, is_restart = (gap_end - free_from)[1:], _is_restart(launch, failures, free_from[1:], gap_end[1:])
+    spent["restart"] += seconds[is_restart].sum()
+    spent["other"] += seconds[~is_restart].sum()
 
 
-def _spend_step(spent: dict[str, float], step: RecordedStep, seconds: float) -> None:
-    if step.lost or is_fault(step.row):
-        spent["lost"] += seconds
-        return
-    terms = {term: max(0.0, float(_term(step.row, term))) for term in STEP_TERMS}
-    whole = max(step.row["step_s"], sum(terms.values()))
-    scale = seconds / whole if whole > 0 else 0.0
-    for term, value in terms.items():
-        spent[term] += value * scale
-    spent["other"] += seconds - sum(terms.values()) * scale
+def _is_restart(launch: RecordedLaunch, failures: Sequence[float], begin: Floats, end: Floats) -> Mask:
+    """True for the gaps after a step that have a failure in them, or another attempt after them."""
+    seen = np.sort(failures)
+    has_failed: Mask = np.searchsorted(seen, end, side="right") > np.searchsorted(seen, begin, side="left")
+    attempt = launch.steps["attempt"]
+    is_followed: Mask = np.append(attempt[1:], attempt[-1:]) != attempt
+    return has_failed | is_followed
 
 
-def _term(row: MetricsRow, term: str) -> float:
-    values: Mapping[str, object] = row
-    value = values[f"{term}_s"]
-    return float(value) if isinstance(value, int | float) else 0.0
+def _spend_steps(spent: dict[str, float], launch: RecordedLaunch, step_s: Floats, seconds: Floats) -> None:
+    """Divide the seconds of every step among its terms."""
+    is_lost = launch.lost | launch.steps.is_fault()
+    spent["lost"] += seconds[is_lost].sum()
+    terms = {term: np.fmax(launch.steps[f"{term}_s"], 0.0) for term in STEP_TERMS}
+    named_s = np.sum(list(terms.values()), axis=0)
+    whole_s = np.maximum(step_s, named_s)
+    scale = np.divide(seconds, whole_s, out=np.zeros_like(seconds), where=~is_lost & (whole_s > 0))
+    for term, values in terms.items():
+        spent[term] += (values * scale).sum()
+    spent["other"] += (seconds - named_s * scale)[~is_lost].sum()

@@ -1,91 +1,74 @@
-"""The metrics of a run as columns that grow with the file: every look reads only what was added since the last one."""
+"""Read the metrics of a run as columns that grow with the file: every look reads only what was added since the last."""
 
 from __future__ import annotations
 
-import json
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.faults import FAULTS
 
 COLUMNS = (
     *("step", "attempt", "t", "loss", "grad_norm", "lr", "tokens", "step_s"),
     *("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s", "other_s", "memory_peak_bytes"),
 )
-"""Names of all columns; NaN where a row lacks the value."""
-_EXACT = frozenset(("step", "t", "memory_peak_bytes"))
-"""Columns of 8 bytes a value; the others have 4, which is precise enough to draw."""
+"""Numbers of a row; NaN where a row lacks the value."""
+_SKIPPED = (*FAULTS, "loss_scale")
+_ALL = (*COLUMNS, "skipped", "slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
+"""With the reason of a skipped step as its index in `_SKIPPED`, and the fields of `slowest`."""
 _CHUNK_BYTES = 1 << 20
 """What one look reads at most, so that a large file does not keep its readers waiting."""
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
-class MetricColumns:
-    """Columns of a metrics file.
+class Steps:
+    """Rows of metrics by column: `steps["loss"]` holds one loss per row.
 
     Args:
-        file: `metrics.jsonl`, which need not exist yet.
+        columns: of the whole record, see `COLUMNS`.
+        rows: indexes of the chosen rows, in order.
     """
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.offset = 0
-        """First byte that was not read yet."""
-        self._columns = {name: array("d" if name in _EXACT else "f") for name in COLUMNS}
+    def __init__(self, columns: Mapping[str, Floats], rows: NDArray[np.intp]) -> None:
+        self._columns = columns
+        self.rows = rows
 
     def __len__(self) -> int:
-        return len(self._columns["step"])
+        return len(self.rows)
 
-    def look(self, most_bytes: int = _CHUNK_BYTES) -> bool:
-        """Read the lines that were added, of at most `most_bytes`; False if there are more.
+    def __getitem__(self, column: str) -> Floats:
+        return self._columns[column][self.rows]
 
-        A line without its newline is left for the next look; a file that became shorter is read from its beginning.
-        """
-        try:
-            with self._file.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < self.offset:
-                    self._clear()
-                file.seek(self.offset)
-                data = file.read(most_bytes)
-        except FileNotFoundError:
-            return True
-        complete = data[: data.rfind(b"\n") + 1]
-        self.offset += len(complete)
-        rows = _rows(complete)
-        for name, column in self._columns.items():
-            column.extend([row.get(name, np.nan) for row in rows])
-        return not complete or self.offset >= size
+    def where(self, wanted: Mask | NDArray[np.intp] | slice) -> Steps:
+        """The rows that a mask, indexes or a slice choose."""
+        return Steps(self._columns, self.rows[wanted])
 
-    def _clear(self) -> None:
-        self.offset = 0
-        for column in self._columns.values():
-            del column[:]
+    def joined(self, others: Iterable[Steps]) -> Steps:
+        """These rows and others of the same record, one after the other."""
+        return Steps(self._columns, np.concatenate([self.rows, *(other.rows for other in others)]))
 
-    def column(self, name: str) -> Floats:
-        """A copy of a column, in the order of the file."""
-        return np.array(self._columns[name], dtype=np.float64)
+    def is_skipped(self, *reasons: str) -> Mask:
+        """True for steps without an update of the weights, for one of these reasons; for any without reasons."""
+        skipped = self["skipped"]
+        return np.isin(skipped, [_SKIPPED.index(reason) for reason in reasons]) if reasons else np.isfinite(skipped)
 
-    def last(self) -> MetricsRow | None:
-        """The last row; None before the first one."""
-        if not len(self):
-            return None
-        row: dict[str, Any] = {name: column[-1] for name, column in self._columns.items()}
-        return cast(MetricsRow, row | {name: int(row[name]) for name in ("step", "attempt", "tokens")})
+    def is_fault(self) -> Mask:
+        """True for steps skipped because of a fault; one that fp16 repeats with a lower loss scale is not a fault."""
+        return self.is_skipped(*FAULTS)
 
-    def lost(self, returns: Iterable[tuple[float, int]]) -> NDArray[np.bool_]:
-        """True for every row whose step was done again later, or undone.
+    def is_lost(self, returns: Iterable[tuple[float, int]] = ()) -> Mask:
+        """True for every row whose step was done again by a later row, or undone.
 
         Args:
             returns: time of every restart or rollback, and the step from which training continued.
         """
-        step, written_at = self.column("step"), self.column("t")
+        step, written_at = self["step"], self["t"]
         limit = np.full(len(step), np.inf)
         if len(step) > 1:
             limit[:-1] = np.minimum.accumulate(step[:0:-1])[::-1]
@@ -97,25 +80,117 @@ class MetricColumns:
         return step >= limit
 
 
+class MetricColumns:
+    """Columns of a metrics file, of 152 bytes a row; empty before the first look.
+
+    Args:
+        file: `metrics.jsonl`, which need not exist yet.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._clear()
+
+    def _clear(self) -> None:
+        self._offset = self._num_rows = 0
+        self._values = np.empty((len(_ALL), 0))
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def look(self, most_bytes: int = _CHUNK_BYTES) -> bool:
+        """Read the lines that were added, of at most `most_bytes`; False if there are more.
+
+        A line without its newline is left for the next look; a file that became shorter is read from its beginning.
+        """
+        try:
+            with self._file.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < self._offset:
+                    self._clear()
+                file.seek(self._offset)
+                data = file.read(most_bytes)
+        except FileNotFoundError:
+            return True
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        self._append(_block(complete))
+        return not complete or self._offset >= size
+
+    def _append(self, block: Floats) -> None:
+        begin, end = self._num_rows, self._num_rows + block.shape[1]
+        if end > self._values.shape[1]:
+            grown = np.empty((len(_ALL), max(end, 2 * begin)))
+            grown[:, :begin] = self._values[:, :begin]
+            self._values = grown
+        self._values[:, begin:end] = block
+        self._num_rows = end
+
+    def steps(self) -> Steps:
+        """All rows so far, in the order of the file; later looks do not change them."""
+        columns = {name: values[: self._num_rows] for name, values in zip(_ALL, self._values, strict=True)}
+        return Steps(columns, np.arange(self._num_rows))
+
+
+def read_columns(file: Path) -> MetricColumns:
+    """All complete rows of a metrics file; none if it does not exist."""
+    columns = MetricColumns(file)
+    while not columns.look():
+        pass
+    return columns
+
+
+def _block(data: bytes) -> Floats:
+    """One row per column; lines without a step and a time are left out."""
+    rows = _rows(data)
+    block = np.array([_column(rows, name) for name in _ALL]).reshape(len(_ALL), len(rows))
+    return block[:, np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")])]
+
+
 def _rows(data: bytes) -> list[dict[str, Any]]:
     """The JSON objects of whole lines; a line that is none, because its writer was killed, is left out."""
-    lines = data.splitlines()
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        found = from_json(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]", cache_strings="keys")
     except ValueError:
-        found = [_object(line) for line in lines]
-    return [row for row in found if isinstance(row, dict) and _is_row(row)]
+        found = [_value(line) for line in data.splitlines()]
+    rows = [row for row in found if isinstance(row, dict)]
+    for row in rows:
+        if "skipped" in row or "slowest" in row:
+            _flatten(row)
+    return rows
 
 
-def _object(line: bytes) -> Any:
+def _value(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return from_json(line)
     except ValueError:
         return None
 
 
-def _is_row(row: dict[str, Any]) -> bool:
-    return all(isinstance(row.get(name, 0.0), int | float) for name in COLUMNS) and {"step", "t"} <= row.keys()
+def _flatten(row: dict[str, Any]) -> None:
+    """Numbers in place of a reason, and fields of `slowest` as fields of the row."""
+    reason, slowest = row.get("skipped"), row.get("slowest")
+    row["skipped"] = _SKIPPED.index(reason) if reason in _SKIPPED else len(_SKIPPED) if reason else np.nan
+    if isinstance(slowest, dict):
+        row.update({f"slowest_{name}": value for name, value in slowest.items()})
+
+
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
+    try:
+        values = [row[name] for row in rows]
+    except KeyError:
+        values = [row.get(name, np.nan) for row in rows]
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):  # a value is no number, or too large for one
+        return np.array([_number(value) for value in values])
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value) if isinstance(value, float | int) else np.nan
+    except OverflowError:
+        return np.nan
 
 
 def thinned(values: Sequence[float] | Floats, limit: int) -> NDArray[np.intp]:

@@ -6,12 +6,11 @@ A step repeated after a restart or a rollback has several lines; the last one co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NotRequired, TypedDict, cast
+from typing import NotRequired, TypedDict
 
 from trainworks.files import append_text
-from trainworks.record.events import read_lines_from
 
 _MOST_WARMUP_STEPS = 5
 
@@ -59,22 +58,6 @@ class MetricsRow(TypedDict):
 def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:
     """Append the rows of one interval in one write."""
     append_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read_metrics(path: Path) -> list[MetricsRow]:
-    """All complete rows in the order of writing."""
-    rows, _ = read_lines_from(path, 0)
-    return cast(list[MetricsRow], rows)
-
-
-def effective_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """The last row of every step, in order of the steps: the history that led to the final weights."""
-    effective: list[MetricsRow] = []
-    for row in rows:
-        while effective and effective[-1]["step"] >= row["step"]:
-            effective.pop()
-        effective.append(row)
-    return effective
 
 
 def warmup_steps(num_steps: int) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -59,16 +58,9 @@ def create_app(site: Site, access: Access, *, port: int, is_encrypted: bool) -> 
         port: on which it is served; names the cookie.
         is_encrypted: whether browsers connect by TLS.
     """
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        site.views.close()
-
     app = FastAPI(
         title="Trainworks",
         version=__version__,
-        lifespan=lifespan,
         openapi_url="/api/v1/openapi.json",
         docs_url=None,
         redoc_url=None,

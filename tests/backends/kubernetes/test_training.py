@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch", reason="NOT TESTED: training in pods; trainworks[train]")
 
 from tests.backends.kubernetes.conftest import Kube, Run
+from tests.fakes import effective_rows
 from tests.kubernetes.cluster import wait_until
 from tests.worker.harness import make_run, write_corpus
 from trainworks.api.runs import NODE_PLANNER
 from trainworks.record.manifest import complete_checkpoints
-from trainworks.record.metrics import effective_rows, read_metrics
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
 
@@ -39,7 +39,7 @@ def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(run: Run) -> No
     assert seen.restarts == 1
     resumed = [event["resumed_from_step"] for event in run.events("attempt")]
     assert resumed[0] == 0 and resumed[-1] >= 40
-    steps = [row["step"] for row in effective_rows(read_metrics(run.there.metrics_file))]
+    steps = [row["step"] for row in effective_rows(run.there.metrics_file)]
     assert steps == sorted(steps) and steps[-1] == STEPS
 
 

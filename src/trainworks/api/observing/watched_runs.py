@@ -13,7 +13,7 @@ from trainworks.observe.metrics.runs import RunSnapshot
 from trainworks.record.events import Event, read_events
 from trainworks.record.history import build_history
 from trainworks.record.ledger import Ledger, build_ledger
-from trainworks.record.metrics import read_metrics
+from trainworks.record.metric_columns import read_columns
 from trainworks.record.run_dir import RunDir, run_dirs
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.run_progress import RunFollower, current_state
@@ -101,10 +101,10 @@ class WatchedRun:
         if now < self._ledger_due:
             return
         start_s = time.perf_counter()
-        events, rows = read_events(self.run_dir.events_file), read_metrics(self.run_dir.metrics_file)
+        events, metrics = read_events(self.run_dir.events_file), read_columns(self.run_dir.metrics_file)
         status = self.run_dir.read_status().model_copy(update={"state": str(state)})
-        history = build_history(events, rows, created_at=created_at, status=status, now=now)
-        self._ledger = build_ledger(history) if rows else None
+        history = build_history(events, metrics, created_at=created_at, status=status, now=now)
+        self._ledger = build_ledger(history) if len(metrics) else None
         took_s = time.perf_counter() - start_s
         self._ledger_due = now + max(_LEDGER_EVERY_S, took_s / share)
 

@@ -20,7 +20,7 @@ from trainworks.plan.search import limit_bytes
 from trainworks.record.events import read_events
 from trainworks.record.history import build_history
 from trainworks.record.ledger import build_ledger
-from trainworks.record.metrics import read_metrics
+from trainworks.record.metric_columns import read_columns
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -55,7 +55,7 @@ def diagnosis_of(found: Run) -> Diagnosis:
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
     history = build_history(
         read_events(run_dir.events_file),
-        read_metrics(run_dir.metrics_file),
+        read_columns(run_dir.metrics_file),
         created_at=resolved.created_at,
         status=run_dir.read_status().model_copy(update={"state": state}),
         now=time.time(),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
+
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.observe.diagnosis.run_facts import RunFacts
+from trainworks.record.metric_columns import Floats
 from trainworks.units import format_bytes, format_duration
 
 _LARGER_BATCH_SAVES = 0.1
@@ -111,19 +113,19 @@ def lost_to_throttling(facts: RunFacts) -> LostTime | None:
     slow_s, ratio, first, last = _slow_windows(facts.usual_compute_s)
     if slow_s <= 0:
         return None
-    steps = [row["step"] for row in facts.steady]
+    begin, end = facts.steady["step"][[first, last]]
     return LostTime(
         name="throttling",
         title="Compute slowed down during the run",
         lost_s=min(slow_s, facts.shares.compute_s),
-        evidence=(f"steps {steps[first]:,} to {steps[last]:,} computed {ratio:.2f} times as long as the fastest part",),
+        evidence=(f"steps {begin:,.0f} to {end:,.0f} computed {ratio:.2f} times as long as the fastest part",),
         remedy="Look for throttled clocks (heat, power limit) and for other programs on the nodes at that time.",
         setting="trainworks health",
         saves_s=slow_s,
     )
 
 
-def _slow_windows(values: Sequence[float]) -> tuple[float, float, int, int]:
+def _slow_windows(values: Floats) -> tuple[float, float, int, int]:
     """Seconds beyond the base in slow windows, their ratio to it, and the first and last slow step.
 
     The base is the median of the window at the first quartile.
@@ -132,7 +134,7 @@ def _slow_windows(values: Sequence[float]) -> tuple[float, float, int, int]:
     if count < _FEWEST_WINDOWS:
         return 0.0, 1.0, 0, 0
     bounds = [index * len(values) // count for index in range(count + 1)]
-    windows = [(begin, end, median(values[begin:end])) for begin, end in pairwise(bounds)]
+    windows = [(begin, end, float(np.median(values[begin:end]))) for begin, end in pairwise(bounds)]
     base = sorted(seconds for _, _, seconds in windows)[count // 4]
     slow = [window for window in windows if window[2] > _SLOWER * base > 0]
     if not slow:

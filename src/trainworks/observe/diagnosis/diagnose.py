@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from trainworks.observe.diagnosis.computing import (
     lost_to_recomputation,
     lost_to_slow_compute,
@@ -74,7 +76,7 @@ def _notes(facts: RunFacts) -> Iterator[str]:
     processes = facts.resolved.processes
     if not facts.rows:
         yield "no step is recorded: only the start and failures can be judged"
-    elif processes.world_size > 1 and not any("slowest" in row for row in facts.rows):
+    elif processes.world_size > 1 and np.isnan(facts.rows["slowest_rank"]).all():
         yield "the record has no times of single ranks: a slow rank shows as communication"
     if facts.plan is None:
         yield "the run has no plan: compute is not held against a prediction"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trainworks.observe.diagnosis.nccl import NcclTransport
-from trainworks.record.faults import is_fault
-from trainworks.record.history import History
+from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.ledger import Ledger
-from trainworks.record.metrics import MetricsRow, SlowestRank, warmup_steps
+from trainworks.record.metric_columns import Floats, Steps
+from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups, StepTimeTerms
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ class RunFacts:
         return self.resolved.plan
 
     @cached_property
-    def rows(self) -> Sequence[MetricsRow]:
+    def rows(self) -> Steps:
         """Effective steps that updated the weights."""
-        return [row for row in self.history.effective if not is_fault(row)]
+        return self.history.effective.where(~self.history.effective.is_fault())
 
     @cached_property
-    def steady(self) -> Sequence[MetricsRow]:
+    def steady(self) -> Steps:
         """The same without the first ones."""
-        return self.rows[warmup_steps(len(self.rows)) :]
+        return self.rows.where(slice(warmup_steps(len(self.rows)), None))
 
     @property
     def steps_s(self) -> float:
@@ -82,7 +82,7 @@ class RunFacts:
 
     def median_of(self, term: str) -> float:
         """Median seconds of one term over the steady steps; 0 without any."""
-        return median(float(row[term]) for row in self.steady) if self.steady else 0.0  # type: ignore[literal-required]
+        return float(np.median(self.steady[term])) if len(self.steady) else 0.0
 
     @property
     def planned(self) -> StepTimeGroups | None:
@@ -96,36 +96,27 @@ class RunFacts:
         return terms if isinstance(terms, StepTimeTerms) else None
 
     @cached_property
-    def slow_ranks(self) -> Sequence[SlowRank]:
-        """Ranks that were the slowest of an interval, the costliest first."""
-        found: defaultdict[int, list[SlowRank]] = defaultdict(list)
-        for slowest, rows in _intervals(self.history):
-            extra_s, data_s = slowest["extra_s"], max(0.0, slowest["extra_data_s"])
-            if rows and extra_s > 0:
-                seen = SlowRank(slowest["rank"], extra_s * len(rows), min(extra_s, data_s) * len(rows), len(rows))
-                found[seen.rank].append(seen)
-        ranks = [
-            SlowRank(
-                rank,
-                sum(one.extra_s for one in seen),
-                sum(one.extra_data_s for one in seen),
-                sum(one.num_steps for one in seen),
-            )
-            for rank, seen in found.items()
-        ]
-        return sorted(ranks, key=lambda one: -one.extra_s)
+    def _slowest(self) -> Floats:
+        """Rank, extra_s and extra_data_s of the slowest rank, a column for each of `rows`; NaN where none is named."""
+        return np.concatenate([_slowest_of(launch) for launch in self.history.launches], axis=1)
 
     @cached_property
-    def usual_compute_s(self) -> Sequence[float]:
+    def slow_ranks(self) -> Sequence[SlowRank]:
+        """Ranks that were the slowest of an interval, the costliest first."""
+        ranks, extra_s, data_s = self._slowest[:, self._slowest[1] > 0]
+        known, nth, num_steps = np.unique(ranks, return_inverse=True, return_counts=True)
+        data_s = np.minimum(extra_s, np.fmax(data_s, 0.0))
+        sums = (np.bincount(nth, weights=seconds).tolist() for seconds in (extra_s, data_s))
+        found = map(SlowRank, map(int, known), *sums, num_steps.tolist())
+        return sorted(found, key=lambda one: -one.extra_s)
+
+    @cached_property
+    def usual_compute_s(self) -> Floats:
         """Compute of every steady step, without what its slow rank added to the mean over the ranks."""
-        world = self.resolved.processes.world_size
-        added = {
-            (row["attempt"], row["step"]): (slowest["extra_s"] - max(0.0, slowest["extra_data_s"])) / world
-            for slowest, rows in _intervals(self.history)
-            for row in rows
-        }
-        steps = ((row["compute_s"], added.get((row["attempt"], row["step"]), 0.0)) for row in self.steady)
-        return [max(0.0, compute_s - max(0.0, extra_s)) for compute_s, extra_s in steps]
+        _, extra_s, data_s = self._slowest[:, len(self.rows) - len(self.steady) :]
+        added_s = np.fmax(extra_s - np.fmax(data_s, 0.0), 0.0) / self.resolved.processes.world_size
+        usual_s: Floats = np.fmax(self.steady["compute_s"] - added_s, 0.0)
+        return usual_s
 
     @property
     def expected_compute_s(self) -> float:
@@ -151,13 +142,10 @@ class RunFacts:
         )
 
 
-def _intervals(history: History) -> Iterator[tuple[SlowestRank, Sequence[MetricsRow]]]:
-    """The slowest rank of every logging interval, and the effective steps in the interval."""
-    for launch in history.launches:
-        rows: list[MetricsRow] = []
-        for step in launch.steps:
-            if not step.lost and not is_fault(step.row):
-                rows.append(step.row)
-            if "slowest" in step.row:
-                yield step.row["slowest"], rows
-                rows = []
+def _slowest_of(launch: RecordedLaunch) -> Floats:
+    """What the last row of its logging interval says of every effective step without a fault."""
+    ends = np.flatnonzero(np.isfinite(launch.steps["slowest_rank"]))
+    nth = np.searchsorted(ends, np.flatnonzero(~(launch.lost | launch.steps.is_fault())))
+    fields = ("slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
+    named = np.array([np.append(launch.steps[field][ends], np.nan) for field in fields])
+    return np.take(named, nth, axis=1)

@@ -45,8 +45,9 @@ def _start_parts(facts: RunFacts) -> Iterator[str]:
     met = _first(launch.events, "attempt")
     if met:
         yield f"all ranks had met {format_duration(max(0.0, float(met['t']) - launch.start_at))} after the launch"
-    first = launch.steps[0].row if met and launch.steps else None
-    if first and (later_s := first["t"] - first["step_s"] - float(met["t"])) > 0:
+    if not met or not len(launch.steps):
+        return
+    if (later_s := float(launch.steps["t"][0] - launch.steps["step_s"][0]) - float(met["t"])) > 0:
         yield f"the first step began {format_duration(later_s)} later"
 
 

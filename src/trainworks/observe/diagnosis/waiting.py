@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import quantiles
+import numpy as np
 
 from trainworks.observe.diagnosis.layout_prices import PricedLayout
 from trainworks.observe.diagnosis.lost_time import LostTime
@@ -33,8 +33,7 @@ def lost_to_data(facts: RunFacts) -> LostTime | None:
 
 
 def _data_evidence(facts: RunFacts) -> str:
-    waits = [row["data_s"] for row in facts.rows]
-    slowest = quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]
+    slowest = float(np.quantile(facts.rows["data_s"], 0.95, method="weibull"))
     return (
         f"a step waits {format_duration(facts.median_of('data_s'))} for its batch (median), "
         f"one step in twenty at least {format_duration(slowest)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from trainworks.record.events import Event
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.recover.failures import describe_failure, first_failure
@@ -78,13 +80,14 @@ def build_attempts(history: History) -> tuple[ReportedAttempt, ...]:
 
 def _numbers(launch: RecordedLaunch) -> list[int]:
     traced = [event.get("attempt") for event in launch.events if event.get("kind") in ("attempt", "failure")]
-    recorded = [step.row["attempt"] for step in launch.steps]
-    return sorted({int(number) for number in [*traced, *recorded] if number is not None})
+    recorded = np.unique(launch.steps["attempt"])
+    return sorted({int(number) for number in [*traced, *recorded[np.isfinite(recorded)]] if number is not None})
 
 
 def _attempt(launch: RecordedLaunch, number: int, index: int, start_at: float) -> ReportedAttempt:
     started = _first(launch.events, "attempt", number)
-    steps = [step for step in launch.steps if step.row["attempt"] == number]
+    is_own = launch.steps["attempt"] == number
+    steps = launch.steps["step"][is_own]
     told = [event for event in launch.events if event.get("kind") == "attempt" and event.get("attempt") == number]
     return ReportedAttempt(
         number=number,
@@ -92,9 +95,9 @@ def _attempt(launch: RecordedLaunch, number: int, index: int, start_at: float) -
         after_s=float(started["t"]) - start_at if started else None,
         world_size=started.get("world_size"),
         resumed_from_step=max((int(event.get("resumed_from_step") or 0) for event in told), default=0),
-        first_step=steps[0].row["step"] if steps else None,
-        last_step=steps[-1].row["step"] if steps else None,
-        lost_steps=sum(step.lost for step in steps),
+        first_step=int(steps[0]) if len(steps) else None,
+        last_step=int(steps[-1]) if len(steps) else None,
+        lost_steps=int(launch.lost[is_own].sum()),
     )
 
 

@@ -5,15 +5,17 @@ Convention: relative difference = (measured - planned) / planned, so that + mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
+
+import numpy as np
 
 from trainworks.record.events import Event
 from trainworks.record.history import History
 from trainworks.record.ledger import Ledger
-from trainworks.record.metrics import MetricsRow, warmup_steps
+from trainworks.record.metric_columns import Floats, Steps
+from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import HOUR_S, format_bytes, format_duration
@@ -89,15 +91,15 @@ def build_comparison(
         energy_j: energy of the accelerators so far; None where it was not measured.
     """
     others = _attempts_of_other_layouts(plan, history)
-    rows = [row for row in history.effective if row["attempt"] not in others]
-    skipped = warmup_steps(len(rows))
-    steady = rows[skipped:]
-    num_other_steps = len(history.effective) - len(rows)
-    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady, lambda row: row["step_s"]))
+    steps = history.effective.where(~np.isin(history.effective["attempt"], others))
+    skipped = warmup_steps(len(steps))
+    steady = steps.where(slice(skipped, None))
+    num_other_steps = len(history.effective) - len(steps)
+    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady["step_s"]))
     terms = _step_time_terms(plan, steady, step_time.measured)
     memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
     run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
-    throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(steady, _tokens_per_s))
+    throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(_tokens_per_s(steady)))
     planned_wh = None if power_w is None else power_w * plan.run_time_s / HOUR_S
     energy_wh = None if run_time.measured is None or energy_j is None else energy_j / HOUR_S
     checkpoints = history.of_kind("checkpoint")
@@ -132,9 +134,9 @@ def build_comparison(
     )
 
 
-def _attempts_of_other_layouts(plan: Plan, history: History) -> set[int]:
+def _attempts_of_other_layouts(plan: Plan, history: History) -> list[int]:
     own = plan.layout.describe()
-    return {event["attempt"] for event in history.of_kind("attempt") if event.get("layout", own) != own}
+    return [event["attempt"] for event in history.of_kind("attempt") if event.get("layout", own) != own]
 
 
 def _difference(name: str, unit: Unit, planned: float | None, measured: float | None) -> Difference:
@@ -142,8 +144,8 @@ def _difference(name: str, unit: Unit, planned: float | None, measured: float | 
     return Difference(name=name, unit=unit, planned=planned, measured=measured, relative=relative)
 
 
-def _median_of(rows: Sequence[MetricsRow], value: Callable[[MetricsRow], float]) -> float | None:
-    return median(value(row) for row in rows) if rows else None
+def _median_of(values: Floats) -> float | None:
+    return float(np.median(values)) if len(values) else None
 
 
 def _interval(plan: Plan) -> tuple[float, float] | None:
@@ -151,23 +153,24 @@ def _interval(plan: Plan) -> tuple[float, float] | None:
     return None if expected is None else (plan.tokens_per_step / expected.high_s, plan.tokens_per_step / expected.low_s)
 
 
-def _tokens_per_s(row: MetricsRow) -> float:
-    return row["tokens"] / row["step_s"] if row["step_s"] > 0 else 0.0
+def _tokens_per_s(steps: Steps) -> Floats:
+    step_s = steps["step_s"]
+    return np.divide(steps["tokens"], step_s, out=np.zeros(len(steps)), where=step_s > 0)
 
 
-def _step_time_terms(plan: Plan, rows: Sequence[MetricsRow], whole_s: float | None) -> tuple[Difference, ...]:
+def _step_time_terms(plan: Plan, steady: Steps, whole_s: float | None) -> tuple[Difference, ...]:
     terms = tuple(
-        _difference(name.removesuffix("_s"), "s", planned, _median_of(rows, itemgetter(name)))
+        _difference(name.removesuffix("_s"), "s", planned, _median_of(steady[name]))
         for name, planned in plan.step_time.groups.model_dump().items()
     )
     rest = None if whole_s is None else max(0.0, whole_s - sum(term.measured or 0.0 for term in terms))
     return (*terms, _difference("other", "s", None, rest))
 
 
-def _memory_peak(history: History, others: set[int]) -> float | None:
-    recorded = (step.row for launch in history.launches for step in launch.steps)
-    rows = [row for row in recorded if row["attempt"] not in others]
-    return max((float(row["memory_peak_bytes"]) for row in rows if "memory_peak_bytes" in row), default=None)
+def _memory_peak(history: History, others: Sequence[int]) -> float | None:
+    recorded = history.effective.joined([history.lost])
+    peaks = recorded["memory_peak_bytes"][~np.isin(recorded["attempt"], others)]
+    return float(np.nanmax(peaks)) if np.isfinite(peaks).any() else None
 
 
 def _memory_terms(plan: Plan) -> tuple[Difference, ...]:
@@ -176,10 +179,10 @@ def _memory_terms(plan: Plan) -> tuple[Difference, ...]:
 
 
 def _run_time(plan: Plan, history: History) -> float | None:
-    rows = history.effective
-    if not rows or rows[-1]["step"] < plan.num_steps:
+    steps = history.effective
+    if not len(steps) or steps["step"][-1] < plan.num_steps:
         return None
-    return max(0.0, rows[-1]["t"] - history.start_at - history.idle_s)
+    return max(0.0, float(steps["t"][-1]) - history.start_at - history.idle_s)
 
 
 def _last_field(events: Sequence[Event], field: str) -> float | None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from trainworks.config.run_file import Workload
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import Event, read_events
@@ -14,7 +16,7 @@ from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import MetricsRow, read_metrics
+from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -178,15 +180,16 @@ class Report(ReportPart, Result):
     curves: Curves | None
 
 
-def build_report(run_dir: RunDir, now: float, *, state: str | None = None, with_steps: bool = True) -> Report:
+def build_report(
+    run_dir: RunDir, now: float, *, state: str | None = None, metrics: MetricColumns | None = None
+) -> Report:
     """Read a run's record and say what it says.
 
     Args:
         run_dir: of a run in any state, also one that is still going.
         now: seconds since the epoch; the end of a run that is still going.
         state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
-        with_steps: whether to read the metrics, which takes seconds for a million steps; without them the report says
-            what the events say.
+        metrics: of the run, where they were read already; a million steps take seconds.
 
     Raises:
         EnvironmentProblem: the resolved run is missing or was written by another format.
@@ -194,9 +197,10 @@ def build_report(run_dir: RunDir, now: float, *, state: str | None = None, with_
     resolved = run_dir.read_resolved()
     status = run_dir.read_status()
     status = status.model_copy(update={"state": state}) if state else status
-    events, rows = read_events(run_dir.events_file), read_metrics(run_dir.metrics_file) if with_steps else []
-    history = build_history(events, rows, created_at=resolved.created_at, status=status, now=now)
-    has_steps = resolved.plan is not None or bool(history.effective)  # a command's loop may record them
+    events = read_events(run_dir.events_file)
+    metrics = read_columns(run_dir.metrics_file) if metrics is None else metrics
+    history = build_history(events, metrics, created_at=resolved.created_at, status=status, now=now)
+    has_steps = resolved.plan is not None or len(history.effective) > 0  # a command's loop may record them
     ledger = build_ledger(history) if has_steps else None
     standing = _standing(status, history.of_kind("state"))
     return Report(
@@ -223,7 +227,7 @@ def build_report(run_dir: RunDir, now: float, *, state: str | None = None, with_
         comparison=_comparison(resolved, history, ledger, energy_of(run_dir, resolved.processes)),
         ledger=ledger,
         sample=_sample(history),
-        curves=build_curves(history) if has_steps else None,
+        curves=build_curves(metrics, events) if has_steps else None,
     )
 
 
@@ -254,7 +258,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
     plan, workload = resolved.plan, resolved.run_file.workload
     if plan is None or workload is None:
         return None
-    rows = history.effective
+    steps = history.effective
     ready: Event = next(iter(reversed(history.of_kind("data_ready"))), {})
     return Training(
         model=_describe_model(plan, workload),
@@ -267,14 +271,14 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
         data_seconds=ready.get("seconds"),
         data_cached=bool(ready.get("cached", False)),
         num_steps=plan.num_steps,
-        steps_done=rows[-1]["step"] if rows else 0,
-        tokens=sum(row["tokens"] for row in rows if not row.get("skipped")),
+        steps_done=int(steps["step"][-1]) if len(steps) else 0,
+        tokens=int(np.nansum(steps["tokens"][~steps.is_skipped()])),
         lost_steps=len(history.lost),
         compiled=_compiled(history),
-        loss_scale_steps=sum(row.get("skipped") == "loss_scale" for row in rows),
-        loss_first=_loss_point(rows[:1]),
-        loss_last=_loss_point(rows[-1:]),
-        loss_lowest=_loss_point(_lowest(rows)),
+        loss_scale_steps=int(steps.is_skipped("loss_scale").sum()),
+        loss_first=_loss_point(steps, 0),
+        loss_last=_loss_point(steps, -1),
+        loss_lowest=_lowest_loss(steps),
     )
 
 
@@ -302,13 +306,15 @@ def _describe_data(workload: Workload) -> str:
     return printable(f"{data.title}, {size}")
 
 
-def _lowest(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    finite = [row for row in rows if math.isfinite(row["loss"])]
-    return sorted(finite, key=lambda row: row["loss"])[:1]
+def _lowest_loss(steps: Steps) -> LossPoint | None:
+    finite = steps.where(np.isfinite(steps["loss"]))
+    return _loss_point(finite, int(finite["loss"].argmin())) if len(finite) else None
 
 
-def _loss_point(rows: Sequence[MetricsRow]) -> LossPoint | None:
-    return LossPoint(step=rows[0]["step"], loss=rows[0]["loss"]) if rows else None
+def _loss_point(steps: Steps, index: int) -> LossPoint | None:
+    if not len(steps):
+        return None
+    return LossPoint(step=int(steps["step"][index]), loss=float(steps["loss"][index]))
 
 
 def energy_of(run_dir: RunDir, processes: Processes) -> float | None:
