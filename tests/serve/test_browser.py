@@ -57,7 +57,8 @@ def test_every_page_fits_and_breaks_nothing(
     chromium: Any, server: Server, trained: str, problems: list[str], size: str, scheme: str
 ) -> None:
     page = page_of(chromium, server, problems, size=size, scheme=scheme)
-    for path in ("/", f"/runs/{trained}", f"/runs/{trained}/logs/rank-0", "/nodes", "/costs", "/plan", "/submit"):
+    runs = (f"/runs/{trained}", f"/runs/{trained}/why", f"/compare?first={trained}&second={trained}")
+    for path in ("/", *runs, f"/runs/{trained}/logs/rank-0", "/nodes", "/costs", "/plan", "/submit"):
         page.goto(f"http://127.0.0.1:{server.port}{path}")
         shoot(page, f"{size}-{scheme}-{path.strip('/').replace('/', '-') or 'jobs'}")
         width = page.evaluate("document.documentElement.scrollWidth")

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import trainworks
+from tests.report.conftest import RunWriter, make_plan
 from tests.serve.conftest import ADMIN, SUBMITTER, Server
 
 
@@ -33,6 +34,28 @@ def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, t
     assert "80 % interval of the plan" in page.text and 'class="interval"' in page.text
     assert "&lt;b&gt;SIGKILL&lt;/b&gt;" in page.text and "<b>SIGKILL" not in page.text
     assert f"/runs/{trained}/logs/rank-0" in page.text
+
+
+def test_why_a_run_is_not_faster_is_a_page_and_json(server: Server, trained: str) -> None:
+    diagnosis = server.ask(f"/api/v1/runs/{trained}/why").json
+    assert diagnosis["run_id"] == trained
+    assert {"restarts", "lost_steps"} <= {cause["name"] for cause in diagnosis["causes"]}
+    page = server.ask(f"/runs/{trained}/why")
+    assert page.status == 200
+    assert f"1. {diagnosis['causes'][0]['title']}" in page.text
+    assert f'href="/runs/{trained}"' in page.text
+    assert f'href="/runs/{trained}/why"' in server.ask(f"/runs/{trained}").text
+
+
+def test_two_runs_are_compared_on_a_page_and_as_json(server: Server, trained: str) -> None:
+    slower = RunWriter(server.runs, make_plan(), None).launch().steps(60, data_s=0.05).finish().run_dir.run_id
+    found = server.ask(f"/api/v1/runs/{trained}/compare/{slower}").json
+    assert found["runs"] == [trained, slower]
+    assert "most by data" in found["finding"]
+    page = server.ask(f"/compare?first={trained}&second={slower}").text
+    assert found["finding"][1:] in page and 'class="lost-line"' in page
+    assert f'value="{trained}"' in server.ask(f"/compare?first={trained}").text
+    assert server.ask(f"/compare?first={trained}&second=none-1").status == 404
 
 
 def test_metrics_are_those_of_the_steps_that_count(server: Server, trained: str) -> None:
@@ -121,7 +144,7 @@ def test_a_workload_is_planned_on_a_page(server: Server) -> None:
     assert "<svg" in page.text
 
 
-@pytest.mark.parametrize("path", ["/", "/nodes", "/costs", "/plan", "/submit", "/login", "/static/live.js"])
+@pytest.mark.parametrize("path", ["/", "/nodes", "/costs", "/compare", "/plan", "/submit", "/login", "/static/live.js"])
 def test_every_page_opens(server: Server, path: str) -> None:
     assert server.ask(path).status == 200
 

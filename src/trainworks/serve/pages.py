@@ -25,6 +25,7 @@ from trainworks.report.observing import job_costs, run_page
 from trainworks.report.rendering.document import Document, Preformatted, Section
 from trainworks.report.rendering.page import page_environment
 from trainworks.report.rendering.renderer import build_document
+from trainworks.report.runs import run_comparison, why
 from trainworks.serve.access import Role, Visitor
 from trainworks.serve.guard import visitor_of
 from trainworks.serve.site import Site, check_role
@@ -51,7 +52,7 @@ VisitorOf = Annotated[Visitor, Depends(visitor_of)]
 def render(document: Document, template: str, visitor: Visitor | None, **context: Any) -> str:
     """A document in the frame of the site, or in a template that extends it."""
     shown = {"document": document, "sections": document.shown("page"), "visitor": visitor}
-    shown |= {"may_submit": visitor is not None and visitor.role >= Role.SUBMITTER, "live": ""}
+    shown |= {"may_submit": visitor is not None and visitor.role >= Role.SUBMITTER, "live": "", "back": ""}
     return _ENVIRONMENT.get_template(template).render(**shown | context)
 
 
@@ -80,6 +81,7 @@ def pages(site: Site) -> APIRouter:
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     _job_pages(router, site)
     _run_pages(router, site)
+    _judging_pages(router, site)
     _form_pages(router, site)
 
     @router.get("/nodes")
@@ -156,7 +158,8 @@ def _run_pages(router: APIRouter, site: Site) -> None:
         run_dir = site.views.view(name).run.run_dir
         part = read_log(run_dir, log, text=text)
         document = run_page.log_document(run_dir.run_id, log, part.lines, text=text, is_cut=part.is_cut)
-        return render(document, "log.html", visitor, live=f"/live?run={name}&log={log}", name=name, text=text)
+        live, back = f"/live?run={name}&log={log}", f"/runs/{name}"
+        return render(document, "log.html", visitor, live=live, back=back, text=text)
 
     @router.post("/runs/{name}/{action}")
     def act(visitor: VisitorOf, name: str, action: str) -> Response:
@@ -165,6 +168,23 @@ def _run_pages(router: APIRouter, site: Site) -> None:
             raise UsageError(f"no action `{action}`")
         actions[action](visitor, name)
         return RedirectResponse(f"/runs/{name}", 303)
+
+
+def _judging_pages(router: APIRouter, site: Site) -> None:
+    @router.get("/runs/{name}/why")
+    def why_page(visitor: VisitorOf, name: str) -> str:
+        return render(why.document(site.diagnosis(name)), "site.html", visitor, back=f"/runs/{name}")
+
+    @router.get("/compare")
+    def compare_page(
+        visitor: VisitorOf,
+        first: Annotated[str, Query(max_length=200)] = "",
+        second: Annotated[str, Query(max_length=200)] = "",
+    ) -> str:
+        document = Document("Compare runs", "comparison", [])
+        if first and second:
+            document = run_comparison.document(site.comparison(first, second))
+        return render(document, "compare.html", visitor, first=first, second=second)
 
 
 def _job_sections(view: RunView) -> Sequence[Section]:

@@ -10,9 +10,11 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from trainworks.api.jobs import Attempt, JobRow, nodes
+from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
 from trainworks.api.observing.run_logs import LogPart, log_names, read_log
 from trainworks.api.observing.run_views import COLUMNS
+from trainworks.api.observing.why import Diagnosis
 from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.report.runs.summary import Report
 from trainworks.serve.access import Visitor
@@ -148,6 +150,16 @@ def _run_routes(router: APIRouter, site: Site) -> None:
         """One sentence per difference from the plan worth a sentence, the largest first."""
         comparison = site.views.view(run).report().comparison
         return list(comparison.findings) if comparison else []
+
+    @router.get("/runs/{run}/why", tags=["runs"], response_model=Diagnosis)
+    def diagnose_run(run: Name) -> Response:
+        """Causes of lost time, the costliest first, each with evidence and a remedy; at most half a minute old."""
+        return Response(site.diagnosis(run).model_dump_json(), media_type="application/json")
+
+    @router.get("/runs/{run}/compare/{other}", tags=["runs"], response_model=RunComparison)
+    def compare_runs(run: Name, other: Name) -> Response:
+        """Settings, step parts, losses and cost of two runs; differences are relative to the first."""
+        return Response(site.comparison(run, other).model_dump_json(), media_type="application/json")
 
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
     def list_checkpoints(run: Name) -> list[SavedCheckpoint]:

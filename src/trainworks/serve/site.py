@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from trainworks.api.jobs import current_user
+from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunViews
+from trainworks.api.observing.why import Diagnosis
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
@@ -20,6 +22,8 @@ from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
 _MOST_ANSWERS = 512
+_DIAGNOSIS_AGE_S = 30.0
+"""It prices other layouts, which takes a second."""
 
 
 class Shared:
@@ -72,6 +76,25 @@ class Site:
         self.views = RunViews(folder, self.board)
         self.shared = Shared()
         self._submit_to = submit_to
+
+    def diagnosis(self, name: str) -> Diagnosis:
+        """Why a run is not faster; at most half a minute old.
+
+        Raises:
+            UnknownRunError: no such run.
+        """
+        view = self.views.view(name)
+        return self.shared.get(("diagnosis", view.run.path), view.diagnosis, age_s=_DIAGNOSIS_AGE_S)
+
+    def comparison(self, first: str, second: str) -> RunComparison:
+        """The differences between two runs.
+
+        Raises:
+            UnknownRunError: no such run.
+        """
+        views = self.views.view(first), self.views.view(second)
+        key = ("comparison", *(view.run.path for view in views))
+        return self.shared.get(key, lambda: views[0].compared_with(views[1]), stamp=[view.stamp() for view in views])
 
     def submit(self, visitor: Visitor, text: str) -> Run:
         """Submit the run that a run file's text describes, as the user of the server.

@@ -20,7 +20,7 @@ from trainworks.plan.search import limit_bytes
 from trainworks.record.events import read_events
 from trainworks.record.history import build_history
 from trainworks.record.ledger import build_ledger
-from trainworks.record.metric_columns import read_columns
+from trainworks.record.metric_columns import MetricColumns, read_columns
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -50,12 +50,17 @@ def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnos
     return diagnosis_of(as_run(run, folder))
 
 
-def diagnosis_of(found: Run) -> Diagnosis:
-    """The diagnosis of a run, which may still be going."""
+def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
+    """The diagnosis of a run, which may still be going.
+
+    Args:
+        found: the run.
+        metrics: of the run, where they were read already.
+    """
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
     history = build_history(
         read_events(run_dir.events_file),
-        read_columns(run_dir.metrics_file),
+        read_columns(run_dir.metrics_file) if metrics is None else metrics,
         created_at=resolved.created_at,
         status=run_dir.read_status().model_copy(update={"state": state}),
         now=time.time(),
