@@ -93,6 +93,16 @@ def test_a_log_is_searched_in_any_case_and_shown_without_its_control_characters(
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
 
 
+def test_a_log_is_filtered_by_level(server: Server, trained: str) -> None:
+    log = server.runs / trained / "logs" / "node-0.log"
+    log.write_text("INFO begin\nWARNING hot\nno level\nValueError: bad\n  in its traceback\n")
+    found = server.ask(f"/api/v1/runs/{trained}/logs/node-0?level=warning").json
+    log.unlink()
+    assert found["lines"] == ["WARNING hot", "ValueError: bad", "  in its traceback"]
+    wrong = server.ask(f"/api/v1/runs/{trained}/logs/rank-0?level=warnin")
+    assert (wrong.status, wrong.json["hint"]) == (422, "did you mean `warning`?")
+
+
 def test_a_submitted_job_is_listed_found_and_described(server: Server) -> None:
     run = submitted(server, "echo here", name="listed")
     rows = server.ask("/api/v1/jobs?text=LISTED").json

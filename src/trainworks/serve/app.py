@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from trainworks import __version__
-from trainworks.api.observing.run_logs import log_names
+from trainworks.api.observing.logs import log_names
 from trainworks.errors import (
     DamagedStoreError,
     EnvironmentProblem,

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from trainworks.api.inputs import described_run
 from trainworks.api.jobs import nodes
 from trainworks.api.observing.job_board import JobQuery
-from trainworks.api.observing.run_logs import log_names, read_log
+from trainworks.api.observing.logs import LEVELS, last_lines, log_names
 from trainworks.api.observing.run_views import RunView
 from trainworks.api.plan import plan_cluster
 from trainworks.api.run_handle import JobState
@@ -154,12 +154,18 @@ def _run_pages(router: APIRouter, site: Site) -> None:
         return site.shared.get(("run", view.run.path, name, visitor), compute, stamp=view.stamp())
 
     @router.get("/runs/{name}/logs/{log}")
-    def log_page(visitor: VisitorOf, name: str, log: str, text: Annotated[str, Query(max_length=200)] = "") -> str:
+    def log_page(
+        visitor: VisitorOf,
+        name: str,
+        log: str,
+        text: Annotated[str, Query(max_length=200)] = "",
+        level: Annotated[str, Query(max_length=20)] = "",
+    ) -> str:
         run_dir = site.views.view(name).run.run_dir
-        part = read_log(run_dir, log, text=text)
-        document = run_page.log_document(run_dir.run_id, log, part.lines, text=text, is_cut=part.is_cut)
-        live, back = f"/live?run={name}&log={log}", f"/runs/{name}"
-        return render(document, "log.html", visitor, live=live, back=back, text=text)
+        part = last_lines(run_dir, log, text=text, level=level)
+        document = run_page.log_document(run_dir.run_id, log, part.lines, text=text, level=level, is_cut=part.is_cut)
+        frame = {"live": f"/live?run={name}&log={log}", "back": f"/runs/{name}"}
+        return render(document, "log.html", visitor, **frame, text=text, level=level, levels=LEVELS)
 
     @router.post("/runs/{name}/{action}")
     def act(visitor: VisitorOf, name: str, action: str) -> Response:

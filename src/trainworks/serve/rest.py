@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from trainworks.api.jobs import Attempt, JobRow, nodes
 from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
-from trainworks.api.observing.run_logs import LogPart, log_names, read_log
+from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
 from trainworks.api.observing.run_views import COLUMNS
 from trainworks.api.observing.why import Diagnosis
 from trainworks.errors import TrainworksError, UsageError, suggest
@@ -211,10 +211,11 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         run: Name,
         log: Annotated[str, Path(max_length=20, description="`rank-0`, `node-0` or `supervisor`.")],
         text: Annotated[str, Query(max_length=200, description="Only lines with this text, in any case.")] = "",
+        level: Annotated[str, Query(max_length=20, description=f"Least level, of {', '.join(LEVELS)}.")] = "",
         limit: Annotated[int, Query(ge=1, le=10_000)] = 500,
     ) -> LogPart:
         """The last lines of a log."""
-        return read_log(site.views.view(run).run.run_dir, log, text=text, limit=limit)
+        return last_lines(site.views.view(run).run.run_dir, log, text=text, level=level, limit=limit)
 
 
 def finite(value: Any) -> Any:

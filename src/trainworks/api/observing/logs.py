@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from trainworks.api.inputs import argument
-from trainworks.api.run_handle import Run, as_run
-from trainworks.errors import ArgumentError, QuantityError, UsageError, suggest
+from trainworks.api.run_handle import Run, RunDir, as_run
+from trainworks.errors import ArgumentError, QuantityError, UnknownRunError, UsageError, suggest
 from trainworks.observe.log_lines import LEVELS, LineReader, LogFilter, LogLine, RunLogs, time_of
 from trainworks.units import parse_duration
 
-__all__ = ["LogLine", "RunLogs", "logs"]
+__all__ = ["LEVELS", "LogLine", "LogPart", "RunLogs", "last_lines", "log_names", "logs"]
 
 _POLL_S = 0.2
+_LOG_NAME = re.compile(r"(?:rank|node)-\d{1,7}|supervisor")
+_TAIL_BYTES = 1 << 20
+"""End of a log that is read for its last lines."""
+_SEARCH_BYTES = 256 << 20
+"""End of a log that is searched."""
+_LONGEST_LINE = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """The last lines of one log."""
+
+    log: str
+    """`rank-0`, `node-0` or `supervisor`."""
+    lines: list[str]
+    is_cut: bool
+    """True if there are earlier lines that meet the conditions, or that were not searched."""
 
 
 def logs(
@@ -131,3 +152,58 @@ def _since(text: str | None) -> float:
         with argument("since"):
             hint = "write it like `10m`, or like `2026-11-23 19:40:00`"
             raise UsageError(f"`{text}` is neither a duration nor a time", hint=hint) from None
+
+
+def log_names(run_dir: RunDir) -> list[str]:
+    """Names of the logs that exist: ranks, then node agents, then the supervisor."""
+    found = {path.stem for path in run_dir.logs.glob("*.log") if _LOG_NAME.fullmatch(path.stem)}
+    return sorted(found, key=lambda name: (name.startswith("s"), name.startswith("n"), len(name), name))
+
+
+def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", limit: int = 500) -> LogPart:
+    """The last lines of a log, or the last ones that meet conditions.
+
+    Links are not followed: a run directory of another user could name any file of the reader.
+
+    Args:
+        run_dir: of the run.
+        log: a name out of `log_names`.
+        text: only lines with it, in any case.
+        level: only lines of this level or above.
+        limit: most lines.
+
+    Raises:
+        UnknownRunError: no such log.
+        ArgumentError: no such level.
+    """
+    if not _LOG_NAME.fullmatch(log):
+        raise UnknownRunError(f"no log `{log}`", hint="the logs are rank-N, node-N and supervisor")
+    wanted = replace(_filter(None, None, level), pattern=re.compile(re.escape(text), re.IGNORECASE))
+    kept, num_found, reader = deque[str](maxlen=limit), 0, LineReader(log)
+    with _open_inside(run_dir, log) as file:
+        begin = max(0, os.fstat(file.fileno()).st_size - (_SEARCH_BYTES if text or level else _TAIL_BYTES))
+        file.seek(begin)
+        if begin:
+            file.readline()
+        for line in file:
+            read = reader.read(line[:_LONGEST_LINE].decode("utf-8", errors="replace").rstrip("\r\n"))
+            if wanted.wants(read):
+                kept.append(read.text)
+                num_found += 1
+    return LogPart(log, list(kept), is_cut=begin > 0 or num_found > limit)
+
+
+def _open_inside(run_dir: RunDir, log: str) -> BinaryIO:
+    """Open a log that is a regular file in the folder of the logs.
+
+    Raises:
+        UnknownRunError: it is none.
+    """
+    try:
+        folder = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            return os.fdopen(os.open(f"{log}.log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb")
+        finally:
+            os.close(folder)
+    except OSError:
+        raise UnknownRunError(f"run {run_dir.run_id} has no log `{log}` here") from None

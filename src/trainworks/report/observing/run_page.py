@@ -95,9 +95,11 @@ _TOLD: Mapping[str, Callable[[Event], str | None]] = {
 """Kinds of events that a terminal leaves out, because it shows them otherwise."""
 
 
-def log_document(run: str, log: str, lines: Sequence[str], *, text: str, is_cut: bool) -> Document:
-    """The last lines of a log, those with a text alone if one was searched."""
-    found = f"{len(lines):,} lines with `{text}`" if text else f"The last {len(lines):,} lines"
+def log_document(run: str, log: str, lines: Sequence[str], *, text: str, level: str, is_cut: bool) -> Document:
+    """The last lines of a log, those with a text or from a level on if these were wanted."""
+    conditions = [f"with `{text}`"] if text else []
+    conditions += [f"of level {level} or above"] if level else []
+    found = f"{len(lines):,} lines {' and '.join(conditions)}" if conditions else f"The last {len(lines):,} lines"
     blocks: list[Block] = [Text(f"{found}{'; earlier ones are left out' if is_cut else ''}.", "dim")]
     if lines:
         blocks.append(Preformatted("\n".join(lines)))
