@@ -111,7 +111,7 @@ def write_run(runs: Path, num_points: int) -> str:
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[tuple[int, str]]:
     """The port and cookie of a server in a process of its own."""
-    command = [sys.executable, "-m", "trainworks", "serve", "--port", "0", "--runs", str(folder / "runs")]
+    command = [sys.executable, "-m", "trainworks", "serve", "--listen", "127.0.0.1:0", "--runs", str(folder / "runs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
     assert process.stderr is not None
     try:

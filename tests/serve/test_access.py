@@ -152,8 +152,8 @@ def test_a_large_request_is_refused(server: Server) -> None:
 
 
 def test_other_machines_need_an_access_file() -> None:
-    with pytest.raises(UsageError, match="no access file says who may"):
-        command("--host", "0.0.0.0")
+    with pytest.raises(UsageError, match="admits other machines"):
+        command("--listen", "0.0.0.0:0")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_port_in_use_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(TrainworksError, match="is in use"):
-            command("--port", str(taken.getsockname()[1]))
+            command("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
 
 
 def command(*arguments: str) -> None:

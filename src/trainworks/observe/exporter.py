@@ -6,11 +6,7 @@ without another package.
 
 from __future__ import annotations
 
-import errno
 import hmac
-import ipaddress
-import re
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,45 +15,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from trainworks.errors import ArgumentError, EnvironmentProblem, PortInUseError
+from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic
+from trainworks.host.listening import SHORTEST_TOKEN, ListenAddress, is_token, open_socket, read_secret
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
 _SILENCE_S = 10.0
 """Longest wait for a request, or for a reader that does not take the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """Where the exporter listens."""
-
-    host: str
-    port: int
-    """0: a free one."""
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-
-def parse_address(text: str) -> ListenAddress:
-    """Parse `HOST:PORT`; an empty host means all interfaces.
-
-    Raises:
-        ArgumentError: the text is not an address.
-
-    >>> parse_address("[::1]:9855")
-    ListenAddress(host='::1', port=9855)
-    """
-    match = _ADDRESS.fullmatch(text)
-    if match is None or int(match["port"]) > 65535:
-        raise ArgumentError(f"`{text}` is not HOST:PORT", argument="listen", hint="write it like `127.0.0.1:9855`")
-    return ListenAddress(match["v6"] or match["host"] or "::", int(match["port"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +39,16 @@ def read_token(file: Path) -> str:
     """The token in a file, which only its owner may read.
 
     Raises:
-        ArgumentError: the file is missing or empty, or other users can read it.
+        ArgumentError: the file is missing or has no token, or other users can read it.
     """
-    try:
-        mode, text = file.stat().st_mode, file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no text"
-        raise ArgumentError(f"cannot read `{file}`: {reason}", argument="token_file") from None
-    if mode & 0o077:
+    token = read_secret(file, argument="token_file").strip()
+    if not is_token(token):
         raise ArgumentError(
-            f"other users can read the token in `{file}`", argument="token_file", hint=f"chmod 600 {file}"
-        )
-    if not text.isascii() or not text.isprintable() or len(text) < 16:
-        raise ArgumentError(
-            f"the token in `{file}` is shorter than 16 printable ASCII characters",
+            f"the token in `{file}` is shorter than {SHORTEST_TOKEN} printable ASCII characters",
             argument="token_file",
             hint=f"make one: (umask 077; openssl rand -hex 32 > {file})",
         )
-    return text
+    return token
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -113,18 +69,11 @@ class MetricsServer(ThreadingHTTPServer):
     def __init__(self, render: Callable[[], str], address: ListenAddress, security: ServerSecurity) -> None:
         self.render = render
         self.token = security.token
-        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         context = _tls(security)
-        try:
-            super().__init__((address.host, address.port), _Handler)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(
-                    f"port {address.port} is in use", place="--listen", hint="choose another: `--listen 127.0.0.1:9856`"
-                ) from None
-            raise EnvironmentProblem(
-                f"cannot listen on `{address.host}:{address.port}`: {error.strerror or error}", place="--listen"
-            ) from None
+        super().__init__((address.host, address.port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = open_socket(address)
+        self.server_address = self.socket.getsockname()
         if context is not None:  # the handshake belongs to the thread of the request, which has a time limit
             self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 

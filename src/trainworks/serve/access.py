@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from trainworks.errors import ArgumentError, UsageError
-
-_SHORTEST_TOKEN = 16
+from trainworks.api.observing.listening import SHORTEST_TOKEN, is_token, read_secret
+from trainworks.errors import ArgumentError
 
 
 class Role(enum.IntEnum):
@@ -77,8 +75,8 @@ class Access(_Strict):
         secret = [*self.tokens.values(), *([self.proxy.token] if self.proxy else [])]
         if not secret:
             raise ValueError("it has neither `tokens` nor a `proxy`")
-        if any(len(one) < _SHORTEST_TOKEN or not one.isascii() or not one.isprintable() for one in secret):
-            raise ValueError(f"a token is shorter than {_SHORTEST_TOKEN} printable ASCII characters")
+        if not all(map(is_token, secret)):
+            raise ValueError(f"a token is shorter than {SHORTEST_TOKEN} printable ASCII characters")
         if len(set(secret)) < len(secret):
             raise ValueError("two tokens are equal")
         return self
@@ -109,13 +107,11 @@ def read_access(file: Path) -> Access:
     Raises:
         ArgumentError: it is missing, other users can read it, or its content is invalid.
     """
+    text = read_secret(file, argument="access")
     try:
-        mode, content = file.stat().st_mode, yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
-        raise ArgumentError(f"cannot read `{file}`: {reason}", argument="access") from None
-    if mode & 0o077:
-        raise ArgumentError(f"other users can read the tokens in `{file}`", argument="access", hint=f"chmod 600 {file}")
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ArgumentError(f"cannot read `{file}`: it is not YAML", argument="access") from None
     try:
         return Access.model_validate(content)
     except ValidationError as error:
@@ -127,21 +123,3 @@ def read_access(file: Path) -> Access:
             argument="access",
             hint='write, for example: tokens: {viewer: "...", submitter: "..."}',
         ) from None
-
-
-def check_address(host: str, access: Path | None) -> None:
-    """Refuse to be open to other machines without an access file.
-
-    Raises:
-        UsageError: other machines can connect to the host, and no access file was given.
-    """
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback and access is None:
-        raise UsageError(
-            f"other machines could connect to `{host}`, and no access file says who may",
-            place="--host",
-            hint="add `--access FILE`, or stay on 127.0.0.1 and forward the port: ssh -L 8765:127.0.0.1:8765 HOST",
-        )

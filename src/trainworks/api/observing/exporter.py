@@ -13,6 +13,7 @@ from typing import Any
 import pynvml
 
 from trainworks.api.notices import Notify
+from trainworks.api.observing.listening import listen_address
 from trainworks.api.observing.watched_runs import RunWatcher
 from trainworks.api.proving.health import health
 from trainworks.backends.store_place import is_there_a_store, store_url
@@ -22,7 +23,7 @@ from trainworks.host.fabric import ethernet_ports, rdma_ports
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
-from trainworks.observe.exporter import MetricsServer, ServerSecurity, parse_address, read_token, write_textfile
+from trainworks.observe.exporter import MetricsServer, ServerSecurity, read_token, write_textfile
 from trainworks.observe.following import describe
 from trainworks.observe.metrics.amd_gpus import AmdGpuReader, load_amdsmi
 from trainworks.observe.metrics.fabric import fabric_samples
@@ -169,13 +170,8 @@ def metrics_server(
         ArgumentError: other machines could connect without a token, or a file is not as it must be.
         PortInUseError: another program listens there.
     """
-    address = parse_address(listen)
-    if not address.is_loopback and token_file is None:
-        raise ArgumentError(
-            f"`{listen}` admits other machines without a token",
-            argument="listen",
-            hint="add `--token-file FILE` and `--tls-cert FILE`, or listen on 127.0.0.1",
-        )
+    hint = "add `--token-file FILE` and `--tls-cert FILE`, or listen on 127.0.0.1"
+    address = listen_address(listen, token_file, hint=hint)
     if tls_key is not None and tls_cert is None:
         raise ArgumentError("a key needs its certificate", argument="tls_key", hint="add `--tls-cert FILE`")
     token = None if token_file is None else read_token(token_file)

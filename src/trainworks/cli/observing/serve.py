@@ -14,8 +14,7 @@ from trainworks.report.rendering.printable import say
 
 def command(
     runs: RunsOption = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 for a free one.")] = 8765,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 for a free one.")] = "127.0.0.1:8765",
     access: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Tokens with roles, and a proxy that signs users in.")
     ] = None,
@@ -31,14 +30,13 @@ def command(
 
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("`--tls-cert` and `--tls-key` belong together")
-    if access and host not in ("127.0.0.1", "localhost", "::1") and not tls_cert:
+    if access and not tls_cert and not listen.startswith(("127.", "localhost:", "[::1]:")):
         warn("tokens travel unencrypted: add `--tls-cert` and `--tls-key`, or let a proxy encrypt")
     with option_errors():
         serve(
             runs_folder(runs),
             submit_to=runs,
-            host=host,
-            port=port,
+            listen=listen,
             access=access,
             certificate=tls_cert,
             key=tls_key,
