@@ -182,3 +182,12 @@ def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, traine
 
 def test_nodes_show_what_is_in_use(server: Server) -> None:
     assert server.ask("/api/v1/nodes").json[0]["cores"] > 0
+
+
+def test_the_machine_of_the_server_shows_its_load_and_health(server: Server) -> None:
+    machine = server.ask("/api/v1/machine").json
+    assert 0 < machine["load"]["memory_used_bytes"] < machine["load"]["memory_bytes"]
+    assert len(machine["health"]["results"]) >= 40
+    page = server.ask("/nodes").text
+    assert f"Load of {machine['health']['node']}" in page and "cores busy" in page
+    assert f"Health of {machine['health']['node']}" in page

@@ -38,6 +38,7 @@ __all__ = [
     "Job",
     "JobRow",
     "JobState",
+    "NodeStatus",
     "Rebuilt",
     "backend_on",
     "cause_text",

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from trainworks.api.inputs import described_run
-from trainworks.api.jobs import nodes
 from trainworks.api.observing.job_board import JobQuery
 from trainworks.api.observing.logs import LEVELS, last_lines, log_names
 from trainworks.api.observing.run_views import RunView
@@ -21,7 +20,7 @@ from trainworks.api.run_handle import JobState
 from trainworks.api.run_request import read_run_file
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.report import jobs as jobs_view
-from trainworks.report.observing import job_costs, run_page
+from trainworks.report.observing import job_costs, node_page, run_page
 from trainworks.report.rendering.document import Document, Preformatted, Section
 from trainworks.report.rendering.page import page_environment
 from trainworks.report.rendering.renderer import build_document
@@ -86,8 +85,8 @@ def pages(site: Site) -> APIRouter:
 
     @router.get("/nodes")
     def nodes_page(visitor: VisitorOf) -> str:
-        document = site.shared.get("nodes page", lambda: jobs_view.nodes_document(nodes()), age_s=5.0)
-        return render(document, "site.html", visitor)
+        machine = site.machine()
+        return render(node_page.document(site.nodes(), machine.load, machine.health), "site.html", visitor)
 
     @router.get("/costs")
     def costs_page(visitor: VisitorOf) -> str:

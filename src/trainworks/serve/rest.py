@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
 
-from trainworks.api.jobs import Attempt, JobRow, nodes
+from trainworks.api.jobs import Attempt, JobRow, NodeStatus
 from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
 from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
@@ -19,7 +19,7 @@ from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.report.runs.summary import Report
 from trainworks.serve.access import Visitor
 from trainworks.serve.guard import visitor_of
-from trainworks.serve.site import Site
+from trainworks.serve.site import MachineState, Site
 
 Name = Annotated[str, Path(min_length=1, max_length=200, description="Number of a job, or id of its run.")]
 Whole = Annotated[int | None, Query(ge=1, le=2**53)]
@@ -89,9 +89,14 @@ def rest(site: Site) -> APIRouter:
     _record_routes(router, site)
 
     @router.get("/nodes", tags=["cluster"])
-    def list_nodes(cluster: Annotated[Literal["slurm", "kubernetes"] | None, Query()] = None) -> list[dict[str, Any]]:
+    def list_nodes(cluster: Annotated[Literal["slurm", "kubernetes"] | None, Query()] = None) -> list[NodeStatus]:
         """Nodes of this machine's queue, or of a cluster, with what of them is in use."""
-        return site.shared.get(("nodes", cluster), lambda: [asdict(node) for node in nodes(cluster)], age_s=5.0)
+        return site.nodes(cluster)
+
+    @router.get("/machine", tags=["cluster"])
+    def describe_machine() -> MachineState:
+        """Load of the machine of the server, and its health, checked every five minutes."""
+        return site.machine()
 
     @router.get("/costs", tags=["cluster"])
     def list_costs() -> list[HeldTime]:

@@ -6,14 +6,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from trainworks.api.jobs import current_user
+from trainworks.api.jobs import NodeStatus, current_user, nodes
 from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunViews
+from trainworks.api.observing.top import MachineLoad, machine_load
 from trainworks.api.observing.why import Diagnosis
+from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
@@ -22,6 +25,7 @@ from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
 _MOST_ANSWERS = 512
+_LOAD_AGE_S, _HEALTH_AGE_S = 5.0, 300.0
 _DIAGNOSIS_AGE_S = 30.0
 """It prices other layouts, which takes a second."""
 
@@ -63,6 +67,14 @@ class _Answer:
         self.value: object = None
 
 
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """The machine of the server."""
+
+    load: MachineLoad
+    health: NodeHealth
+
+
 class Site:
     """The use cases behind a server.
 
@@ -76,6 +88,15 @@ class Site:
         self.views = RunViews(folder, self.board)
         self.shared = Shared()
         self._submit_to = submit_to
+
+    def nodes(self, cluster: str | None = None) -> list[NodeStatus]:
+        """Nodes of this machine's queue, or of a cluster; a few seconds old."""
+        return self.shared.get(("nodes", cluster), lambda: nodes(cluster), age_s=_LOAD_AGE_S)
+
+    def machine(self) -> MachineState:
+        """Load of this machine, a few seconds old, and its health, checked every few minutes."""
+        load = self.shared.get("load", machine_load, age_s=_LOAD_AGE_S)
+        return MachineState(load, self.shared.get("health", health, age_s=_HEALTH_AGE_S))
 
     def diagnosis(self, name: str) -> Diagnosis:
         """Why a run is not faster; at most half a minute old.

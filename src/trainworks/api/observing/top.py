@@ -10,12 +10,12 @@ from trainworks.api.jobs import nodes
 from trainworks.api.run_handle import Run, runs
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import SystemClock
-from trainworks.host.machine_load import machine_load
+from trainworks.host.machine_load import MachineLoad, machine_load
 from trainworks.record.resolved import Plan
 from trainworks.report.runs.overview import LiveRun, Overview
 from trainworks.report.runs.run_progress import RunFollower
 
-__all__ = ["LiveRuns", "Overview", "top"]
+__all__ = ["LiveRuns", "MachineLoad", "Overview", "machine_load", "top"]
 
 
 def top(folder: Path | str = "runs") -> Overview:

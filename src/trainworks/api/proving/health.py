@@ -13,6 +13,8 @@ from trainworks.measure.health.fleet import FleetHealth, read_fleet
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import NodeHealth, check_node
 
+__all__ = ["FleetHealth", "NodeHealth", "expectation_of_run", "fleet_health", "health"]
+
 
 def health(expect: str | None = None) -> NodeHealth:
     """Run every health check on this machine; nothing is changed.

@@ -80,7 +80,7 @@ def document(overview: Overview) -> Document:
         [
             Section("Runs", _runs(overview.runs)),
             Section("Nodes", nodes),
-            Section("This machine", _machine(overview.machine)),
+            Section("This machine", machine_blocks(overview.machine)),
         ],
     )
 
@@ -113,7 +113,8 @@ def _duration(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
 
-def _machine(machine: MachineLoad) -> list[Block]:
+def machine_blocks(machine: MachineLoad) -> list[Block]:
+    """Busy cores and used memory in a line, and a row per accelerator."""
     cores = f"{machine.cores_busy:.1f} of {machine.cores} cores busy"
     memory = f"{format_bytes(machine.memory_used_bytes)} of {format_bytes(machine.memory_bytes)} memory used"
     blocks: list[Block] = [Text(f"{cores}, {memory}")]
