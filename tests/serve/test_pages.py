@@ -58,6 +58,20 @@ def test_two_runs_are_compared_on_a_page_and_as_json(server: Server, trained: st
     assert server.ask(f"/compare?first={trained}&second=none-1").status == 404
 
 
+def test_a_long_record_is_read_to_its_end(server: Server) -> None:
+    runs = [RunWriter(server.runs, make_plan(num_steps=9000), None).launch().steps(9000).finish() for _ in range(2)]
+    first, second = (run.run_dir.run_id for run in runs)
+    assert runs[0].run_dir.metrics_file.stat().st_size > 2 << 20
+    assert server.ask(f"/api/v1/runs/{first}/why").json["num_steps"] == 9000
+    assert server.ask(f"/runs/{second}").status == 200
+    deadline = time.monotonic() + 30
+    while (found := server.ask(f"/api/v1/runs/{second}").json["training"]["steps_done"]) < 9000:
+        assert found == 0, "figures of a part of the record"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "still being read" not in server.ask(f"/runs/{second}").text
+
+
 def test_metrics_are_those_of_the_steps_that_count(server: Server, trained: str) -> None:
     found = server.ask(f"/api/v1/runs/{trained}/metrics?names=loss,step_s").json
     assert found["step"] == list(range(1, 301))

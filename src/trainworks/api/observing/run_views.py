@@ -30,7 +30,7 @@ _MOST_VIEWS = 64
 _MOST_ROWS = 4_000_000
 """Rows that all views keep together."""
 _REPORT_SHARE = 1 / 20
-"""Share of the time that the reports of a live run may take."""
+"""Share of the time that the reports of a live run may take, once its record is read."""
 
 
 class RunView:
@@ -51,6 +51,8 @@ class RunView:
         self._report: Report | None = None
         self._report_of: object = None
         self._report_due = 0.0
+        self.is_reading = False
+        """True while a large record is being read, so that curves end early and figures are missing."""
         self._catching_up: threading.Thread | None = None
 
     def stamp(self) -> tuple[object, ...]:
@@ -66,11 +68,6 @@ class RunView:
         files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
         num_read = len(self.columns) if self.is_reading else None
         return (*map(_size_and_time, files), str(current_state(run_dir.read_status())), num_read)
-
-    @property
-    def is_reading(self) -> bool:
-        """True while a large record is being read, so that curves end early and figures are missing."""
-        return self._catching_up is not None and self._catching_up.is_alive()
 
     def events(self) -> list[Event]:
         """All events so far."""
@@ -90,7 +87,8 @@ class RunView:
             record, start_s = self._record(), time.monotonic()
             if self._report is None or (record != self._report_of and start_s >= self._report_due):
                 self._report, self._report_of = self._build(), record
-                self._report_due = time.monotonic() + (time.monotonic() - start_s) / _REPORT_SHARE
+                share = 1.0 if self.is_reading else _REPORT_SHARE
+                self._report_due = time.monotonic() + (time.monotonic() - start_s) / share
             return self._report
 
     def _build(self) -> Report:
@@ -135,15 +133,16 @@ class RunView:
 
     def _look(self) -> None:
         """Read what was added; of a large file the beginning now, and the rest in the background."""
-        if not self.columns.look() and (self._catching_up is None or not self._catching_up.is_alive()):
+        self.is_reading = not self.columns.look()
+        if self.is_reading and (self._catching_up is None or not self._catching_up.is_alive()):
             self._catching_up = threading.Thread(target=self._catch_up, daemon=True)
             self._catching_up.start()
 
     def _catch_up(self) -> None:
-        is_done = False
-        while not is_done:
+        is_behind = True
+        while is_behind:
             with self._lock:
-                is_done = self.columns.look()
+                is_behind = self.is_reading = not self.columns.look()
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
