@@ -107,13 +107,13 @@ class Allocation:
     owner: str
     billing: Billing
     number: int
-    """Of the attempt, counted from 1."""
+    """Number of the attempt, counted from 1."""
     started_at: float
     ended_at: float | None
     """None while it holds its nodes."""
     cores: float
     accelerators: int
-    """Of all nodes together."""
+    """Sum over all nodes."""
 
 
 @lru_cache(maxsize=1024)

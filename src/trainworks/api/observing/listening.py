@@ -19,7 +19,7 @@ def listen_address(text: str, secrets: Path | None, *, hint: str) -> ListenAddre
         hint: how to give such a file.
 
     Raises:
-        ArgumentError: the text is no address, or other machines could connect without a secret.
+        ArgumentError: the text is not an address, or other machines could connect without a secret.
     """
     address = parse_address(text)
     if not address.is_loopback and secrets is None:
