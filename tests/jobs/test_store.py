@@ -21,7 +21,7 @@ from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs import database
 from trainworks.jobs.database import VERSION, open_database, set_aside
-from trainworks.jobs.job_row import Allocation, Billing, JobRow, Placement
+from trainworks.jobs.job_row import BilledAttempt, Billing, JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
@@ -110,12 +110,12 @@ def test_a_start_begins_an_attempt_with_its_nodes(store: JobStore) -> None:
     assert [(one.number, one.placement, one.ended_at) for one in store.attempts(started.id)] == [(1, placement, None)]
 
 
-def test_an_allocation_has_all_that_its_job_holds_and_who_pays(store: JobStore) -> None:
+def test_a_billed_attempt_has_all_that_its_job_holds_and_who_pays(store: JobStore) -> None:
     cluster = json.dumps({"usd_per_accelerator_hour": 2.0, "slurm": {"account": "vision"}})
     job = store.add(SPEC, run_dir="/runs/demo-1", owner="ada", engine="slurm", now=1.5, cluster=cluster)
     store.start(job, (Placement("node1", 2.0), Placement("node2", 3.0)), now=3.0)
     store.move(job.id, JobState.FAILED, now=9.0)
-    assert store.allocations() == [Allocation("ada", Billing("vision", 2.0), 1, 3.0, 9.0, 5.0, 16)]
+    assert store.billed_attempts() == [BilledAttempt("ada", Billing("vision", 2.0), 1, 3.0, 9.0, 5.0, 16)]
 
 
 def test_a_job_that_was_started_is_not_started_again(store: JobStore) -> None:

@@ -101,7 +101,7 @@ class Billing:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class BilledAttempt:
     """What one attempt held, and whose it was."""
 
     owner: str
@@ -159,12 +159,14 @@ def job_of_row(row: Any) -> JobRow:
     return JobRow(**values)
 
 
-def allocation_of_row(row: Any) -> Allocation:
-    """The allocation of an attempt's row joined with `owner`, `cluster` and `ticket` of its job."""
+def billed_of_row(row: Any) -> BilledAttempt:
+    """What an attempt's row bills, joined with `owner`, `cluster` and `ticket` of its job."""
     placement = json.loads(row.placement or "[]")
     accelerators = json.loads(row.ticket)["node"]["accelerators"] * len(placement)
     cores = sum(cores for _, cores, _ in placement)
-    return Allocation(row.owner, billing_of(row.cluster), row.number, row.started_at, row.ended_at, cores, accelerators)
+    return BilledAttempt(
+        row.owner, billing_of(row.cluster), row.number, row.started_at, row.ended_at, cores, accelerators
+    )
 
 
 def placement_of(text: str | None) -> tuple[Placement, ...]:

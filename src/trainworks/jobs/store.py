@@ -17,11 +17,11 @@ from sqlalchemy.engine import Connection, Engine
 from trainworks.errors import UsageError
 from trainworks.jobs.database import answering, file_identity, open_database
 from trainworks.jobs.job_row import (
-    Allocation,
     Attempt,
+    BilledAttempt,
     JobRow,
     Placement,
-    allocation_of_row,
+    billed_of_row,
     job_of_row,
     new_job_columns,
     placement_of,
@@ -348,12 +348,12 @@ class JobStore:
             for row in rows
         ]
 
-    def allocations(self) -> list[Allocation]:
+    def billed_attempts(self) -> list[BilledAttempt]:
         """What every attempt of every job held; of thousands in a fraction of a second."""
         of_attempt = (attempts.c.number, attempts.c.placement, attempts.c.started_at, attempts.c.ended_at)
         query = sa.select(jobs.c.owner, jobs.c.cluster, jobs.c.ticket, *of_attempt).join_from(attempts, jobs)
         with self._reading() as connection:
-            return [allocation_of_row(row) for row in connection.execute(query)]
+            return [billed_of_row(row) for row in connection.execute(query)]
 
     def write_attempts(self, job_id: int, rows: Sequence[Attempt]) -> None:
         """Replace every attempt of a job."""

@@ -12,7 +12,7 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.errors import TrainworksError, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.job_row import Allocation
+from trainworks.jobs.job_row import BilledAttempt
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.report.observing.job_costs import HeldTime
@@ -121,7 +121,7 @@ class JobBoard:
             return []
         sums: dict[tuple[str, str, str], HeldTime] = {}
         now = self._clock.now()
-        for one in store.allocations():
+        for one in store.billed_attempts():
             key = (f"{datetime.fromtimestamp(one.started_at, UTC):%Y-%m}", one.owner, one.billing.team)
             sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
         return [sums[key] for key in sorted(sums, reverse=True)]
@@ -146,7 +146,7 @@ class JobBoard:
             self._notify(error.message)
 
 
-def _held(one: Allocation, now: float) -> HeldTime:
+def _held(one: BilledAttempt, now: float) -> HeldTime:
     price = one.billing.usd_per_accelerator_hour
     hours = max(0.0, (one.ended_at or now) - one.started_at) / HOUR_S
     return HeldTime(
