@@ -24,7 +24,6 @@ from trainworks.report.observing import job_costs, node_page, run_page
 from trainworks.report.rendering.document import Document, Preformatted, Section
 from trainworks.report.rendering.page import page_environment
 from trainworks.report.rendering.renderer import build_document
-from trainworks.report.runs import run_comparison, why
 from trainworks.serve.access import Role, Visitor
 from trainworks.serve.guard import visitor_of
 from trainworks.serve.site import Site, check_role
@@ -80,7 +79,6 @@ def pages(site: Site) -> APIRouter:
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     _job_pages(router, site)
     _run_pages(router, site)
-    _judging_pages(router, site)
     _form_pages(router, site)
 
     @router.get("/nodes")
@@ -173,23 +171,6 @@ def _run_pages(router: APIRouter, site: Site) -> None:
             raise UsageError(f"no action `{action}`")
         actions[action](visitor, name)
         return RedirectResponse(f"/runs/{name}", 303)
-
-
-def _judging_pages(router: APIRouter, site: Site) -> None:
-    @router.get("/runs/{name}/why")
-    def why_page(visitor: VisitorOf, name: str) -> str:
-        return render(why.document(site.diagnosis(name)), "site.html", visitor, back=f"/runs/{name}")
-
-    @router.get("/compare")
-    def compare_page(
-        visitor: VisitorOf,
-        first: Annotated[str, Query(max_length=200)] = "",
-        second: Annotated[str, Query(max_length=200)] = "",
-    ) -> str:
-        document = Document("Compare runs", "comparison", [])
-        if first and second:
-            document = run_comparison.document(site.comparison(first, second))
-        return render(document, "compare.html", visitor, first=first, second=second)
 
 
 def _job_sections(view: RunView) -> Sequence[Section]:

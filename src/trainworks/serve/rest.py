@@ -10,11 +10,9 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
 
 from trainworks.api.jobs import Attempt, JobRow, NodeStatus
-from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
 from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
 from trainworks.api.observing.run_views import COLUMNS
-from trainworks.api.observing.why import Diagnosis
 from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.report.runs.summary import Report
 from trainworks.serve.access import Visitor
@@ -63,7 +61,7 @@ class SubmittedRun:
     run: str
 
 
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
+PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": ApiProblem, "description": text}
     for status, text in {
         403: "The visitor may not do this.",
@@ -83,7 +81,7 @@ def json_of_problem(problem: TrainworksError, status: int) -> Response:
 
 def rest(site: Site) -> APIRouter:
     """All routes of the API."""
-    router = APIRouter(prefix="/api/v1", responses=_PROBLEMS)
+    router = APIRouter(prefix="/api/v1", responses=PROBLEMS)
     _job_routes(router, site)
     _run_routes(router, site)
     _record_routes(router, site)
@@ -155,16 +153,6 @@ def _run_routes(router: APIRouter, site: Site) -> None:
         """One sentence per difference from the plan worth a sentence, the largest first."""
         comparison = site.views.view(run).report().comparison
         return list(comparison.findings) if comparison else []
-
-    @router.get("/runs/{run}/why", tags=["runs"], response_model=Diagnosis)
-    def diagnose_run(run: Name) -> Response:
-        """Causes of lost time, the costliest first, each with evidence and a remedy; at most half a minute old."""
-        return Response(site.diagnosis(run).model_dump_json(), media_type="application/json")
-
-    @router.get("/runs/{run}/compare/{other}", tags=["runs"], response_model=RunComparison)
-    def compare_runs(run: Name, other: Name) -> Response:
-        """Settings, step parts, losses and cost of two runs; differences are relative to the first."""
-        return Response(site.comparison(run, other).model_dump_json(), media_type="application/json")
 
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
     def list_checkpoints(run: Name) -> list[SavedCheckpoint]:

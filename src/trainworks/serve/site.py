@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from trainworks.api.jobs import NodeStatus, current_user, nodes
-from trainworks.api.observing.compare import RunComparison
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunViews
 from trainworks.api.observing.top import MachineLoad, machine_load
-from trainworks.api.observing.why import Diagnosis
 from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
@@ -26,8 +24,6 @@ from trainworks.serve.access import Role, Visitor
 T = TypeVar("T")
 _MOST_ANSWERS = 512
 _LOAD_AGE_S, _HEALTH_AGE_S = 5.0, 300.0
-_DIAGNOSIS_AGE_S = 30.0
-"""It prices other layouts, which takes a second."""
 
 
 class Shared:
@@ -97,25 +93,6 @@ class Site:
         """Load of this machine, a few seconds old, and its health, checked every few minutes."""
         load = self.shared.get("load", machine_load, age_s=_LOAD_AGE_S)
         return MachineState(load, self.shared.get("health", health, age_s=_HEALTH_AGE_S))
-
-    def diagnosis(self, name: str) -> Diagnosis:
-        """Why a run is not faster; at most half a minute old.
-
-        Raises:
-            UnknownRunError: no such run.
-        """
-        view = self.views.view(name)
-        return self.shared.get(("diagnosis", view.run.path), view.diagnosis, age_s=_DIAGNOSIS_AGE_S)
-
-    def comparison(self, first: str, second: str) -> RunComparison:
-        """The differences between two runs.
-
-        Raises:
-            UnknownRunError: no such run.
-        """
-        views = self.views.view(first), self.views.view(second)
-        key = ("comparison", *(view.run.path for view in views))
-        return self.shared.get(key, lambda: views[0].compared_with(views[1]), stamp=[view.stamp() for view in views])
 
     def submit(self, visitor: Visitor, text: str) -> Run:
         """Submit the run that a run file's text describes, as the user of the server.

@@ -7,7 +7,7 @@ from pathlib import Path
 from trainworks.api.run_handle import Run, as_run
 from trainworks.report.runs.run_comparison import RunComparison, compare_reports
 
-__all__ = ["RunComparison", "compare"]
+__all__ = ["RunComparison", "compare", "compare_reports"]
 
 
 def compare(first: Run | str, second: Run | str, *, folder: Path | str = "runs") -> RunComparison:

@@ -12,14 +12,12 @@ import numpy as np
 
 from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
-from trainworks.api.observing.why import Diagnosis, diagnosis_of
 from trainworks.api.run_handle import Run
 from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import COLUMNS, MetricColumns, thinned
 from trainworks.report.runs.curves import build_curves
-from trainworks.report.runs.run_comparison import RunComparison, compare_reports
 from trainworks.report.runs.run_progress import current_state
 from trainworks.report.runs.summary import Report, build_report
 
@@ -99,20 +97,19 @@ class RunView:
         report = build_report(run_dir, time.time(), state=state, metrics=nothing)
         return report.model_copy(update={"curves": build_curves(self.columns, self.events())})
 
-    def diagnosis(self) -> Diagnosis:
-        """Where the time of the run was lost; a long record is read to its end first."""
-        with self._lock:
-            self._catch_up()
-            return diagnosis_of(self.run, self.columns)
+    def all_metrics(self) -> MetricColumns:
+        """The metrics, read to their end, which takes seconds for a million steps."""
+        self._catch_up()
+        return self.columns
 
-    def compared_with(self, other: RunView) -> RunComparison:
-        """What this run and another were given, planned and measured differently; both are read to their ends first."""
-        runs = []
-        for view in (self, other):
-            with view._lock:
-                view._catch_up()
-                runs.append((view.run.resolved, view.report()))
-        return compare_reports(runs)
+    def whole_report(self) -> Report:
+        """The report of all steps; a long record is read to its end first."""
+        with self._lock:
+            self._look()
+            if self.is_reading:
+                self._catch_up()
+                self._report_due = 0.0  # the report so far lacks the steps
+            return self.report()
 
     def metrics(self, names: tuple[str, ...], *, points: int, first: int, last: int | None) -> dict[str, list[float]]:
         """Columns of the steps that count, thinned so that the first of them keeps its spikes.
