@@ -110,7 +110,7 @@ def test_restarts(planned: Planned) -> None:
         run.wait(1.0).fail().wait(500.0).attempt().train(20).checkpoint()
     cause = first(run.diagnose())
     assert (cause.name, round(cause.lost_s)) == ("restarts", 1503)
-    assert cause.evidence[0] == "3 failures (3 x killed)"
+    assert cause.evidence[0] == "failures: 3 x killed"
 
 
 def test_a_long_start(planned: Planned) -> None:

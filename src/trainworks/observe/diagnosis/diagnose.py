@@ -75,12 +75,12 @@ def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
 def _notes(facts: RunFacts) -> Iterator[str]:
     processes = facts.resolved.processes
     if not facts.rows:
-        yield "no step is recorded: only the start and failures can be judged"
+        yield "No step is recorded: only the start and failures can be judged"
     elif processes.world_size > 1 and np.isnan(facts.rows["slowest_rank"]).all():
-        yield "the record has no times of single ranks: a slow rank shows as communication"
+        yield "The record has no times of single ranks: a slow rank shows as communication"
     if facts.plan is None:
-        yield "the run has no plan: compute is not held against a prediction"
+        yield "The run has no plan: compute is not held against a prediction"
     elif facts.prices is None:
-        yield "the ranks were not calibrated: other layouts are not priced"
+        yield "The ranks were not calibrated: other layouts are not priced"
     if processes.nodes > 1 and processes.backend == "nccl" and facts.nccl.network is None:
-        yield "the logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"
+        yield "The logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"

@@ -123,9 +123,9 @@ def lost_to_restarts(facts: RunFacts) -> LostTime | None:
         return None
     causes = Counter(str(event.get("cause") or "unknown") for event in failures)
     named = ", ".join(f"{count} x {cause}" for cause, count in causes.most_common())
-    evidence = [f"{len(failures)} failures ({named})"] if failures else []
+    evidence = [f"failures: {named}"] if failures else []
     rollbacks = len(facts.history.of_kind("rollback"))
-    evidence += [f"{rollbacks} rollbacks after bad steps"] if rollbacks else []
+    evidence += [f"rollbacks after bad steps: {rollbacks}"] if rollbacks else []
     if failures:
         evidence.append(f"from a failure to the next step: {format_duration(lost_s / len(failures))} on average")
     return LostTime(

@@ -83,7 +83,7 @@ def _rows(diagnosis: Diagnosis) -> list[list[str]]:
 
 def _cause(cause: LostTime) -> Iterator[Block]:
     yield Bullets([printable(each) for each in cause.evidence])
-    gain = "" if cause.saves_s is None else f" Predicted gain: {format_duration(cause.saves_s)} of the recorded time."
+    gain = "" if not cause.saves_s else f" Predicted gain: {format_duration(cause.saves_s)} of the recorded time."
     yield Text(f"{cause.remedy}{gain}")
     if cause.setting:
         yield Preformatted(f"  {cause.setting}")
