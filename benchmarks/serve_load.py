@@ -1,9 +1,12 @@
 """100 viewers on 10,000 jobs: time to answer of every page of `trainworks serve`, which runs beside them.
 
     python -m benchmarks.serve_load [--jobs 10000] [--points 1000000] [--viewers 100] [--seconds 30] [--json FILE]
+                                    [--mlflow PYTHON]
 
 Each viewer keeps an open stream of events and opens the next page 2 seconds after the last one was complete. Some job
-changes every second, so no answer stays valid for long. The load runs on the same cores as the server.
+changes every second, so no answer stays valid for long. The load runs on the same cores as the server. Afterwards as
+many viewers ask TensorBoard for the loss of the same run and, with the Python of an environment that has MLflow, ask
+MLflow for its list of as many runs and for the loss of one with as many points: the requests that their pages send.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -30,37 +35,142 @@ from trainworks.jobs.job_row import new_job_columns
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.jobs.tables import attempts, jobs
+from trainworks.observe.trackers import event_file
 
 _PAUSE_S = 2.0
 _STATES = ("SUCCEEDED",) * 8 + ("FAILED", "STOPPED")
 _OWNERS = ("ada", "grace", "edsger", "barbara", "alan")
+_FILL_MLFLOW = Path(__file__).parent / "peers" / "mlflow_data.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a viewer asks for."""
+
+    path: str
+    body: str = ""
+    """JSON to POST; empty for a GET."""
+    like: str = ""
+    """The page of `trainworks serve` that answers the same question."""
 
 
 def main() -> None:
-    """Fill a store, start the server, load it, print a line per page."""
+    """Measure, print a line per page, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("jobs", 10_000), ("points", 1_000_000), ("viewers", 100), ("seconds", 30)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--mlflow", metavar="PYTHON", help="the Python of an environment that has MLflow")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRAINWORKS_DATA"] = str(Path(folder) / "data")
-        (Path(folder) / "data" / "queue").mkdir(parents=True, mode=0o700)
-        store = open_store(f"sqlite:///{folder}/data/queue/jobs.db")
-        small, large = fill(store, Path(folder), options.jobs, options.points)
-        with server(Path(folder)) as (port, cookie):
-            first_s = asyncio.run(first_visits(port, cookie, large))
-            pages = [
-                *("/", "/?state=failed", "/?text=train-77", f"/?before={options.jobs // 2}", "/nodes", "/costs"),
-                *(f"/runs/{small}", f"/runs/{large}", f"/api/v1/runs/{large}/metrics?names=loss&points=1000"),
-            ]
-            times = asyncio.run(load(port, cookie, pages, store, options.viewers, options.seconds))
-    result = {page: figures(took) for page, took in times.items()}
-    print(f"first visit of {options.points:,} points: page {first_s[0]:.2f} s, complete {first_s[1]:.1f} s")
-    for page, row in result.items():
-        print(f"{page:62} {row['requests']:6} requests  median {row['median_ms']:6.0f} ms  p95 {row['p95_ms']:6.0f} ms")
+        result = own_pages(Path(folder), options)
+        loss_of_large = list(result["pages"])[-1]
+        result["tensorboard"] = of_tensorboard(Path(folder), options, loss_of_large)
+        if options.mlflow:
+            result["mlflow"] = of_mlflow(Path(folder), options, loss_of_large)
+    for name in ("tensorboard", "mlflow"):
+        print_peer(name, result.get(name, {}), result["pages"])
     if options.json:
-        options.json.write_text(json.dumps({"first_visit_s": first_s, "pages": result}, indent=2))
+        options.json.write_text(json.dumps(result, indent=2))
+
+
+def own_pages(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """Fill a store, start the server, load it."""
+    os.environ["TRAINWORKS_DATA"] = str(folder / "data")
+    (folder / "data" / "queue").mkdir(parents=True, mode=0o700)
+    store = open_store(f"sqlite:///{folder}/data/queue/jobs.db")
+    small, large = fill(store, folder, options.jobs, options.points)
+    with server(folder) as (port, cookie):
+        first_s = asyncio.run(first_visits(port, cookie, large))
+        paths = [
+            *("/", "/?state=failed", "/?text=train-77", f"/?before={options.jobs // 2}", "/nodes", "/costs"),
+            *(f"/runs/{small}", f"/runs/{large}", f"/api/v1/runs/{large}/metrics?names=loss&points=1000"),
+        ]
+        slowest_s = max(asyncio.run(get(port, cookie, Page(path)))[0] for path in paths)
+        pages = [Page(path) for path in paths]
+        times = asyncio.run(load(port, cookie, pages, options.viewers, options.seconds, changed=store))
+    print(f"first visit of {options.points:,} points: page {first_s[0]:.2f} s, complete {first_s[1]:.1f} s")
+    print(f"slowest first visit of another page: {slowest_s:.2f} s")
+    first = {"page_s": first_s[0], "complete_s": first_s[1], "slowest_other_s": slowest_s}
+    found = {path: figures(took) for path, took in times.items()}
+    for path, row in found.items():
+        print_row(path, row)
+    return {"first_visits": {"all": first}, "pages": found}
+
+
+def of_tensorboard(folder: Path, options: argparse.Namespace, like: str) -> dict[str, dict[str, float]]:
+    """The loss of the large run, from TensorBoard's server."""
+    boards = folder / "boards"
+    boards.mkdir()
+    random.seed(7)
+    with (boards / "events.out.tfevents.1.bench").open("wb") as file:
+        file.write(event_file.first_event(1.0))
+        for step in range(1, options.points + 1):
+            file.write(event_file.scalars(step, step, {"loss": 8 / (1 + 0.01 * step) + random.random() * 0.1}))
+    page = Page("/data/plugin/scalars/scalars?tag=loss&run=.", like=like)
+    port = free_port()
+    command = ["tensorboard.main", "--logdir", str(boards), "--port", str(port), "--load_fast=true"]
+    return of_peer([sys.executable, "-m", *command], folder, port, [page], options)
+
+
+def of_mlflow(folder: Path, options: argparse.Namespace, like: str) -> dict[str, dict[str, float]]:
+    """The list of runs and the loss of the large one, from MLflow's server on SQLite."""
+    store, port = str(folder / "mlflow.db"), free_port()
+    fill = [options.mlflow, str(_FILL_MLFLOW), store, str(options.jobs), str(options.points)]
+    experiment, run = subprocess.run(fill, check=True, capture_output=True, text=True).stdout.split()[-2:]
+    search = {"experiment_ids": [experiment], "max_results": 50, "order_by": ["attributes.start_time DESC"]}
+    history = f"/ajax-api/2.0/mlflow/metrics/get-history-bulk-interval?run_ids={run}&metric_key=loss&max_results=1000"
+    pages = [Page("/ajax-api/2.0/mlflow/runs/search", json.dumps(search), "/"), Page(history, like=like)]
+    command = ["-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{store}", "--port", str(port)]
+    return of_peer([options.mlflow, *command], folder, port, pages, options)
+
+
+def of_peer(
+    command: Sequence[str], folder: Path, port: int, pages: list[Page], options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Figures of a peer's requests, by the page of ours that answers the same."""
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        until = time.monotonic() + 300
+        for page in pages:
+            while not asyncio.run(has_answer(port, page)):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"no answer of {' '.join(command[:3])} to {page.path}")
+                time.sleep(1)
+        times = asyncio.run(load(port, "", pages, options.viewers, options.seconds))
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait()
+    return {page.like: figures(times[page.path]) for page in pages}
+
+
+async def has_answer(port: int, page: Page) -> bool:
+    """Whether a peer has started, and read its data."""
+    try:
+        return len((await get(port, "", page))[1]) > 1000
+    except (OSError, AssertionError):
+        return False
+
+
+def free_port() -> int:
+    """A port that nothing uses now."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def print_row(name: str, row: dict[str, float], more: str = "") -> None:
+    """One line of the result."""
+    took = f"median {row['median_ms']:6.0f} ms  p95 {row['p95_ms']:6.0f} ms"
+    print(f"{name:62} {row['requests']:6} requests  {took}{more}", flush=True)
+
+
+def print_peer(name: str, found: dict[str, dict[str, float]], pages: dict[str, dict[str, float]]) -> None:
+    """The figures of a peer, with the ratio of ours to its."""
+    for path, row in found.items():
+        ratio = f"  trainworks / {name} {pages[path]['p95_ms'] / row['p95_ms']:.2f} of p95"
+        print_row(f"{name}, like {path}", row, ratio)
 
 
 def fill(store: JobStore, folder: Path, num_jobs: int, num_points: int) -> tuple[str, str]:
@@ -124,11 +234,14 @@ def server(folder: Path) -> Iterator[tuple[int, str]]:
         process.wait()
 
 
-async def get(port: int, cookie: str, path: str) -> tuple[float, bytes]:
+async def get(port: int, cookie: str, page: Page) -> tuple[float, bytes]:
     """Seconds until the answer was complete, and the answer."""
     start_s = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\nConnection: close\r\n\r\n".encode())
+    method = f"POST {page.path}" if page.body else f"GET {page.path}"
+    head = f"{method} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(page.body)}\r\n" if page.body else ""
+    writer.write(f"{head}\r\n{page.body}".encode())
     answer = await reader.read()
     writer.close()
     assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
@@ -137,38 +250,49 @@ async def get(port: int, cookie: str, path: str) -> tuple[float, bytes]:
 
 async def first_visits(port: int, cookie: str, run: str) -> tuple[float, float]:
     """Seconds to the first page of a large record, and until it has all of its figures."""
-    await get(port, cookie, "/")
+    await get(port, cookie, Page("/"))
     start_s = time.perf_counter()
-    first_s, answer = await get(port, cookie, f"/runs/{run}")
+    first_s, answer = await get(port, cookie, Page(f"/runs/{run}"))
     while b"still being read" in answer:
         await asyncio.sleep(0.5)
-        _, answer = await get(port, cookie, f"/runs/{run}")
+        _, answer = await get(port, cookie, Page(f"/runs/{run}"))
     return first_s, time.perf_counter() - start_s
 
 
 async def load(
-    port: int, cookie: str, pages: list[str], store: JobStore, viewers: int, seconds: float
+    port: int, cookie: str, pages: list[Page], viewers: int, seconds: float, *, changed: JobStore | None = None
 ) -> dict[str, list[float]]:
-    """Times of every page."""
-    times: dict[str, list[float]] = {page: [] for page in pages}
+    """Times of every page.
+
+    Args:
+        port: of the server.
+        cookie: of the viewers.
+        pages: that they open in turns.
+        viewers: how many.
+        seconds: how long.
+        changed: a store that changes every second, by which open streams of events get something to tell.
+    """
+    times: dict[str, list[float]] = {page.path: [] for page in pages}
     end_s = time.perf_counter() + seconds
 
     async def view(number: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(f"GET /live HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
-        await reader.readline()
+        if changed is not None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /live HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
+            await reader.readline()
         await asyncio.sleep(_PAUSE_S * number / viewers)
         index = number
         while time.perf_counter() < end_s:
             page = pages[index % len(pages)]
-            times[page].append((await get(port, cookie, page))[0])
+            times[page.path].append((await get(port, cookie, page))[0])
             index += 1
             await asyncio.sleep(_PAUSE_S)
-        writer.close()
+        if changed is not None:
+            writer.close()
 
     async def change() -> None:
-        while time.perf_counter() < end_s:
-            with store._writing() as connection:
+        while changed is not None and time.perf_counter() < end_s:
+            with changed._writing() as connection:
                 connection.exec_driver_sql("UPDATE changes SET number = number + 1")
             await asyncio.sleep(1.0)
 

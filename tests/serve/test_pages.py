@@ -6,12 +6,15 @@ import http.client
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
 import trainworks
 from tests.report.conftest import RunWriter, make_plan
 from tests.serve.conftest import ADMIN, SUBMITTER, Server
+from trainworks.api.observing.run_views import RunView
+from trainworks.api.run_handle import Run
 
 
 def submitted(server: Server, command: str, name: str = "hello") -> str:
@@ -205,3 +208,16 @@ def test_the_machine_of_the_server_shows_its_load_and_health(server: Server) -> 
     page = server.ask("/nodes").text
     assert f"Load of {machine['health']['node']}" in page and "cores busy" in page
     assert f"Health of {machine['health']['node']}" in page
+
+
+def test_the_stamp_of_a_large_record_changes_when_it_was_read(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, make_plan(num_steps=10_000), None).launch().steps(10_000).finish()
+    view = RunView(Run(writer.run_dir.path))
+    before = view.stamp()
+    view.report()
+    assert view.is_reading
+    view.all_metrics()
+    assert not view.is_reading
+    until = time.monotonic() + 0.5  # a report is made again only some time after the last one
+    while time.monotonic() < until:
+        assert view.stamp() != before

@@ -36,6 +36,8 @@ class Shared:
     def get(self, key: Hashable, compute: Callable[[], T], *, stamp: object = None, age_s: float = 1.0) -> T:
         """The answer of this key, computed again if its stamp differs or, without stamps, if it is too old.
 
+        While one visitor waits for a computation that age alone asks for, others get the answer of before.
+
         Args:
             key: of the answer.
             compute: makes it.
@@ -47,12 +49,16 @@ class Shared:
             self._answers.move_to_end(key)
             while len(self._answers) > _MOST_ANSWERS:
                 self._answers.popitem(last=False)
-        with answer.lock:
+        if not answer.lock.acquire(blocking=stamp is not None or answer.stamp is None):
+            return cast(T, answer.value)
+        try:
             is_fresh = time.monotonic() < answer.made_at + age_s if stamp is None else answer.stamp == (stamp,)
             if not is_fresh:
                 answer.value = compute()
                 answer.stamp, answer.made_at = (stamp,), time.monotonic()
             return cast(T, answer.value)
+        finally:
+            answer.lock.release()
 
 
 class _Answer:

@@ -64,8 +64,8 @@ class RunView:
         """What a report was made of."""
         run_dir = self.run.run_dir
         files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
-        num_read = len(self.columns) if self.is_reading else None
-        return (*map(_size_and_time, files), str(current_state(run_dir.read_status())), num_read)
+        state = str(current_state(run_dir.read_status()))
+        return (*map(_size_and_time, files), state, len(self.columns), self.is_reading)
 
     def events(self) -> list[Event]:
         """All events so far."""

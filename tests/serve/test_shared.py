@@ -1,0 +1,43 @@
+"""Answers that visitors share."""
+
+from __future__ import annotations
+
+import threading
+
+from trainworks.serve.site import Shared
+
+
+def test_an_old_answer_serves_while_a_new_one_is_made() -> None:
+    shared, begun, may_end = Shared(), threading.Event(), threading.Event()
+    assert shared.get("costs", lambda: "old", age_s=0.0) == "old"
+
+    def compute() -> str:
+        begun.set()
+        assert may_end.wait(10)
+        return "new"
+
+    answers: list[str] = []
+    first = threading.Thread(target=lambda: answers.append(shared.get("costs", compute, age_s=0.0)))
+    first.start()
+    assert begun.wait(10)
+    assert shared.get("costs", compute, age_s=0.0) == "old"
+    may_end.set()
+    first.join()
+    assert answers == ["new"]
+
+
+def test_visitors_wait_for_the_first_answer_and_for_a_new_stamp() -> None:
+    shared, computed = Shared(), list[int]()
+    barrier = threading.Barrier(4)
+
+    def visit(stamp: int) -> None:
+        barrier.wait()
+        assert shared.get("jobs", lambda: computed.append(stamp) or stamp, stamp=stamp) == stamp
+
+    for stamp in (1, 2):
+        threads = [threading.Thread(target=visit, args=(stamp,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert computed == [1, 2]
