@@ -24,7 +24,7 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
-from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, track
+from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
 from trainworks.config.spec import field_docs
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
@@ -65,6 +65,7 @@ def main(arguments: list[str]) -> int:
     pages = {
         "cli.md": cli_page(),
         "run-file.md": run_file_page(),
+        "stack-file.md": stack_file_page(),
         "record.md": record_page(),
         "errors-and-exit-codes.md": errors_page(),
         "bench-bounds.md": bench_bounds_page(),
@@ -162,6 +163,28 @@ def run_file_page() -> str:
         ("notify", notify.Notifications),
     ]
     return _page("Run file", intro, *(_model_section(path or "Top level", model) for path, model in models))
+
+
+def stack_file_page() -> str:
+    """Tabulate every field of every model of the stack file, outermost first."""
+    intro = (
+        "A stack file is YAML: the machines of a cluster, and the software that they are to run. Unknown keys are\n"
+        "refused, and every problem is reported with its line. [The guide](../guides/deploy-a-cluster.md) shows one."
+    )
+    models: list[tuple[str, type[BaseModel]]] = [
+        ("", stack.Stack),
+        ("nodes[]", stack.NodeGroup),
+        ("nodes[].hardware", stack.Hardware),
+        ("gpu", stack.GpuSoftware),
+        ("slurm", stack.SlurmScheduler),
+        ("slurm.partitions[]", stack.Partition),
+        ("mounts[]", stack.Mount),
+        ("scratch", stack.Scratch),
+        ("environments[]", stack.SoftwareEnvironment),
+        ("monitoring", stack.Monitoring),
+        ("users[]", stack.StackUser),
+    ]
+    return _page("Stack file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 
 
 def _model_section(title: str, model: type[BaseModel]) -> str:

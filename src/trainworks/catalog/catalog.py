@@ -24,6 +24,7 @@ from trainworks.catalog.facts import (
     Offer,
     Processor,
     PublishedRun,
+    Release,
     Storage,
     Switch,
     System,
@@ -52,6 +53,7 @@ _NOUNS: dict[Kind, str] = {
     "assumptions": "assumption",
     "grids": "grid",
     "xids": "GPU error",
+    "software": "release",
     "anchors": "benchmark anchor",
     "terms": "term",
 }
@@ -75,6 +77,7 @@ class Catalog:
     assumptions: Mapping[str, Assumption]
     grids: Mapping[str, ElectricityGrid]
     xids: Mapping[str, XidAction]
+    software: Mapping[str, Release]
     anchors: Mapping[str, BenchAnchor]
     terms: Mapping[str, Term]
     explained: Mapping[str, Mapping[str, str]]
@@ -312,6 +315,7 @@ def load_catalog() -> Catalog:
         runs={row.name: PublishedRun.model_validate(row.facts()) for row in read_rows("runs").values()},
         assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
         grids={row.name: ElectricityGrid.model_validate(row.facts()) for row in read_rows("grids").values()},
+        software={row.name: Release.model_validate(row.facts()) for row in read_rows("software").values()},
         xids={row.name: XidAction.model_validate(row.facts()) for row in read_rows("xids").values()},
         anchors={row.name: BenchAnchor.model_validate(row.facts()) for row in read_rows("anchors").values()},
         terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},

@@ -11,6 +11,9 @@ from trainworks.config.spec import Frozen
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
+Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch"]
+
+
 class Accelerator(Frozen):
     """An accelerator: one device of the framework."""
 
@@ -293,6 +296,28 @@ class BenchAnchor(Frozen):
     value: float
     """In B/s or FLOP/s."""
     conditions: dict[str, str | float] = Field(default_factory=dict)
+
+
+class Release(Frozen):
+    """A release of a part of a software stack, or a GPU generation, and what it needs and supports."""
+
+    name: str
+    component: Component
+    ends: str | None = None
+    """Last month of free support, `2028-06`; None if there is no such date."""
+    first_driver: int | None = None
+    """Oldest driver branch that runs it."""
+    last_driver: int | None = None
+    """Newest driver branch that runs it; None while every new one does."""
+    first_cuda: str | None = None
+    last_cuda: str | None = None
+    """Last CUDA, or its major release, that compiles for a GPU generation; None while every new one does."""
+    builds: tuple[str, ...] = ()
+    """CUDA releases that wheels are published for."""
+    packages: Literal["apt", "dnf"] | None = None
+    """Package manager of an operating system."""
+    slurm: str | None = None
+    """Release of Slurm in the packages of an operating system."""
 
 
 class XidAction(Frozen):

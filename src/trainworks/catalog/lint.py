@@ -14,8 +14,9 @@ from trainworks.catalog.catalog import Catalog
 from trainworks.catalog.market_rules import MARKET_CHECKS, TERM_CHECKS
 from trainworks.catalog.node_rules import NODE_CHECKS
 from trainworks.catalog.rows import KINDS, Kind
+from trainworks.catalog.software import SOFTWARE_CHECKS
 
-CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS}
+CHECKS = {**ACCELERATOR_CHECKS, **NODE_CHECKS, **MARKET_CHECKS, **TERM_CHECKS, **SOFTWARE_CHECKS}
 RULES = (*(rule for checks in CHECKS.values() for rule in checks), "stale-explanation")
 """Names of all rules, for findings and for `explained` in the data."""
 

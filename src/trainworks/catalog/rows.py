@@ -33,6 +33,7 @@ Kind = Literal[
     "assumptions",
     "grids",
     "xids",
+    "software",
     "anchors",
     "terms",
 ]
@@ -54,6 +55,7 @@ _FILES: dict[Kind, tuple[str, ...]] = {
     "assumptions": ("assumptions",),
     "grids": ("grids",),
     "xids": ("xids",),
+    "software": ("software",),
     "anchors": ("anchors",),
     "terms": ("terms",),
 }
@@ -378,6 +380,20 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "unit": _as_is("unit"),
     },
     "grids": {"intensity_g_kwh": _scaled("kg_co2e_per_kwh", Fraction(1, 1000))},
+    "software": {
+        name: _as_is(name)
+        for name in (
+            "component",
+            "ends",
+            "first_driver",
+            "last_driver",
+            "first_cuda",
+            "last_cuda",
+            "builds",
+            "packages",
+            "slurm",
+        )
+    },
     "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},
     "anchors": {
         "kind": _as_is("kind"),

@@ -18,6 +18,7 @@ COMMANDS = {
     "calibrate": "Correct the planner with a measurement of a cluster.",
     "bench": "Measure compute, memory, links, storage; find outliers.",
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
+    "deploy": "Check a cluster's software stack, and render its files.",
     "review": "Find mistakes in scripts, configuration, code and texts.",
     "exporter": "Give metrics of runs, queue, GPUs, health to Prometheus.",
     "monitor": "Render Prometheus and Alertmanager files with alerts.",
@@ -74,6 +75,7 @@ _FOLDERS = {
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "observing": ("top", "why", "compare", "track", "exporter", "monitor", "serve"),
     "proving": ("bench", "health", "review"),
+    "deploying": ("deploy",),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}

@@ -164,8 +164,8 @@ def load_run_file(path: Path) -> tuple[RunFile, Source]:
     return parse_run_file(read_text(path), name=str(path))
 
 
-def read_text(path: Path) -> str:
-    """Text of a run file.
+def read_text(path: Path, what: str = "run file") -> str:
+    """Text of a run file, or of another one that an error names.
 
     Raises:
         UsageError: the file does not exist or cannot be read.
@@ -173,7 +173,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"run file `{path}` not found", hint=_nearest_file(path)) from None
+        raise UsageError(f"{what} `{path}` not found", hint=_nearest_file(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read `{path}`: {error}") from None
 
@@ -201,18 +201,20 @@ def name_from(text: str) -> str:
     return re.sub("[^A-Za-z0-9]", "-", text.lstrip("._-")).strip("-")[:60] or "command"
 
 
-def problems_of(error: ValidationError, data: Mapping[str, Any], source: Source) -> Iterator[TrainworksError]:
-    """Errors of a run file from those of pydantic, in the order of the file."""
+def problems_of(
+    error: ValidationError, data: Mapping[str, Any], source: Source, model: type[BaseModel] = RunFile
+) -> Iterator[TrainworksError]:
+    """Errors of a run file, or of a file of another model, from those of pydantic, in the order of the file."""
     by_path: dict[FieldPath, list[Any]] = {}
     for detail in error.errors(include_url=False):
         path = _path_in_file(detail["loc"], data, missing=detail["type"] == "missing")
         by_path.setdefault(path, []).append(detail)
     for path in sorted(by_path, key=source.line):
-        for message, hint in _messages(by_path[path], path):
+        for message, hint in _messages(by_path[path], path, model):
             yield UsageError(message, place=source.place(path), hint=hint)
 
 
-def _messages(details: list[Any], path: FieldPath) -> Iterator[tuple[str, str | None]]:
+def _messages(details: list[Any], path: FieldPath, model: type[BaseModel]) -> Iterator[tuple[str, str | None]]:
     """Message and hint of each error of one field; the alternatives of a union are one error."""
     if any(detail["type"] in _BOUNDS for detail in details):
         details = [detail for detail in details if detail["type"] != "literal_error"]
@@ -222,20 +224,20 @@ def _messages(details: list[Any], path: FieldPath) -> Iterator[tuple[str, str | 
         return
     for detail in details:
         if detail["type"] == "extra_forbidden":
-            yield _unknown_key(path)
+            yield _unknown_key(path, model)
         elif detail["type"] == "missing":
             yield f"`{path[-1]}` is missing", None
         else:
             yield invalid_value(detail, path)
 
 
-def _unknown_key(path: FieldPath) -> tuple[str, str | None]:
+def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | None]:
     key, dotted = path[-1], ".".join(map(str, path))
-    if dotted in LATER:
+    if model is RunFile and dotted in LATER:
         return f"`{key}` is not supported yet", LATER[dotted]
-    if dotted in ELSEWHERE:
+    if model is RunFile and dotted in ELSEWHERE:
         return f"unsupported key `{dotted}`", ELSEWHERE[dotted]
-    known = _fields_at(RunFile, path[:-1])
+    known = _fields_at(model, path[:-1])
     return f"unknown key `{key}`", suggest(str(key), known, otherwise=f"known keys: {', '.join(known)}")
 
 

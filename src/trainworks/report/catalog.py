@@ -25,6 +25,7 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
     "runs": ("mfu", "bits", "experts"),
     "assumptions": ("low", "typical", "high", "unit"),
     "grids": ("intensity",),
+    "software": ("component", "ends", "first driver", "last driver", "first cuda", "last cuda", "builds"),
     "xids": ("action", "meaning"),
     "anchors": ("kind", "quantity", "cluster", "bandwidth", "rate", "conditions"),
     "terms": ("meaning", "write instead"),

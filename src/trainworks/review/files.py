@@ -121,6 +121,12 @@ class ReviewedFile:
         """A run file, or a SkyPilot task; None for any other file."""
         return read_run_file(self.documents, self.lines) if self.kind == "yaml" else None
 
+    @cached_property
+    def stack(self) -> yaml.Node | None:
+        """The document of a stack file; None for any other file."""
+        keys = tree.entries(self.documents[0]) if len(self.documents) == 1 else {}
+        return self.documents[0] if {"os", "nodes", "slurm"} <= keys.keys() else None
+
     @property
     def configures_torchrun(self) -> bool:
         """Variables give torchrun the options of its nodes: the file sets them, or its launcher does."""

@@ -20,6 +20,7 @@ from trainworks.review.rules import (
     run_file,
     slurm,
     software,
+    stack,
     storage,
 )
 
@@ -55,6 +56,7 @@ _MODULES = (
     run_file,
     storage,
     monitoring,
+    stack,
 )
 RULES: Mapping[str, ReviewRule] = {
     rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)

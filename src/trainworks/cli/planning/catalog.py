@@ -14,7 +14,7 @@ from trainworks.cli.output import show_document
 
 KINDS = (
     "accelerators, nodes, systems, links, switches, kernels, processors, storage, offers, fleets, runs, assumptions, "
-    "grids, xids, anchors, terms"
+    "grids, xids, software, anchors, terms"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainworks.catalog.software import base_system, driver_end, is_over, nearest_build, wheel_builds
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.shell import Command
@@ -12,14 +13,7 @@ from trainworks.review.rule import rule
 
 _RELEASES = "https://github.com/pytorch/pytorch/blob/main/RELEASE.md"
 _WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
-_NO_WHEELS = {"120": "121", "122": "121", "123": "121", "125": "124", "127": "126"}
-"""CUDA 12 releases that no PyTorch release from 1.12 to 2.14 was built for, and the nearest with one. A driver of any
-CUDA 12 runs both: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
 _TORCH = re.compile(r"torch(?:vision|audio)?")
-_OLDEST_DRIVER = 580
-"""The oldest driver branch of NVIDIA that is supported."""
-_ENDED = {"ubuntu16.04": 2021, "ubuntu18.04": 2023, "ubuntu20.04": 2025, "centos7": 2024, "centos8": 2021}
-"""Year in which the free support of a base system ended."""
 
 
 @rule(
@@ -40,9 +34,11 @@ def missing_wheel_index(file: ReviewedFile) -> Iterator[Problem]:
     if file.kind not in ("python", "json", "slurm"):
         for number, line in enumerate(file.lines, start=1):
             found = _WHEELS.search(line)
-            if found and found[1] in _NO_WHEELS and not line.lstrip().startswith("#"):
-                version = f"{found[1][:2]}.{found[1][2:]}"
-                edits = file.edit(number, found.start() + 1, f"/cu{found[1]}", f"/cu{_NO_WHEELS[found[1]]}")
+            version = f"{found[1][:2]}.{found[1][2:]}" if found else ""
+            is_missing = version.startswith("12.") and version not in wheel_builds()
+            if found and is_missing and not line.lstrip().startswith("#"):
+                instead = nearest_build(version).replace(".", "")
+                edits = file.edit(number, found.start() + 1, f"/cu{found[1]}", f"/cu{instead}")
                 yield Problem(number, found.start() + 1, f"PyTorch has no wheels for CUDA {version}", edits)
 
 
@@ -88,10 +84,9 @@ def old_base_image(file: ReviewedFile) -> Iterator[Problem]:
     """A `FROM` with the name of such a release."""
     for number, line in enumerate(file.lines if file.kind in ("dockerfile", "text") else (), start=1):
         found = re.match(r"\s*(?:\d+\.\s+)?FROM\s+(\S+)", line)
-        image = found[1].lower().replace("ubuntu:", "ubuntu").replace("centos:", "centos") if found else ""
-        for name, year in _ENDED.items():
-            if found and re.search(rf"(?:^|[-/]){re.escape(name)}(?:$|-)", image):
-                yield Problem(number, found.start(1) + 1, f"support of {name} ended in {year}")
+        base = base_system(found[1]) if found else None
+        if found and base and is_over(base):
+            yield Problem(number, found.start(1) + 1, f"support of {base.name} ended in {base.ends}")
 
 
 @rule(
@@ -123,10 +118,10 @@ def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
     "TW705",
     "The driver branch is out of support",
     "note",
-    why="NVIDIA supports the driver branches R580, R595 and R610 (September 2026); older ones get no corrections, and "
+    why="NVIDIA supports the driver branches R580, R595 and R620 (November 2026); older ones get no corrections, and "
     "do not know later GPUs. R535 ended in June 2026.",
     fix="Install a long-term branch: R580 is supported until June 2028.",
-    source="https://docs.nvidia.com/datacenter/tesla/drivers/615/supported-drivers-and-cuda-toolkit-versions.html",
+    source="https://docs.nvidia.com/datacenter/tesla/drivers/620/supported-drivers-and-cuda-toolkit-versions.html",
     file="install.sh",
     bad="sudo apt-get install -y nvidia-driver-525\n",
     good="sudo apt-get install -y nvidia-driver-580\n",
@@ -137,7 +132,7 @@ def old_driver(file: ReviewedFile) -> Iterator[Problem]:
         for command in script.commands:
             for word in command.words if "install" in command.texts[:4] else ():
                 found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
-                if found and int(found[1]) < _OLDEST_DRIVER:
+                if found and driver_end(int(found[1])) is not None:
                     yield Problem(word.line, word.column, f"the driver branch R{found[1]} is out of support")
 
 

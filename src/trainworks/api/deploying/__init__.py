@@ -1,0 +1,1 @@
+"""Use cases that bring a software stack onto a cluster."""

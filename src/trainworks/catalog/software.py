@@ -1,0 +1,153 @@
+"""Which releases of drivers, CUDA, PyTorch, operating systems and Slurm fit together, and which are supported.
+
+`deploy check` and `review` judge by these functions. Support is judged in the month that the facts were read, `AS_OF`,
+so that a release of Trainworks always gives the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trainworks.catalog.catalog import Catalog, find_row
+from trainworks.catalog.facts import Component, Release
+from trainworks.catalog.problem import Check, Problem
+from trainworks.catalog.rows import Kind, read_rows
+
+AS_OF = "2026-11"
+"""Month in which the facts were read."""
+
+
+def release(name: str) -> Release:
+    """The release of that name or alias.
+
+    Raises:
+        UsageError: there is none; the hint has the nearest.
+
+    >>> release("ubuntu24.04").ends
+    '2029-04'
+    """
+    return Release.model_validate(find_row(name, "software").facts())
+
+
+def releases(component: Component) -> list[Release]:
+    """All releases of a component, in the order of the catalogue."""
+    found = (Release.model_validate(row.facts()) for row in read_rows("software").values())
+    return [each for each in found if each.component == component]
+
+
+def is_over(found: Release) -> bool:
+    """True if free support ended before `AS_OF`."""
+    return found.ends is not None and found.ends < AS_OF
+
+
+def ends_soon(found: Release) -> bool:
+    """True if free support ends within a year from `AS_OF`, and has not ended."""
+    year, month = AS_OF.split("-")
+    return found.ends is not None and not is_over(found) and found.ends < f"{int(year) + 1}-{month}"
+
+
+def longest_supported(component: Component) -> Release:
+    """The release of a component whose support ends last.
+
+    >>> longest_supported("driver").name
+    'R620'
+    """
+    return max(releases(component), key=lambda each: each.ends or "")
+
+
+def driver_branch(version: str) -> int:
+    """Branch of a driver version: the digits before the first dot, `580` of `580.126.18` or `R580`."""
+    found = re.match(r"[rR]?(\d+)", version)
+    return int(found[1]) if found else 0
+
+
+def driver_end(branch: int) -> str | None:
+    """Last month of support of a driver branch; None if it is supported, or newer than all that are known.
+
+    A branch without a row that is older than the oldest supported one has ended, in a month that is not known: `""`.
+
+    >>> driver_end(525), driver_end(580), driver_end(515)
+    ('2023-12', None, '')
+    """
+    known = {driver_branch(each.name): each for each in releases("driver")}
+    if branch in known:
+        return known[branch].ends if is_over(known[branch]) else None
+    return "" if branch < min(number for number, each in known.items() if not is_over(each)) else None
+
+
+def least_driver(cuda: str) -> int | None:
+    """Oldest driver branch that runs programs of a CUDA release; None if its major release is not known.
+
+    >>> least_driver("12.8"), least_driver("13.0")
+    (525, 580)
+    """
+    major = cuda.partition(".")[0]
+    return next((each.first_driver for each in releases("CUDA") if each.name == f"CUDA {major}"), None)
+
+
+def wheel_builds() -> list[str]:
+    """CUDA releases that some release of PyTorch has wheels for, oldest first.
+
+    >>> "12.0" in wheel_builds(), "12.1" in wheel_builds()
+    (False, True)
+    """
+    return sorted({cuda for each in releases("PyTorch") for cuda in each.builds}, key=version_key)
+
+
+def nearest_build(cuda: str) -> str:
+    """The newest CUDA release up to this one with wheels of PyTorch, of the same major release; else the next one.
+
+    >>> nearest_build("12.0"), nearest_build("12.5")
+    ('12.1', '12.4')
+    """
+    same = [each for each in wheel_builds() if each.partition(".")[0] == cuda.partition(".")[0]] or wheel_builds()
+    older = [each for each in same if version_key(each) <= version_key(cuda)]
+    return older[-1] if older else same[0]
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Numbers of a version, to compare by: (12, 8) of `12.8`."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def base_system(image: str) -> Release | None:
+    """The operating system that the name of an image names; None if it names none of the catalogue.
+
+    >>> base_system("nvidia/cuda:11.6.0-cudnn8-runtime-ubuntu20.04").name
+    'Ubuntu 20.04'
+    """
+    words = re.sub(r"\b(ubuntu|centos|debian|rockylinux):", r"\1", image.lower())
+    for found in releases("operating system"):
+        name = found.name.lower().replace("rocky ", "rockylinux").replace(" ", "")
+        if re.search(rf"(?:^|[-/:]){re.escape(name)}(?:$|-)", words):
+            return found
+    return None
+
+
+def _month(found: Release, _: Catalog) -> Iterator[Problem]:
+    """Support ends in a month."""
+    if found.ends is not None and not re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", found.ends):
+        yield f"`{found.ends}`", "year and month: `2028-06`", "a day, or a word"
+
+
+def _driver_range(found: Release, _: Catalog) -> Iterator[Problem]:
+    """The first driver is not newer than the last."""
+    if found.first_driver and found.last_driver and found.first_driver > found.last_driver:
+        yield f"R{found.first_driver}", f"at most R{found.last_driver}", "the two are exchanged"
+
+
+def _builds_have_a_driver(found: Release, _: Catalog) -> Iterator[Problem]:
+    """The driver that a build needs is known."""
+    for cuda in found.builds:
+        if least_driver(cuda) is None:
+            yield f"wheels for CUDA {cuda}", "a CUDA of the catalogue", "the row of the new CUDA is missing"
+
+
+_CHECKS: dict[str, Check] = {
+    "ends-in-a-month": _month,
+    "driver-range": _driver_range,
+    "builds-have-a-driver": _builds_have_a_driver,
+}
+SOFTWARE_CHECKS: dict[Kind, dict[str, Check]] = {"software": _CHECKS}
+"""Rules by kind of row and by name."""

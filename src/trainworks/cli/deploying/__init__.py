@@ -1,0 +1,1 @@
+"""Commands that bring a software stack onto a cluster."""

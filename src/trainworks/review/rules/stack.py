@@ -1,0 +1,301 @@
+"""TW73x: stack files: releases that do not fit together, or get no corrections any more."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from trainworks.catalog import software
+from trainworks.catalog.catalog import accelerator, has, node
+from trainworks.catalog.facts import Release
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.readers import tree
+from trainworks.review.rule import rule
+
+_DRIVERS = "https://docs.nvidia.com/datacenter/tesla/drivers/620/supported-drivers-and-cuda-toolkit-versions.html"
+_ARCHITECTURES = "https://docs.nvidia.com/datacenter/tesla/drivers/cuda-toolkit-driver-and-architecture-matrix.html"
+_COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"
+_STACK = """os: {os}
+nodes:
+  - {{hosts: "gpu[1-4]", machine: {machine}, roles: [compute]}}
+gpu: {{driver: "{driver}"}}{comment}
+slurm: {{release: "{slurm}", packages: {packages}}}
+environments:
+  - {{name: torch, {environment}}}
+"""
+_GOOD = {
+    "os": "Ubuntu 24.04",
+    "machine": "DGX H100",
+    "driver": "580",
+    "comment": "",
+    "slurm": "26.05",
+    "packages": "schedmd",
+    "environment": 'torch: "2.14", cuda: "13.0"',
+}
+
+
+def _example(**changes: str) -> str:
+    return _STACK.format_map(_GOOD | changes)
+
+
+@rule(
+    "TW731",
+    "The operating system is out of support",
+    "error",
+    why="It gets no security updates, its packages disappear from the mirrors, and drivers and schedulers are no "
+    "longer built for it.",
+    fix="Take a release that is supported for as long as the cluster is to live, such as Ubuntu 24.04 or Rocky 9.",
+    source="trainworks catalog show 'CentOS 8'",
+    file="stack.yaml",
+    bad=_example(os="CentOS 8"),
+    good=_example(),
+)
+def ended_system(file: ReviewedFile) -> Iterator[Problem]:
+    """`os`, or the base of an image, whose support ended."""
+    for value, name in ((value, str(value.value)) for value in _scalars(file.stack, "os")):
+        found = _release(name, "operating system")
+        if found and software.is_over(found):
+            yield _at(value, f"support of {found.name} ended in {found.ends}")
+    for image in _environment_values(file, "image"):
+        base = software.base_system(image.value)
+        if base and software.is_over(base):
+            yield _at(image, f"support of {base.name}, the base of this image, ended in {base.ends}")
+
+
+@rule(
+    "TW732",
+    "The driver branch is out of support",
+    "error",
+    why="NVIDIA corrects the branches R580, R595 and R620 (November 2026). An older one gets no corrections of faults "
+    "and of security, and knows no later GPU.",
+    fix="Install a long-term branch: R580 is supported until June 2028, R620 until September 2029.",
+    source=_DRIVERS,
+    file="stack.yaml",
+    bad=_example(driver="535", environment='torch: "2.14", cuda: "12.6"'),
+    good=_example(),
+)
+def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
+    """`gpu.driver` of a branch that ended."""
+    for value in _scalars(file.stack, "gpu", "driver"):
+        branch = software.driver_branch(value.value)
+        ended = software.driver_end(branch)
+        if ended is not None:
+            yield _at(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
+
+
+@rule(
+    "TW733",
+    "The driver does not know the GPUs",
+    "error",
+    why="A driver knows the GPU generations that were sold when its branch began, and drops old ones: after R580 those "
+    "before Turing. `nvidia-smi` lists no device with another driver.",
+    fix="Take a branch that knows the generation.",
+    source=_ARCHITECTURES,
+    file="stack.yaml",
+    bad=_example(machine="p3.16xlarge", driver="620", environment='torch: "2.6", cuda: "12.6"'),
+    good=_example(machine="p3.16xlarge", driver="580", environment='torch: "2.6", cuda: "12.6"'),
+)
+def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
+    """A driver branch before the first, or behind the last, of a GPU generation of the nodes."""
+    for value in _scalars(file.stack, "gpu", "driver"):
+        branch = software.driver_branch(value.value)
+        for found in _generations(file):
+            if found.first_driver and branch < found.first_driver:
+                yield _at(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
+            elif found.last_driver and branch > found.last_driver:
+                yield _at(value, f"R{branch} does not know {found.name}: R{found.last_driver} is the last that does")
+
+
+@rule(
+    "TW734",
+    "The driver is too old for the CUDA of an environment",
+    "error",
+    why="A driver runs programs of its CUDA major release and of older ones: CUDA 12 needs R525, CUDA 13 R580. "
+    "`torch.cuda.is_available()` is false otherwise.",
+    fix="Take a newer driver, or wheels or an image for an older CUDA.",
+    source=_COMPATIBILITY,
+    file="stack.yaml",
+    bad=_example(driver="570", comment="  # trainworks: ignore[TW732]"),
+    good=_example(),
+)
+def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
+    """An environment for a CUDA that the driver cannot run."""
+    for driver in _scalars(file.stack, "gpu", "driver"):
+        branch = software.driver_branch(driver.value)
+        for value, cuda in _cudas(file):
+            least = software.least_driver(cuda)
+            if least is not None and branch < least:
+                yield _at(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
+
+
+@rule(
+    "TW735",
+    "The CUDA of an environment does not know the GPUs",
+    "error",
+    why="Programs that a CUDA release compiled have no code for GPUs that came later, nor for those that it dropped: "
+    "`no kernel image is available for execution on the device`.",
+    fix="Take wheels or an image for a CUDA that compiles for the generation.",
+    source=_ARCHITECTURES,
+    file="stack.yaml",
+    bad=_example(environment='torch: "1.12", cuda: "11.6"'),
+    good=_example(environment='torch: "2.0", cuda: "11.8"'),
+)
+def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
+    """An environment for a CUDA before the first, or behind the last, of a GPU generation of the nodes."""
+    for value, cuda in _cudas(file):
+        for found in _generations(file):
+            if found.first_cuda and software.version_key(cuda) < software.version_key(found.first_cuda):
+                yield _at(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
+            elif found.last_cuda and software.version_key(cuda)[0] > int(found.last_cuda):
+                yield _at(
+                    value, f"CUDA {cuda} does not know {found.name}: CUDA {found.last_cuda} is the last that does"
+                )
+
+
+@rule(
+    "TW736",
+    "PyTorch has no such wheels",
+    "error",
+    why="Each release of PyTorch has wheels for two or three releases of CUDA. pip finds none for another one, or "
+    "takes a build for another CUDA from PyPI without a message.",
+    fix="Take a CUDA that the release was built for.",
+    source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
+    file="stack.yaml",
+    bad=_example(environment='torch: "2.0", cuda: "12.0"'),
+    good=_example(environment='torch: "2.0", cuda: "11.8"'),
+)
+def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
+    """`torch` and `cuda` of an environment that no wheel has."""
+    for item in _environments(file):
+        torch, cuda = tree.scalar(tree.get(item, "torch")), tree.get(item, "cuda")
+        if torch is None or not isinstance(cuda, yaml.ScalarNode):
+            continue
+        found = _release(".".join(torch.split(".")[:2]), "PyTorch")
+        if found and cuda.value not in found.builds:
+            yield _at(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
+
+
+@rule(
+    "TW737",
+    "The Slurm release is out of support",
+    "warning",
+    why="SchedMD corrects a release for 18 months. An upgrade may skip two releases: one that is older has to go "
+    "through several.",
+    fix="Take the newest release, with packages that you build from its tarball; those of distributions are older.",
+    source="https://slurm.schedmd.com/upgrades.html",
+    file="stack.yaml",
+    bad=_example(slurm="23.11"),
+    good=_example(),
+)
+def ended_slurm(file: ReviewedFile) -> Iterator[Problem]:
+    """`slurm.release` that ended."""
+    for value in _scalars(file.stack, "slurm", "release"):
+        found = _release(".".join(value.value.split(".")[:2]), "Slurm")
+        if found and software.is_over(found):
+            yield _at(value, f"support of {found.name} ended in {found.ends}")
+
+
+@rule(
+    "TW738",
+    "Support ends within a year",
+    "note",
+    why="A cluster lives for three to five years. A change of the operating system or of the driver branch drains all "
+    "nodes.",
+    fix="Take a release whose support ends later, or plan the change.",
+    source="trainworks catalog show R580",
+    file="stack.yaml",
+    bad=_example(driver="595"),
+    good=_example(),
+)
+def ending_support(file: ReviewedFile) -> Iterator[Problem]:
+    """`os`, `gpu.driver` or `slurm.release` whose support ends within a year."""
+    names = (
+        ("operating system", ("os",), str),
+        ("driver", ("gpu", "driver"), lambda text: f"R{software.driver_branch(text)}"),
+        ("Slurm", ("slurm", "release"), lambda text: ".".join(text.split(".")[:2])),
+    )
+    for component, path, name in names:
+        for value in _scalars(file.stack, *path):
+            found = _release(name(value.value), component)
+            if found and software.ends_soon(found):
+                yield _at(value, f"support of {found.name} ends in {found.ends}")
+
+
+@rule(
+    "TW739",
+    "The distribution has another Slurm",
+    "error",
+    why="The packages of a distribution have one release of Slurm for its whole life. Files for a later one may name "
+    "parameters that it does not know.",
+    fix="Write the release that the distribution has, or `packages: schedmd` with packages that you build.",
+    source="https://slurm.schedmd.com/quickstart_admin.html",
+    file="stack.yaml",
+    bad=_example(packages="distribution"),
+    good=_example(),
+)
+def other_slurm(file: ReviewedFile) -> Iterator[Problem]:
+    """`packages: distribution` with a release that the operating system does not have."""
+    for value in _scalars(file.stack, "slurm", "release"):
+        if tree.scalar(tree.get(file.stack, "slurm", "packages")) != "distribution":
+            continue
+        system = _release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
+        if system and system.slurm != ".".join(value.value.split(".")[:2]):
+            yield _at(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
+
+
+def _at(node_: yaml.ScalarNode, message: str) -> Problem:
+    line, column = tree.place(node_)
+    return Problem(line, column, message)
+
+
+def _scalars(root: yaml.Node | None, *path: str) -> Iterator[yaml.ScalarNode]:
+    """The scalar under a path, if there is one."""
+    found = tree.get(root, *path)
+    if isinstance(found, yaml.ScalarNode):
+        yield found
+
+
+def _release(name: str, component: str) -> Release | None:
+    """The release of that name of a component; None if the catalogue has none."""
+    full = name if component in ("operating system", "driver") else f"{component} {name}"
+    found = software.release(full) if has("software", full) else None
+    return found if found and found.component == component else None
+
+
+def _environments(file: ReviewedFile) -> list[yaml.Node]:
+    return tree.items(tree.get(file.stack, "environments"))
+
+
+def _environment_values(file: ReviewedFile, key: str) -> Iterator[yaml.ScalarNode]:
+    for item in _environments(file):
+        yield from _scalars(item, key)
+
+
+def _cudas(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """CUDA of each environment: as written, or that in the name of its image."""
+    for item in _environments(file):
+        written = list(_scalars(item, "cuda"))
+        yield from ((value, value.value) for value in written if re.match(r"\d", value.value))
+        for image in _scalars(item, "image"):
+            named = re.search(r"(?:^|/)cuda:(\d+\.\d+)", image.value)
+            if named and not written:
+                yield image, named[1]
+
+
+def _generations(file: ReviewedFile) -> list[Release]:
+    """GPU generations of the nodes, as far as the catalogue has their machines or accelerators."""
+    names: dict[str, None] = {}
+    for item in tree.items(tree.get(file.stack, "nodes")):
+        machine = tree.scalar(tree.get(item, "machine"))
+        cards = (tree.scalar(tree.get(item, "hardware", "accelerators")) or "").partition(":")[0]
+        card = node(machine).accelerator if machine and has("nodes", machine) else cards
+        if has("accelerators", card):
+            names |= {(accelerator(card).architecture or "").partition(" ")[0]: None}
+    return [found for name in names if (found := _release_of_generation(name))]
+
+
+def _release_of_generation(name: str) -> Release | None:
+    return next((each for each in software.releases("GPU generation") if each.name == name), None)

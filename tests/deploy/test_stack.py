@@ -1,0 +1,107 @@
+"""The stack file: problems have places and hints, and releases that do not fit together are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainworks.api.deploying.stack import check_stack
+from trainworks.catalog import software
+from trainworks.cli.app import app
+from trainworks.config.stack import load_stack
+from trainworks.errors import RunFileError
+
+EXAMPLE = Path("examples/stack.yaml")
+ARTICLES = """name: article
+os: CentOS 8
+network: 10.0.0.0/24
+admin_keys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJqfRZ1s]
+nodes:
+  - {hosts: head, address: 10.0.0.1, roles: [controller, database]}
+  - {hosts: "node[1-4]", address: 10.0.0.11, roles: [compute], machine: DGX H100}
+gpu: {driver: "525"}
+slurm: {release: "22.05"}
+environments:
+  - {name: image, image: "nvidia/cuda:11.6.0-cudnn8-runtime-ubuntu20.04", at: /shared}
+  - {name: wheels, torch: "2.0", cuda: "12.0", at: /shared}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "stack.yaml"
+
+
+def test_the_stack_that_articles_name_is_refused_piece_by_piece(file: Path) -> None:
+    file.write_text(ARTICLES)
+    found = [(finding.line, finding.rule, finding.severity) for finding in check_stack(file).findings]
+    assert found == [
+        (2, "TW731", "error"),
+        (8, "TW732", "error"),
+        (9, "TW737", "warning"),
+        (11, "TW731", "error"),
+        (11, "TW735", "error"),
+        (12, "TW736", "error"),
+    ]
+
+
+def test_a_refused_stack_exits_with_1_and_a_good_one_with_0(file: Path) -> None:
+    file.write_text(ARTICLES)
+    refused = CliRunner().invoke(app, ["deploy", "check", str(file)])
+    assert refused.exit_code == 1
+    assert "Install a long-term branch: R580" in refused.output
+    assert CliRunner().invoke(app, ["deploy", "check", str(EXAMPLE)]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "rules"),
+    [
+        ('driver: "580"', 'driver: "595"', ["TW738"]),
+        ("Ubuntu 24.04", "Ubuntu 22.04", ["TW738"]),
+        ("machine: DGX H100", "machine: DGX B200", []),
+        ('cuda: "13.0"', 'cuda: "12.6"', []),
+        ('cuda: "13.0"', 'cuda: "12.8"', ["TW736"]),
+    ],
+)
+def test_one_change_of_a_good_stack(file: Path, wrong: str, right: str, rules: list[str]) -> None:
+    file.write_text(EXAMPLE.read_text().replace(wrong, right))
+    assert [finding.rule for finding in check_stack(file).findings] == rules
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "place", "message"),
+    [
+        ("release:", "relase:", "15  slurm.relase", "unknown key `relase`"),
+        ("roles: [storage]", "roles: [stroage]", "10  nodes.1.roles.0", "must be one of"),
+        ("10.10.1.1", "10.11.1.1", "1", "outside of 10.10.0.0/16"),
+        ("10.10.0.20", "10.10.1.3", "1", "belongs to two hosts"),
+        ("gpu[01-04]", "gpu[04-01]", "11  nodes.2.hosts", "not a list of nodes"),
+        (", machine: DGX H100", "", "1", "exactly one of `machine` and `hardware`"),
+        ("database, ", "", "1", "no node has the role `database`"),
+        ("Ubuntu 24.04", "Ubuntu 99.04", "4  os", "no release `Ubuntu 99.04`"),
+        ("Ubuntu 24.04", "R580", "4  os", "`R580` is a driver, and not an operating system"),
+        ("machine: DGX H100", "machine: DGX H101", "11  nodes.2.machine", "no node or instance `DGX H101`"),
+        (", export: /export/shared", "", "21  mounts.0", "`server` and `export`"),
+        ("alice,", '"$(id)",', "30  users.0.name", "text that matches"),
+    ],
+)
+def test_a_problem_has_its_place(file: Path, wrong: str, right: str, place: str, message: str) -> None:
+    text = EXAMPLE.read_text()
+    assert wrong in text
+    file.write_text(text.replace(wrong, right, 1))
+    with pytest.raises(RunFileError) as raised:
+        check_stack(file)
+    assert any(
+        message in each.message and (each.place or "").endswith(f"stack.yaml:{place}") for each in raised.value.problems
+    ), raised.value.render()
+
+
+def test_addresses_follow_the_first_of_their_group() -> None:
+    stack, _ = load_stack(EXAMPLE)
+    assert list(stack.hosts("compute").items())[-1] == ("gpu04", "10.10.1.4")
+
+
+def test_support_of_a_branch_without_a_row_is_judged_by_its_age() -> None:
+    assert [software.driver_end(branch) for branch in (460, 580, 999)] == ["", None, None]
