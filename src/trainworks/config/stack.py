@@ -111,7 +111,7 @@ class SlurmScheduler(Spec):
 class Mount(Spec):
     """A shared file system on all nodes."""
 
-    kind: Literal["nfs", "lustre", "cephfs"]
+    kind: Literal["nfs", "lustre"]
     at: ConfigPath
     """Folder where all nodes see it."""
     server: DnsName | None = None
@@ -119,15 +119,15 @@ class Mount(Spec):
     export: ConfigPath | None = None
     """With `nfs`: folder on the server."""
     device: MountSource | None = None
-    """With `lustre` and `cephfs`: what is mounted: `10.0.0.5@o2ib:/scratch`."""
+    """With `lustre`: what is mounted, `10.0.0.5@o2ib:/scratch`."""
     read_only: bool = False
 
     @model_validator(mode="after")
     def _source_of_its_kind(self) -> Mount:
         if self.kind == "nfs" and (self.server is None or self.export is None or self.device is not None):
             raise FieldError("a mount of NFS has `server` and `export`, and no `device`")
-        if self.kind != "nfs" and (self.device is None or self.server is not None or self.export is not None):
-            raise FieldError(f"a mount of {self.kind} has `device`, and neither `server` nor `export`")
+        if self.kind == "lustre" and (self.device is None or self.server is not None or self.export is not None):
+            raise FieldError("a mount of Lustre has `device`, and neither `server` nor `export`")
         return self
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainworks.api.observing.monitor import render_monitoring
 from trainworks.config.load import Source
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
+from trainworks.deploy.project import project_files
 from trainworks.errors import ArgumentError, RunFileError, UsageError
+from trainworks.observe.monitoring.prometheus import target_files
 from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
@@ -35,6 +38,44 @@ def check_stack(path: Path | str) -> ReviewReport:
     return ReviewReport(check_text(source.text, selected_rules(_RULES, ()), name=source.name), 1)
 
 
+def render_stack(path: Path | str) -> dict[str, str]:
+    """Render the Ansible project that brings a stack onto its cluster; nothing is written, and nothing is reached.
+
+    Args:
+        path: of the stack file.
+
+    Returns:
+        Text of every file by its path in the project.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read, or a finding of `check_stack` is an error.
+        RunFileError: a key, a value or a name of it is not valid.
+
+    >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/stack.yaml")
+    True
+    """
+    stack, source = _read(Path(path))
+    for finding in check_stack(path).findings:
+        if finding.severity == "error":
+            message = f"the stack cannot be installed ({finding.rule}): {finding.message}"
+            raise UsageError(message, place=finding.place, hint=finding.fix)
+    monitoring: dict[str, str] = {}
+    if stack.monitoring is not None:
+        monitoring = render_monitoring(page=stack.monitoring.page, ticket=stack.monitoring.ticket)
+        targets = target_files(name for group in stack.nodes for name in group.names)
+        monitoring["node.targets.json"] = targets["node.targets.json"]  # no role installs the exporter of runs
+    try:
+        return project_files(stack, monitoring)
+    except ArgumentError as error:
+        raise _placed(error, source) from None
+
+
+def _placed(error: ArgumentError, source: Source) -> RunFileError:
+    """The error of a name or a part of the stack, at its key."""
+    place = source.place(tuple(error.argument.split(".")))
+    return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
+
+
 def _read(path: Path) -> tuple[Stack, Source]:
     """A stack file whose names the catalogue has.
 
@@ -46,6 +87,5 @@ def _read(path: Path) -> tuple[Stack, Source]:
     try:
         check_names(stack)
     except ArgumentError as error:
-        place = source.place(tuple(error.argument.split(".")))
-        raise RunFileError([UsageError(error.message, place=place, hint=error.hint)]) from None
+        raise _placed(error, source) from None
     return stack, source

@@ -22,8 +22,8 @@ def print_or_write(files: Mapping[str, str], to: Path | None) -> None:
         return
     from trainworks.files import write_atomic
 
-    to.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(to / name, text)
         (to / name).chmod(0o755 if name.endswith(".sh") else 0o644)
         typer.echo(to / name)

@@ -138,7 +138,7 @@ def _tree_links(design: NetworkDesign, fabric: TreeNetwork) -> Iterator[_Link]:
 def _attached(design: NetworkDesign, fabric: TreeNetwork, slot: int, nic: int) -> Iterator[tuple[int, int]]:
     """Copies of the network and their leaves that a NIC is joined to."""
     rail = nic // (design.nics // design.rails)
-    slots = -(-(design.nodes + design.spare_slots) // design.sets)
+    slots = design.nodes_per_set
     if design.topology == "star":
         yield rail // -(-design.rails // design.copies), 0
     elif design.topology == "rail-only":

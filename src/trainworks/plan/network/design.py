@@ -70,6 +70,11 @@ class NetworkDesign:
         return self.cluster.nics
 
     @property
+    def nodes_per_set(self) -> int:
+        """Nodes, or spare slots, that are attached to the same set of leaves."""
+        return -(-(self.nodes + self.spare_slots) // self.sets)
+
+    @property
     def endpoints(self) -> int:
         """NICs of all nodes."""
         return self.nodes * self.nics

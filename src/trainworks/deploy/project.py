@@ -1,0 +1,170 @@
+"""The Ansible project of a stack: roles, inventory, variables, and the files that the roles copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, get_args
+
+from trainworks.catalog import software
+from trainworks.config.stack import Role, Stack
+from trainworks.deploy.file_systems import SCRATCH_ARRAY, block_device, exported_folders, exports, mount_units
+from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
+from trainworks.errors import ArgumentError
+from trainworks.jobs.formats.manifest import to_yaml
+
+_INDEX = "https://download.pytorch.org/whl/cu"
+
+
+def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]:
+    """Text of every file of the project, by its path.
+
+    Args:
+        stack: to render.
+        monitoring: files for Prometheus and Alertmanager, by name; they are left out where the stack monitors nothing.
+
+    Raises:
+        ArgumentError: the operating system has no packages for a part of the stack.
+    """
+    system = system_of(stack)
+    if system.packages != "apt" and stack.monitoring is not None:
+        message = f"{system.name} has no packages of Prometheus"
+        raise ArgumentError(message, argument="monitoring", hint="remove `monitoring`, or install Prometheus yourself")
+    slurm, units = slurm_files(stack), mount_units(stack)
+    watched = dict(monitoring) if stack.monitoring is not None else {}
+    files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
+    files |= {
+        "inventory.yaml": to_yaml(inventory(stack)),
+        "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, watched)),
+        "cloud-init/user-data.yaml": cloud_init(stack),
+        ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
+    }
+    files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
+    files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
+    files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
+    if stack.slurm.accounting:
+        files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
+    if text := exports(stack):
+        files["roles/storage/files/exports"] = text
+    return dict(sorted(files.items()))
+
+
+def inventory(stack: Stack) -> dict[str, Any]:
+    """Inventory of Ansible: every host once with its address, and a group for each role."""
+    hosts = {name: {"ansible_host": at} for group in stack.nodes for name, at in group.addresses.items()}
+    roles: tuple[Role, ...] = get_args(Role)
+    groups: dict[str, Any] = {
+        role: {"hosts": {name: {} for name in stack.hosts(role)}} for role in roles if stack.hosts(role)
+    }
+    return {"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts, "children": groups}}
+
+
+def cloud_init(stack: Stack) -> str:
+    """User data of cloud-init that makes a bare machine one that Ansible can log in to."""
+    administrator = {
+        "name": stack.admin,
+        "shell": "/bin/bash",
+        "lock_passwd": True,
+        "sudo": "ALL=(ALL) NOPASSWD:ALL",
+        "ssh_authorized_keys": list(stack.admin_keys),
+    }
+    data = {
+        "users": [administrator],
+        "ssh_pwauth": False,
+        "disable_root": True,
+        "package_update": True,
+        "packages": ["python3", "openssh-server"],
+    }
+    return "#cloud-config\n" + to_yaml(data)
+
+
+def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mapping[str, str]) -> dict[str, Any]:
+    """Variables of the roles."""
+    own_exports = exports(stack)
+    return {
+        "cluster_name": stack.name,
+        "base_packages": ["chrony", "python3", "rsync"],
+        "time_service": "chrony" if apt else "chronyd",
+        "gpu_driver_packages": _driver_packages(stack, apt),
+        "gpu_fabric_manager": _needs_fabric_manager(stack),
+        "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
+        "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
+        "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
+        "exported_folders": exported_folders(stack),
+        "mounts": [unit.facts for unit in mount_units(stack)],
+        "scratch_devices": list(stack.scratch.devices) if stack.scratch else [],
+        "scratch_array": SCRATCH_ARRAY,
+        "scratch_block_device": block_device(stack.scratch) if stack.scratch else "",
+        "slurm_accounting": stack.slurm.accounting,
+        "slurm_packages": _slurm_packages(stack, apt),
+        "slurm_files": list(slurm),
+        "slurm_database_password": "{{ lookup('ansible.builtin.password', 'secrets/slurm_database', length=32, "
+        "chars=['ascii_letters', 'digits']) }}",
+        "database_packages": ["mariadb-server"],
+        "database_settings": "/etc/mysql/mariadb.conf.d/90-slurm.cnf" if apt else "/etc/my.cnf.d/slurm.cnf",
+        "users": [
+            {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
+            for user in stack.users
+        ],
+        "venv_packages": ["python3-venv", "python3-pip"] if apt else ["python3-pip"],
+        "environments": [
+            {
+                "name": each.name,
+                "at": each.at,
+                "torch": each.torch if each.torch.count(".") > 1 else f"{each.torch}.*",
+                "index": f"{_INDEX}{(each.cuda or '').replace('.', '')}",
+                "packages": list(each.packages),
+            }
+            for each in stack.environments
+            if each.torch is not None
+        ],
+        "images": [
+            {"name": each.name, "at": each.at, "image": each.image} for each in stack.environments if each.image
+        ],
+        "monitoring_files": list(watched),
+    }
+
+
+def _driver_packages(stack: Stack, apt: bool) -> list[str]:
+    """Packages of the driver and of the fabric manager, of the same branch.
+
+    Ubuntu has them itself; for others the repository of NVIDIA has to be set up before.
+    """
+    if stack.gpu is None:
+        return []
+    branch = software.driver_branch(stack.gpu.driver)
+    fabric = _needs_fabric_manager(stack)
+    if stack.os.startswith("Ubuntu"):
+        names = [f"nvidia-driver-{branch}-server-open", f"nvidia-utils-{branch}-server"]
+        return names + ([f"nvidia-fabricmanager-{branch}"] if fabric else [])
+    names = [f"cuda-drivers-{branch}"] if apt else ["nvidia-driver", "nvidia-driver-cuda"]
+    return names + (([f"nvidia-fabricmanager-{branch}"] if apt else ["nvidia-fabric-manager"]) if fabric else [])
+
+
+def _needs_fabric_manager(stack: Stack) -> bool:
+    if stack.gpu is None or stack.gpu.fabric_manager is not None:
+        return bool(stack.gpu and stack.gpu.fabric_manager)
+    return any(has_nvswitch(group) for group in stack.groups("compute"))
+
+
+def _slurm_packages(stack: Stack, apt: bool) -> dict[str, list[str]]:
+    """Packages of Slurm by part, as the distribution or SchedMD's builds name them."""
+    if not apt:
+        names = {"client": "slurm", "controller": "slurm-slurmctld", "compute": "slurm-slurmd"}
+        return {part: [name] for part, name in (names | {"database": "slurm-slurmdbd"}).items()}
+    prefix = "slurm-smd-" if stack.slurm.packages == "schedmd" else ""
+    parts = {"controller": "slurmctld", "compute": "slurmd", "database": "slurmdbd"}
+    client = "slurm-smd-client" if prefix else "slurm-client"
+    return {"client": [client], **{part: [f"{prefix}{name}"] for part, name in parts.items()}}
+
+
+def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
+    """Files below a folder of the package, by their paths."""
+    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
+        name = f"{path}{entry.name}"
+        if entry.is_dir():
+            yield from _static(entry, f"{name}/")
+        else:
+            yield name, entry.read_text(encoding="utf-8")

@@ -1,0 +1,212 @@
+"""Configuration of Slurm for a stack; each line that is not obvious has its reason above it.
+
+Source: slurm.conf(5), gres.conf(5), cgroup.conf(5), topology.conf(5) and slurmdbd.conf(5) of Slurm 22.05 to 26.05.
+"""
+
+from __future__ import annotations
+
+from trainworks.catalog.catalog import node
+from trainworks.catalog.cluster import cluster_of_nodes
+from trainworks.config.stack import Hardware, NodeGroup, Partition, Stack
+from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.slurm_hooks import NodeCheck, health_check, prolog, slurm_conf_lines
+from trainworks.plan.network.design import design_network
+
+_FOLDER = "/etc/slurm"
+_SLOW_KILL_S = 180
+_SCRATCH_FREE_GB = 50
+
+
+def slurm_files(stack: Stack) -> dict[str, str]:
+    """Files of /etc/slurm on every node, by name."""
+    check = _node_check(stack)
+    files = {
+        "slurm.conf": _slurm_conf(stack),
+        "cgroup.conf": _CGROUP,
+        "topology.conf": _topology(stack),
+        "prolog.sh": prolog(check),
+        "health_check.sh": health_check(check),
+    }
+    gres = _gres(stack)
+    return files | ({"gres.conf": gres} if gres else {})
+
+
+def slurmdbd_template(stack: Stack) -> str:
+    """slurmdbd.conf as a template of Ansible, which fills in the password."""
+    (host,) = stack.hosts("database")
+    lines = [
+        "AuthType=auth/munge",
+        f"DbdHost={host}",
+        "SlurmUser=slurm",
+        "LogFile=/var/log/slurm/slurmdbd.log",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=localhost",
+        "StorageUser=slurm",
+        "StoragePass={{ slurm_database_password }}",
+        "StorageLoc=slurm_acct_db",
+        "# jobs and steps grow without a limit; two years of them answer questions about usage",
+        "PurgeJobAfter=24months",
+        "PurgeStepAfter=24months",
+        "PurgeEventAfter=24months",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_CGROUP = """# a rank stays on the cores that its job was given
+ConstrainCores=yes
+# a job that takes more memory than it asked for ends; without this, the kernel ends any process of the node
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=yes
+AllowedSwapSpace=0
+# a job sees its own GPUs alone; without this, CUDA_VISIBLE_DEVICES is a mere request
+ConstrainDevices=yes
+"""
+
+
+def _slurm_conf(stack: Stack) -> str:
+    ((controller, address),) = stack.hosts("controller").items()
+    lines = [
+        f"ClusterName={stack.name}",
+        f"SlurmctldHost={controller}({address})",
+        "SlurmUser=slurm",
+        "AuthType=auth/munge",
+        "StateSaveLocation=/var/spool/slurmctld",
+        "SlurmdSpoolDir=/var/spool/slurmd",
+        "SlurmctldLogFile=/var/log/slurm/slurmctld.log",
+        "SlurmdLogFile=/var/log/slurm/slurmd.log",
+        "",
+        "# cgroups hold every process of a job, also one that detached from its parent",
+        "ProctrackType=proctrack/cgroup",
+        "# affinity binds ranks to cores, cgroup hides the devices of other jobs",
+        "TaskPlugin=task/affinity,task/cgroup",
+        "# ranks of MPI programs meet by PMI2, which every build has; torchrun needs neither",
+        "MpiDefault=pmi2",
+        "# a node that was rebooted takes jobs again, unless it was drained",
+        "ReturnToService=1",
+        "# from the signal of a time limit or a preemption to the end: a workload saves a checkpoint meanwhile",
+        "KillWait=60",
+        "# a process that waits for a file server or the driver cannot be killed; the default of 60 s drains its node",
+        f"UnkillableStepTimeout={_SLOW_KILL_S}",
+        "# jobs of a node that failed are queued again",
+        "JobRequeue=1",
+        "",
+        "# cores, memory and GPUs are allocated; `select/linear` would give whole nodes, and `cons_res` is no more",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core_Memory",
+        "# of a job that asks for no memory: its share; without this, it gets all of the node, and shares it with none",
+        f"DefMemPerCPU={_memory_share_mb(stack)}",
+        *(["GresTypes=gpu"] if _gres(stack) else []),
+        "# the nodes of a job under as few leaf switches as possible",
+        "TopologyPlugin=topology/tree",
+        "SchedulerType=sched/backfill",
+        "PriorityType=priority/multifactor",
+        "PriorityWeightAge=1000",
+        "PriorityWeightFairshare=10000",
+        "PriorityWeightPartition=100000",
+        "",
+        *_accounting(stack),
+        "# nodes that fail their check are drained, before a job starts and every five minutes while idle",
+        *slurm_conf_lines(_FOLDER).splitlines(),
+        "",
+        *(line for group in stack.groups("compute") for line in _nodes(group)),
+        *(_partition(partition) for partition in stack.slurm.partitions),
+    ]
+    return "\n".join([_HEAD.format(name=stack.name), *lines]) + "\n"
+
+
+_HEAD = "# Rendered from the stack file of `{name}`: change that, and render again."
+
+
+def _memory_share_mb(stack: Stack) -> int:
+    """MiB of memory per CPU as Slurm counts them, on the nodes that have the least."""
+    return min(
+        each.memory // 2**20 // (each.sockets * each.cores_per_socket * each.threads_per_core)
+        for each in map(hardware_of, stack.groups("compute"))
+    )
+
+
+def _accounting(stack: Stack) -> list[str]:
+    if not stack.slurm.accounting:
+        return ["AccountingStorageType=accounting_storage/none"]
+    (database,) = stack.hosts("database")
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={database}",
+        *(["AccountingStorageTRES=gres/gpu"] if _gres(stack) else []),
+        "# jobs of users without an account are refused, and limits of accounts hold",
+        "AccountingStorageEnforce=associations,limits,qos",
+        "JobAcctGatherType=jobacct_gather/cgroup",
+    ]
+
+
+def _nodes(group: NodeGroup) -> list[str]:
+    hardware = hardware_of(group)
+    reason = "# memory that `slurmd -C` prints"
+    if group.machine is not None:
+        reason = f"# {group.machine}: 95 % of its memory, since a node that reports less than this is drained"
+    words = [
+        f"NodeName={group.hosts}",
+        f"NodeAddr={','.join(group.addresses.values())}",
+        f"Sockets={hardware.sockets}",
+        f"CoresPerSocket={hardware.cores_per_socket}",
+        f"ThreadsPerCore={hardware.threads_per_core}",
+        f"RealMemory={hardware.memory // 2**20}",
+        *([f"Gres=gpu:{hardware.accelerators}"] if hardware.accelerators else []),
+        "State=UNKNOWN",
+    ]
+    return [reason, " ".join(words)]
+
+
+def _partition(partition: Partition) -> str:
+    default = " Default=YES" if partition.default else ""
+    limit = f" MaxTime={partition.max_time} PriorityJobFactor={partition.priority}"
+    return f"PartitionName={partition.name} Nodes=ALL{default}{limit} State=UP"
+
+
+def _gres(stack: Stack) -> str:
+    """Text of gres.conf; empty without GPUs."""
+    groups = [(group.hosts, hardware_of(group)) for group in stack.groups("compute")]
+    lines = [f"NodeName={hosts} {_devices(stack, hardware)}" for hosts, hardware in groups if hardware.accelerators]
+    if not lines:
+        return ""
+    if stack.gpu is not None and stack.gpu.detect == "nvml":
+        reason = "# NVML knows devices, links and cores of each GPU; slurmd must be built with it"
+    else:
+        reason = "# device files, which every build of slurmd can; one built with NVML finds the cores of each GPU, too"
+    return "\n".join([reason, *lines]) + "\n"
+
+
+def _devices(stack: Stack, hardware: Hardware) -> str:
+    if stack.gpu is not None and stack.gpu.detect == "nvml":
+        return "AutoDetect=nvml"
+    kind, _, number = (hardware.accelerators or "").partition(":")
+    files = "/dev/nvidia0" if number == "1" else f"/dev/nvidia[0-{int(number) - 1}]"
+    return f"Name=gpu Type={kind} File={files}"
+
+
+def _topology(stack: Stack) -> str:
+    """A switch for each set of leaves of the designed network, and one above them."""
+    switches = [nodes for group in stack.groups("compute") for nodes in _under_one_leaf(group)]
+    lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
+    if len(switches) > 1:
+        lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
+    return "\n".join(["# a set of leaf switches that whole nodes are attached to is one switch here", *lines]) + "\n"
+
+
+def _under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
+    """Names of a group by set of leaves; all together where its network cannot be designed."""
+    machine = None if group.machine is None else node(group.machine)
+    if machine is None or len(group.names) < 2 or not machine.nics:
+        return [group.names]
+    each = design_network(cluster_of_nodes(machine, len(group.names))).nodes_per_set
+    return [group.names[start : start + each] for start in range(0, len(group.names), each)]
+
+
+def _node_check(stack: Stack) -> NodeCheck:
+    """What a compute node must have before it gets a job; the number of GPUs, where all nodes have the same."""
+    counts = {(hardware_of(group).accelerators or "none:0").partition(":")[2] for group in stack.groups("compute")}
+    return NodeCheck(
+        accelerators=int(counts.pop()) if len(counts) == 1 else 0,
+        mounted=tuple(mount.at for mount in stack.mounts) + ((stack.scratch.at,) if stack.scratch else ()),
+        free_gb={stack.scratch.at: _SCRATCH_FREE_GB} if stack.scratch else None,
+    )

@@ -1,0 +1,182 @@
+"""The rendered project: the real programs accept its files, and so do our own rules."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from trainworks.api.deploying.stack import render_stack
+from trainworks.api.proving.review import review
+from trainworks.cli.app import app
+from trainworks.errors import RunFileError, UsageError
+
+EXAMPLE = Path("examples/stack.yaml")
+STORAGE = "roles/storage/files"
+SLURM = "roles/scheduler/files"
+NO_SLURM = shutil.which("slurmctld") is None or os.geteuid() != 0
+ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project of the example, written by the command."""
+    folder = tmp_path_factory.mktemp("project")
+    done = CliRunner().invoke(app, ["deploy", "render", str(EXAMPLE), "--into", str(folder)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+def changed(tmp_path: Path, **changes: str) -> Mapping[str, str]:
+    """The project of the example with other texts."""
+    text = EXAMPLE.read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "stack.yaml").write_text(text)
+    return render_stack(tmp_path / "stack.yaml")
+
+
+def test_slurm_and_storage_have_a_reason_for_each_line_that_is_not_obvious(project: Path, golden) -> None:
+    names = [f"{SLURM}/{name}" for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf", "prolog.sh")]
+    names += [f"{STORAGE}/{name}" for name in ("exports", "shared.mount", "scratch.mount")]
+    names += ["roles/scheduler/templates/slurmdbd.conf.j2", "cloud-init/user-data.yaml"]
+    golden("deploy_files.txt", "\n".join(f"# --- {name}\n{(project / name).read_text()}" for name in names))
+
+
+def test_ansible_accepts_the_playbook_and_the_inventory(project: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"ANSIBLE_HOME": str(tmp_path), "ANSIBLE_NOCOLOR": "1"}
+    command = [ANSIBLE, "--syntax-check", "site.yaml"]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    groups = yaml.safe_load((project / "inventory.yaml").read_text())["all"]["children"]
+    assert list(groups["compute"]["hosts"]) == ["gpu01", "gpu02", "gpu03", "gpu04"]
+
+
+def test_our_own_rules_find_nothing_in_the_project(project: Path) -> None:
+    assert review(project).findings == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_mounts(project: Path) -> None:
+    units = sorted((project / STORAGE).glob("*.mount"))
+    assert [unit.name for unit in units] == ["datasets.mount", "scratch.mount", "shared.mount"]
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool of the package prometheus")
+def test_prometheus_accepts_its_files(project: Path) -> None:
+    files = project / "roles/monitoring/files"
+    done = subprocess.run(["promtool", "check", "config", files / "prometheus.yml"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("cloud-init") is None, reason="needs the package cloud-init")
+def test_cloud_init_accepts_its_user_data(project: Path) -> None:
+    command = ["cloud-init", "schema", "--config-file", project / "cloud-init/user-data.yaml"]
+    subprocess.run(command, check=True)
+
+
+@pytest.mark.slurm
+@pytest.mark.skipif(NO_SLURM, reason="needs root and Slurm's packages")
+def test_slurmctld_and_slurmd_accept_the_configuration(tmp_path: Path) -> None:
+    nodes = {
+        "10.10.0.0/16": "127.0.0.0/8",
+        "10.10.0.10": "127.0.0.1",
+        "10.10.0.20": "127.0.0.2",
+        "10.10.1.1": "127.1.1.1",
+    }
+    files = changed(tmp_path, **nodes)
+    for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf"):
+        (tmp_path / name).write_text(on_this_machine(files[f"{SLURM}/{name}"], tmp_path))
+    gres = subprocess.run(
+        ["slurmd", "-G", "-f", tmp_path / "slurm.conf", "-N", "gpu01"], capture_output=True, text=True, check=False
+    )
+    assert "Name=gpu Type=h100 Count=8" in gres.stdout + gres.stderr
+    said = slurmctld_says(tmp_path)
+    expected = ("MailProg", "state")  # no mail is installed, and no state was saved
+    errors = [line for line in said if "error" in line]
+    assert [line for line in errors if not any(word in line for word in expected)] == []
+
+
+def on_this_machine(text: str, folder: Path) -> str:
+    """Files of Slurm without its user, its munge, its database, its folders and its GPUs."""
+    replaced = {
+        "SlurmctldHost=login1": f"SlurmctldHost={socket.gethostname().partition('.')[0]}",
+        "SlurmUser=slurm": "SlurmUser=root",
+        "auth/munge": "auth/none",
+        "accounting_storage/slurmdbd": "accounting_storage/none",
+        "AccountingStorageEnforce=": "# ",
+        "AccountingStorageTRES=": "# ",
+        "JobAcctGatherType=": "# ",
+        "/var/spool": str(folder),
+        "/var/log/slurm": str(folder),
+        "/dev/nvidia": "/dev/tty",
+    }
+    for old, new in replaced.items():
+        text = text.replace(old, new)
+    return f"SlurmctldPort={free_port()}\nSlurmctldPidFile={folder}/pid\n{text}" if "ClusterName" in text else text
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def slurmctld_says(folder: Path) -> list[str]:
+    """What slurmctld prints until it runs, or ends."""
+    (folder / "slurmctld").mkdir()
+    command = ["slurmctld", "-D", "-c", "-v", "-f", folder / "slurm.conf"]
+    said: list[str] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stderr is not None
+        for line in daemon.stderr:
+            said.append(line)
+            if "Running as primary controller" in line:
+                break
+        daemon.terminate()
+        daemon.stderr.read()
+    assert "Running as primary controller" in said[-1], "".join(said)
+    return said
+
+
+def test_a_refused_stack_is_not_rendered(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"TW732.*R535") as raised:
+        changed(tmp_path, **{'driver: "580"': 'driver: "535"', 'cuda: "13.0"': 'cuda: "12.6"'})
+    assert raised.value.hint is not None
+    assert "R580" in raised.value.hint
+
+
+def test_rocky_has_other_packages_and_no_prometheus(tmp_path: Path) -> None:
+    rocky = {"Ubuntu 24.04": "Rocky 9"}
+    with pytest.raises(RunFileError, match="no packages of Prometheus"):
+        changed(tmp_path, **rocky)
+    files = changed(tmp_path, **rocky, **{'monitoring: {page: "https://pager.example/hook"}': "", ", monitoring]": "]"})
+    variables = yaml.safe_load(files["group_vars/all.yaml"])
+    assert variables["slurm_packages"]["controller"] == ["slurm-slurmctld"]
+    assert "nvidia-fabric-manager" in variables["gpu_driver_packages"]
+
+
+def test_nodes_of_a_large_network_are_grouped_by_its_leaves(tmp_path: Path) -> None:
+    text = changed(tmp_path, **{"gpu[01-04]": "gpu[001-128]"})[f"{SLURM}/topology.conf"]
+    switches = [line for line in text.splitlines() if "Nodes=" in line]
+    assert len(switches) == 4
+    assert switches[0].endswith("gpu032")
+    assert "SwitchName=spine Switches=leaf[1-4]" in text
+
+
+def test_secrets_are_drawn_where_ansible_runs_and_are_in_no_file(project: Path) -> None:
+    assert "secrets/" in (project / ".gitignore").read_text()
+    variables = yaml.safe_load((project / "group_vars/all.yaml").read_text())
+    assert variables["slurm_database_password"].startswith("{{ lookup('ansible.builtin.password', 'secrets/")
