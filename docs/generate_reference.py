@@ -178,7 +178,7 @@ def stack_file_page() -> str:
         ("gpu", stack.GpuSoftware),
         ("slurm", stack.SlurmScheduler),
         ("slurm.partitions[]", stack.Partition),
-        ("mounts[]", stack.Mount),
+        ("mounts[]", stack.SharedMount),
         ("scratch", stack.Scratch),
         ("environments[]", stack.SoftwareEnvironment),
         ("monitoring", stack.Monitoring),

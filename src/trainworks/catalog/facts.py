@@ -304,7 +304,7 @@ class Release(Frozen):
     name: str
     component: Component
     ends: str | None = None
-    """Last month of free support, `2028-06`; None if there is no such date."""
+    """Last month of free support, `2028-06`; None for a part without such a date."""
     first_driver: int | None = None
     """Oldest driver branch that runs it."""
     last_driver: int | None = None

@@ -1,4 +1,4 @@
-"""Which releases of drivers, CUDA, PyTorch, operating systems and Slurm fit together, and which are supported.
+"""Judge which releases of drivers, CUDA, PyTorch, operating systems and Slurm fit together, and have support.
 
 `deploy check` and `review` judge by these functions. Support is judged in the month that the facts were read, `AS_OF`,
 so that a release of Trainworks always gives the same answer.

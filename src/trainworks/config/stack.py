@@ -108,7 +108,7 @@ class SlurmScheduler(Spec):
     partitions: Annotated[tuple[Partition, ...], Field(min_length=1)] = (Partition(name="train", default=True),)
 
 
-class Mount(Spec):
+class SharedMount(Spec):
     """A shared file system on all nodes."""
 
     kind: Literal["nfs", "lustre"]
@@ -123,7 +123,7 @@ class Mount(Spec):
     read_only: bool = False
 
     @model_validator(mode="after")
-    def _source_of_its_kind(self) -> Mount:
+    def _source_of_its_kind(self) -> SharedMount:
         if self.kind == "nfs" and (self.server is None or self.export is None or self.device is not None):
             raise FieldError("a mount of NFS has `server` and `export`, and no `device`")
         if self.kind == "lustre" and (self.device is None or self.server is not None or self.export is not None):
@@ -197,7 +197,7 @@ class Stack(Spec):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     gpu: GpuSoftware | None = None
     slurm: SlurmScheduler
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[SharedMount, ...] = ()
     scratch: Scratch | None = None
     environments: tuple[SoftwareEnvironment, ...] = ()
     monitoring: Monitoring | None = None

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from trainworks.config.stack import Mount, Scratch, Stack
+from trainworks.config.stack import Scratch, SharedMount, Stack
 
 SCRATCH_ARRAY = "/dev/md/scratch"
 
@@ -69,11 +69,11 @@ _NFS_REASONS = (
 _LUSTRE_REASONS = ("# flock: locks hold on all nodes, which HDF5 and pip ask for", "# noatime: reading writes nothing")
 
 
-def _own_exports(stack: Stack) -> list[Mount]:
+def _own_exports(stack: Stack) -> list[SharedMount]:
     return [mount for mount in stack.mounts if mount.server in stack.hosts("storage")]
 
 
-def _shared(mount: Mount) -> MountUnit:
+def _shared(mount: SharedMount) -> MountUnit:
     rights = "ro" if mount.read_only else "rw"
     reasons: tuple[str, ...]
     if mount.kind == "nfs":

@@ -45,8 +45,8 @@ def _example(**changes: str) -> str:
     "TW731",
     "The operating system is out of support",
     "error",
-    why="It gets no security updates, its packages disappear from the mirrors, and drivers and schedulers are no "
-    "longer built for it.",
+    why="It gets no security updates, its packages disappear from the mirrors, and drivers and schedulers are built "
+    "for later releases alone.",
     fix="Take a release that is supported for as long as the cluster is to live, such as Ubuntu 24.04 or Rocky 9.",
     source="trainworks catalog show 'CentOS 8'",
     file="stack.yaml",
