@@ -19,7 +19,7 @@ from trainworks.api.proving.review import review
 from trainworks.cli.app import app
 from trainworks.errors import RunFileError, UsageError
 
-EXAMPLE = Path("examples/stack.yaml")
+EXAMPLE = Path("examples/cluster/stack.yaml")
 STORAGE = "roles/storage/files"
 SLURM = "roles/scheduler/files"
 NO_SLURM = shutil.which("slurmctld") is None or os.geteuid() != 0

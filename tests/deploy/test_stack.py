@@ -13,7 +13,7 @@ from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
 from trainworks.errors import RunFileError
 
-EXAMPLE = Path("examples/stack.yaml")
+EXAMPLE = Path("examples/cluster/stack.yaml")
 ARTICLES = """name: article
 os: CentOS 8
 network: 10.0.0.0/24

@@ -90,7 +90,7 @@ def _slurm_conf(stack: Stack) -> str:
         "# jobs of a node that failed are queued again",
         "JobRequeue=1",
         "",
-        "# jobs share nodes by cores, memory and GPUs; `select/linear` gives whole nodes, and `cons_res` was removed in 23.11",
+        "# jobs share nodes by cores, memory and GPUs; `select/linear` gives whole nodes, and 23.11 removed `cons_res`",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core_Memory",
         "# of a job that asks for no memory: its share; without this, it gets all of the node, and shares it with none",

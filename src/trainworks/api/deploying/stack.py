@@ -31,7 +31,7 @@ def check_stack(path: Path | str) -> ReviewReport:
         UsageError: the file does not exist or cannot be read.
         RunFileError: a key or a value of it is not valid.
 
-    >>> [finding.rule for finding in check_stack("examples/stack.yaml").findings]
+    >>> [finding.rule for finding in check_stack("examples/cluster/stack.yaml").findings]
     []
     """
     _, source = _read(Path(path))
@@ -51,7 +51,7 @@ def render_stack(path: Path | str) -> dict[str, str]:
         UsageError: the file does not exist or cannot be read, or a finding of `check_stack` is an error.
         RunFileError: a key, a value or a name of it is not valid.
 
-    >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/stack.yaml")
+    >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
     True
     """
     stack, source = _read(Path(path))
