@@ -83,6 +83,13 @@ def test_one_change_of_a_good_stack(file: Path, wrong: str, right: str, rules: l
         ("Ubuntu 24.04", "Ubuntu 99.04", "4  os", "no release `Ubuntu 99.04`"),
         ("Ubuntu 24.04", "R580", "4  os", "`R580` is a driver, and not an operating system"),
         ("machine: DGX H100", "machine: DGX H101", "11  nodes.2.machine", "no node or instance `DGX H101`"),
+        ("machine: DGX H100", "machine: MI300X node", "11  nodes.2.machine", "does not know the processors"),
+        (
+            "machine: DGX H100",
+            "hardware: {sockets: 2, cores_per_socket: 64, memory: 1 TiB, accelerators: 'MI300X:8'}",
+            "11  nodes.2.hardware.accelerators",
+            "is made by AMD",
+        ),
         (", export: /export/shared", "", "21  mounts.0", "`server` and `export`"),
         ("alice,", '"$(id)",', "30  users.0.name", "text that matches"),
     ],

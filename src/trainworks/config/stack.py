@@ -196,6 +196,7 @@ class Stack(Spec):
     admin_keys: Annotated[tuple[PublicKey, ...], Field(min_length=1)]
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     gpu: GpuSoftware | None = None
+    """Software of NVIDIA GPUs; without it, the project installs no driver, for images that have one."""
     slurm: SlurmScheduler
     mounts: tuple[SharedMount, ...] = ()
     scratch: Scratch | None = None

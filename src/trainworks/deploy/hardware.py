@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator, node, processor
+from trainworks.catalog.catalog import accelerator, has, node, processor
 from trainworks.catalog.facts import Release
 from trainworks.config.stack import Hardware, NodeGroup, Stack
 from trainworks.errors import ArgumentError, UsageError
@@ -60,12 +60,30 @@ def check_names(stack: Stack) -> None:
     """
     system_of(stack)
     for index, group in enumerate(stack.nodes):
-        if group.machine is None:
+        if "compute" not in group.roles:
             continue
+        key = "machine" if group.hardware is None else "hardware.accelerators"
         try:
             hardware_of(group)
+            _check_vendor(group)
         except UsageError as error:
-            raise ArgumentError(error.message, argument=f"nodes.{index}.machine", hint=error.hint) from None
+            raise ArgumentError(error.message, argument=f"nodes.{index}.{key}", hint=error.hint) from None
+
+
+def _check_vendor(group: NodeGroup) -> None:
+    """Refuse accelerators that the rendered files are not for.
+
+    Raises:
+        UsageError: another vendor than NVIDIA made them.
+    """
+    described = group.hardware.accelerators or "" if group.hardware else node(group.machine or "").accelerator
+    name = described.partition(":")[0]
+    vendor = accelerator(name).vendor if has("accelerators", name) else "NVIDIA"
+    if vendor != "NVIDIA":
+        hint = "leave these nodes out of the stack"
+        raise UsageError(
+            f"`{name}` is made by {vendor}, and the roles know NVIDIA's driver and devices alone", hint=hint
+        )
 
 
 def has_nvswitch(group: NodeGroup) -> bool:

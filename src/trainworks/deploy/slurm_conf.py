@@ -79,8 +79,6 @@ def _slurm_conf(stack: Stack) -> str:
         "ProctrackType=proctrack/cgroup",
         "# affinity binds ranks to cores, cgroup hides the devices of other jobs",
         "TaskPlugin=task/affinity,task/cgroup",
-        "# ranks of MPI programs meet by PMI2, which every build has; torchrun needs neither",
-        "MpiDefault=pmi2",
         "# a node that was rebooted takes jobs again, unless it was drained",
         "ReturnToService=1",
         "# from the signal of a time limit or a preemption to the end: a workload saves a checkpoint meanwhile",
