@@ -30,7 +30,19 @@ PLANNING = [
     "size",
     "storage",
 ]
-NOT_ARGUMENTS = {"as_json", "plot", "write", "explain", "run_file", "run_files", "draw", "cables", "save_trace", "out"}
+NOT_ARGUMENTS = {
+    "as_json",
+    "plot",
+    "write",
+    "explain",
+    "run_file",
+    "run_files",
+    "draw",
+    "cables",
+    "bill",
+    "save_trace",
+    "out",
+}
 NOT_ARGUMENTS |= {"review"}  # findings are shown beside the plan
 RENAMED = {"spot_life": "spot_node_life"}
 HEAVY = {"jinja2", "numpy", "psutil", "pydantic", "rich", "sqlalchemy", "yaml"}

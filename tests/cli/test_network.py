@@ -111,6 +111,19 @@ def test_the_cable_plan_has_a_row_for_each_link(tmp_path: Path) -> None:
     assert all(row["length_m"] for row in rows)
 
 
+@pytest.mark.parametrize("topology", ["rail-optimised", "ring"])
+def test_the_order_list_has_the_counts_of_the_plan(tmp_path: Path, topology: str) -> None:
+    options = ["--topology", topology, "--cable-price", "100 USD", "--bill", "bill.csv", "--json"]
+    plan = {item["name"]: item["count"] for item in json.loads(network(*SIXTEEN, *options, folder=tmp_path))["bill"]}
+    rows = list(csv.DictReader((tmp_path / "bill.csv").read_text().splitlines()))
+    cables = [row for row in rows if row["item"].startswith("cable of ")]
+    others = {row["item"]: int(row["count"]) for row in rows if row not in cables}
+    assert sum(int(row["count"]) for row in cables) == plan.pop("cable")
+    assert all(float(row["total_usd"]) == 100 * int(row["count"]) for row in cables)
+    assert others.items() >= plan.items()
+    assert others["DGX A100"] == 16
+
+
 def test_the_drawing_is_an_svg(tmp_path: Path) -> None:
     network(*SIXTEEN, "--draw", "network.svg", folder=tmp_path)
     assert ET.parse(tmp_path / "network.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"

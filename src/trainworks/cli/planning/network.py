@@ -49,6 +49,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Write a drawing: .svg, or .dot (Graphviz).")
     ] = None,
     cables: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the cable plan as CSV.")] = None,
+    bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
     switch_price: Price = None,
     cable_price: Annotated[
         str | None, typer.Option(metavar="USD", help="Price of a cable, without transceivers.")
@@ -63,6 +64,7 @@ def command(
 ) -> None:
     """Prints the best topology, the alternatives, and the time of a job's messages on each."""
     _check_files(draw, cables)
+    check_writable(bill, "--bill")
     with option_errors():
         plan = trainworks.network(
             run_file,
@@ -80,6 +82,8 @@ def command(
         )
     if cables is not None:
         write_file(cables, plan.cables_csv, "--cables")
+    if bill is not None:
+        write_file(bill, plan.bill_csv, "--bill")
     if draw is not None:
         from trainworks.report.network import network_drawing
 

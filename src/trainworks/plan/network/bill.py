@@ -8,10 +8,14 @@ usual share of a network in the capital cost serves as a check.
 
 from __future__ import annotations
 
+import csv
+import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.network.cables import cable_plan
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.trace import Traced, fact, total
 
@@ -48,6 +52,30 @@ def bill_of_materials(design: NetworkDesign, prices: NetworkPrices) -> list[Line
         ("transceiver", "transceivers", 2 * design.num_cables, prices.transceiver_usd),
     ]
     return [_item(name, plural, count, price) for name, plural, count, price in items if count]
+
+
+def bill_as_csv(design: NetworkDesign, prices: NetworkPrices, *, nodes_per_rack: int) -> str:
+    """The order list as a table with a head: racks, nodes, switches, NICs, transceivers, and cables by length.
+
+    Columns are `item`, `count`, `each_usd` and `total_usd`; the last two are empty without a price. The price of a
+    cable holds for each length. The cables are those of the compute network, as in the cable plan.
+    """
+    rows: list[tuple[str, int, float | None]] = [
+        ("rack", -(-design.nodes // nodes_per_rack), None),
+        (design.cluster.node_name, design.nodes, None),
+    ]
+    for item in bill_of_materials(design, prices):
+        if item.name != "cable":
+            rows.append((item.name, item.count, item.each_usd))
+            continue
+        plan = cable_plan(design, nodes_per_rack=nodes_per_rack)
+        lengths = Counter({(each.tier, each.cable): each.length_m or 0 for each in plan}.values())
+        rows += [(f"cable of {length} m", count, item.each_usd) for length, count in sorted(lengths.items())]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["item", "count", "each_usd", "total_usd"])
+    table.writerows((name, count, each, None if each is None else count * each) for name, count, each in rows)
+    return text.getvalue()
 
 
 def _item(name: str, plural: str, count: int, each_usd: float | None) -> LineItem:

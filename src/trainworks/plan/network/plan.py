@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainworks.plan.network.bill import NetworkPrices, bill_of_materials, bill_total, switch_power, usual_share
+from trainworks.plan.network.bill import (
+    NetworkPrices,
+    bill_as_csv,
+    bill_of_materials,
+    bill_total,
+    switch_power,
+    usual_share,
+)
 from trainworks.plan.network.cables import cables_as_csv
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.figures import figures_of
@@ -34,6 +41,11 @@ class NetworkPlan(Result):
     def cables_csv(self) -> str:
         """The cable plan."""
         return cables_as_csv(self.design, nodes_per_rack=self.nodes_per_rack)
+
+    @property
+    def bill_csv(self) -> str:
+        """The order list."""
+        return bill_as_csv(self.design, self.prices, nodes_per_rack=self.nodes_per_rack)
 
     @property
     def figures(self) -> list[Traced]:
