@@ -135,7 +135,7 @@ class Scratch(Spec):
     """Local scratch of every compute node: its NVMe drives as one RAID 0."""
 
     devices: Annotated[tuple[ConfigPath, ...], Field(min_length=1)]
-    """Drives: `/dev/nvme1n1`. They are formatted when they have no file system."""
+    """Drives: `/dev/nvme1n1`. Empty ones are formatted; several that hold something are refused."""
     at: ConfigPath = "/scratch"
 
 

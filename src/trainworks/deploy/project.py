@@ -95,6 +95,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "exported_folders": exported_folders(stack),
         "mounts": [unit.facts for unit in mount_units(stack)],
         "scratch_devices": list(stack.scratch.devices) if stack.scratch else [],
+        "scratch_at": stack.scratch.at if stack.scratch else "",
         "scratch_array": SCRATCH_ARRAY,
         "scratch_block_device": block_device(stack.scratch) if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
