@@ -213,7 +213,7 @@ class Stack(Spec):
             "monitoring": self.monitoring is not None,
         }
         for role, is_needed in needed.items():
-            count = len(self.hosts(role))
+            count = sum(len(group.names) for group in self.groups(role))
             if is_needed and not count:
                 raise FieldError(
                     f"no node has the role `{role}`", hint=f"add `{role}` to the `roles` of one of `nodes`"
@@ -226,12 +226,29 @@ class Stack(Spec):
     def _distinct_hosts_in_the_network(self) -> Stack:
         seen: set[str] = set()
         for group in self.nodes:
+            last = int(group.address) + len(group.names) - 1
+            if group.address not in self.network or last > int(self.network.broadcast_address):
+                raise FieldError(f"the addresses of `{group.hosts}` from {group.address} are outside of {self.network}")
             for name, address in group.addresses.items():
                 if name in seen or address in seen:
                     raise FieldError(f"`{name if name in seen else address}` belongs to two hosts")
-                if IPv4Address(address) not in self.network:
-                    raise FieldError(f"`{name}` has the address {address}, outside of {self.network}")
                 seen |= {name, address}
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Stack:
+        folders = [mount.at for mount in self.mounts] + ([self.scratch.at] if self.scratch else [])
+        named: dict[str, list[str | int]] = {
+            "partition": [each.name for each in self.slurm.partitions],
+            "default partition": ["default" for each in self.slurm.partitions if each.default],
+            "mount": [*folders],
+            "environment": [each.name for each in self.environments],
+            "user": [each.name for each in self.users],
+            "uid": [each.uid for each in self.users],
+        }
+        for what, names in named.items():
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise FieldError(f"{what} `{twice[0]}` is there twice", hint="keep one of them")
         return self
 
     @model_validator(mode="after")
