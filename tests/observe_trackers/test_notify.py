@@ -15,9 +15,11 @@ import pytest
 from tests.fakes import LAUNCH_AT, FakeClock
 from tests.observe_trackers.conftest import RecordedRun
 from trainworks.api.observing.notify import Messenger, _state
+from trainworks.api.observing.watched_runs import WatchedRun
 from trainworks.config.notify import Notifications, public_name
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
+from trainworks.files import append_text
 from trainworks.jobs.state import JobState
 from trainworks.observe.delivery import apprise_delivery
 from trainworks.observe.following import follow
@@ -191,6 +193,7 @@ def look(**changes: Any) -> RunLook:
         "step": 100,
         "num_steps": 300,
         "loss": 2.0,
+        "deadline_at": None,
         "eta_s": 7200.0,
         "failure": "",
         "num_accelerators": 8,
@@ -202,16 +205,17 @@ def run_file(**sections: Any) -> RunFile:
     return RunFile.model_validate({"name": "demo", "run": "true"} | sections)
 
 
-def test_a_run_in_danger_names_forecast_and_deadline() -> None:
-    message = danger_message(run_file(goal={"deadline": "2h"}), look(), LAUNCH_AT, LAUNCH_AT + 3600)
+def test_a_run_in_danger_says_how_late_it_will_be() -> None:
+    message = danger_message(run_file(), look(deadline_at=LAUNCH_AT + 7200), LAUNCH_AT, LAUNCH_AT + 3600)
     assert message is not None
     assert message.title == "demo-1 will miss its deadline"
-    assert "3h 0m after the launch at the recent pace, and the deadline is 2h 0m" in message.body
+    assert "at the recent pace the last step comes 1h 0m too late" in message.body
 
 
 @pytest.mark.parametrize("changes", [{"eta_s": 3599.0}, {"step": 5}, {"eta_s": None}, {"state": JobState.RECOVERING}])
 def test_a_run_that_meets_its_deadline_or_has_no_pace_yet_is_in_no_danger(changes: dict[str, Any]) -> None:
-    assert danger_message(run_file(goal={"deadline": "2h"}), look(**changes), LAUNCH_AT, LAUNCH_AT + 3600) is None
+    in_time = look(**{"deadline_at": LAUNCH_AT + 7200} | changes)
+    assert danger_message(run_file(), in_time, LAUNCH_AT, LAUNCH_AT + 3600) is None
 
 
 def test_a_budget_is_forecast_by_the_price_of_an_accelerator_hour() -> None:
@@ -228,6 +232,19 @@ def test_danger_is_told_once_per_launch(runs: Path, webhook: Webhook) -> None:
     for seconds in (1.0, 2.0):
         messenger(run, webhook.url, clock=FakeClock(launch_at + seconds)).send()
     assert webhook.titles == ["demo-1 will miss its deadline"]
+
+
+def test_a_resume_does_not_move_the_deadline_of_messages_and_metrics(runs: Path, webhook: Webhook) -> None:
+    run = RecordedRun(runs, goal={"deadline": "1h"})
+    launch_at = read_events(run.run_dir.events_file)[0]["t"]
+    run.train(1, 20)
+    resumed = json.dumps({"t": launch_at + 3600, "kind": "submitted", "restarts": 0})
+    append_text(run.run_dir.events_file, resumed + "\n")
+    run.train(21, 40)
+    clock = FakeClock(launch_at + 3700)
+    messenger(run, webhook.url, clock=clock).send()
+    assert webhook.titles == ["demo-1 will miss its deadline"]
+    assert WatchedRun(run.run_dir, clock).facts("demo-1").deadline_at == launch_at + 3600
 
 
 def test_a_long_wait_names_its_reason() -> None:

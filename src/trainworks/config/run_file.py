@@ -290,7 +290,7 @@ class Goal(Spec):
     """Goals that the plan is checked against before the run starts."""
 
     deadline: DurationS | None = None
-    """Longest acceptable time from launch to the last step."""
+    """Longest acceptable time from the first launch to the last step; a resume does not start it anew."""
     budget: BudgetUsd | None = None
     """Highest cost of the run; needs the price of an accelerator hour."""
     every: DurationS | None = None

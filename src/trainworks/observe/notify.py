@@ -93,6 +93,8 @@ class RunLook:
     step: int
     num_steps: int | None
     loss: float | None
+    deadline_at: float | None
+    """Latest acceptable time of the last step."""
     eta_s: float | None
     """Time to the last step at the recent pace."""
     failure: str
@@ -173,22 +175,19 @@ def waiting_message(run: str, waits_s: float, reason: str | None) -> RunMessage:
 def danger_message(run_file: RunFile, look: RunLook, launch_at: float, now: float) -> RunMessage | None:
     """A run that will miss its deadline or budget; None while it meets them, and before ten steps.
 
-    The forecast is the time since the launch plus the remaining steps at the pace of the recent ones. The cost is that
-    time, times accelerators, times `cluster.usd_per_accelerator_hour`.
+    The forecast of the end is now plus the remaining steps at the pace of the recent ones. The cost is the time from
+    the launch to that end, times accelerators, times `cluster.usd_per_accelerator_hour`.
     """
     if look.eta_s is None or look.step < _FEWEST_STEPS or look.state is not JobState.RUNNING:
         return None
     goal, price = run_file.goal, run_file.cluster.usd_per_accelerator_hour
-    total_s = now - launch_at + look.eta_s
+    end_at = now + look.eta_s
     lines, missed = [look.progress], []
-    if goal.deadline is not None and total_s > goal.deadline:
+    if look.deadline_at is not None and end_at > look.deadline_at:
         missed.append("deadline")
-        lines.append(
-            f"the last step comes {format_duration(total_s)} after the launch at the recent pace, "
-            f"and the deadline is {format_duration(goal.deadline)}"
-        )
+        lines.append(f"at the recent pace the last step comes {format_duration(end_at - look.deadline_at)} too late")
     if goal.budget is not None and price is not None:
-        usd = price * look.num_accelerators * total_s / HOUR_S
+        usd = price * look.num_accelerators * (end_at - launch_at) / HOUR_S
         if usd > goal.budget:
             missed.append("budget")
             lines.append(f"it costs {format_usd(usd)} at the recent pace, and the budget is {format_usd(goal.budget)}")

@@ -116,6 +116,7 @@ class Messenger:
             step=progress.latest["step"] if progress.latest else 0,
             num_steps=num_steps,
             loss=progress.latest["loss"] if progress.latest else None,
+            deadline_at=progress.deadline_at(resolved.run_file.goal),
             eta_s=progress.eta_s(num_steps) if num_steps else None,
             failure="" if failure is None else "\n".join(filter(None, [failure.message, failure.place, failure.hint])),
             num_accelerators=resolved.processes.num_accelerators,

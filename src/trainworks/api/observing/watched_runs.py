@@ -36,7 +36,6 @@ class WatchedRun:
         self.run_dir = run_dir
         self._clock = clock
         self._follower = RunFollower(run_dir)
-        self._launched_at: float | None = None
         self._attempt_at: float | None = None
         self._attempts = self._failed_checkpoints = 0
         self._failures: set[object] = set()
@@ -64,7 +63,7 @@ class WatchedRun:
             run=label,
             state=progress.state,
             resolved=resolved,
-            launched_at=resolved.created_at if self._launched_at is None else self._launched_at,
+            deadline_at=progress.deadline_at(resolved.run_file.goal),
             attempt_at=self._attempt_at,
             attempts=self._attempts,
             failures=len(self._failures),
@@ -84,9 +83,7 @@ class WatchedRun:
 
     def _take(self, event: Event) -> None:
         kind = event["kind"]
-        if kind == "submitted" and self._launched_at is None:
-            self._launched_at = event["t"]
-        elif kind == "attempt":
+        if kind == "attempt":
             self._attempts += 1
             self._attempt_at = event["t"]
         elif kind == "failure":

@@ -25,8 +25,8 @@ class RunSnapshot:
     """Value of the label `run`: the run id, or the path where two runs have the same id."""
     state: JobState
     resolved: ResolvedRun
-    launched_at: float
-    """Time of the first launch."""
+    deadline_at: float | None = None
+    """Latest acceptable time of the last step."""
     attempt_at: float | None = None
     """Start of the latest attempt."""
     attempts: int = 0
@@ -71,12 +71,6 @@ class RunSnapshot:
     def expected_finish_at(self) -> float | None:
         """Time of the last step at the present pace."""
         return None if self.latest is None or self.eta_s is None else self.latest["t"] + self.eta_s
-
-    @property
-    def deadline_at(self) -> float | None:
-        """Latest acceptable time of the last step: `goal.deadline` after the first launch."""
-        goal = self.resolved.run_file.goal
-        return self.launched_at + goal.deadline if goal and goal.deadline else None
 
     @property
     def cost_usd(self) -> float | None:

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
 
+from trainworks.config.run_file import Goal
 from trainworks.host import process
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_lines_from
@@ -31,6 +32,8 @@ class Progress:
     recent: list[MetricsRow] = field(default_factory=list)
     """The last steps of the current attempt: up to 50, from about the last 5 seconds."""
     new_events: list[Event] = field(default_factory=list)
+    launched_at: float | None = None
+    """Time of the first launch."""
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
     """Step of the newest checkpoint that is not known to be damaged."""
@@ -56,6 +59,10 @@ class Progress:
         """Throughput over the recent steps."""
         seconds = sum(row["step_s"] for row in self.recent)
         return sum(row["tokens"] for row in self.recent) / seconds if seconds else None
+
+    def deadline_at(self, goal: Goal) -> float | None:
+        """Latest acceptable time of the last step: `goal.deadline` after the first launch, whatever was resumed."""
+        return None if self.launched_at is None or goal.deadline is None else self.launched_at + goal.deadline
 
     def eta_s(self, num_steps: int) -> float | None:
         """Time to the last step at the recent pace."""
@@ -95,6 +102,8 @@ class RunFollower:
         progress = self._progress
         if event["kind"] in ("checkpoint", "checkpoint_damaged"):
             self._take_checkpoint(event)
+        elif event["kind"] == "submitted" and progress.launched_at is None:
+            progress.launched_at = event["t"]
         elif event["kind"] == "data_progress":
             progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
         elif event["kind"] == "data_ready":
