@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.observe_trackers.conftest import RecordedRun
+from trainworks.api.observing.track import track as track_run
 from trainworks.config.track import TensorBoard, Track
 from trainworks.jobs.state import JobState
 from trainworks.observe.trackers.event_file import crc32c
@@ -99,3 +100,16 @@ def test_a_folder_of_the_run_file_holds_the_files_of_all_runs(recorded: Recorded
     feed = feed_of(recorded, Track(tensorboard=TensorBoard(folder="boards")))
     feed.send()
     assert feed.sent.place == str(runs / "boards" / recorded.run_dir.run_id)
+
+
+def test_two_folders_get_the_whole_run_each(runs: Path) -> None:
+    run = RecordedRun(runs, track={"tensorboard": {"folder": "first"}})
+    run.train(1, 20)
+    for folder in ("first", "second", "first"):
+        track = Track.model_validate({"tensorboard": {"folder": folder}})
+        run_file = run.resolved.run_file.model_copy(update={"track": track})
+        run.run_dir.write_resolved(run.resolved.model_copy(update={"run_file": run_file}))
+        (content,) = track_run(str(run.run_dir.path)).trackers
+        assert Path(content.place).parent.name == folder
+        assert content.num_points == 20
+    assert content.new_points == 0

@@ -9,7 +9,7 @@ runs/stdlib-lm-1/
   profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
   usage/          node-N.json: resources used by its processes
   bench/          node-N.json: what a benchmark measured there
-  observe/        mlflow.json: what a tracker has; notify.json: messages sent and to send; tensorboard/, wandb/
+  observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RunDir:
         return self.path / "usage" / f"node-{node}.json"
 
     def observer_file(self, name: str) -> Path:
-        """What a tracker, or the recipients of messages, have got from this run; replaced atomically."""
+        """What one server of a tracker, or the recipients of messages, have got from this run; replaced atomically."""
         return self.path / "observe" / f"{name}.json"
 
     def observer_log(self, name: str) -> Path:

@@ -20,7 +20,7 @@ from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.observe.following import SettledState, describe, follow, stay_behind, take_turn, try_turn
 from trainworks.observe.trackers.feed import Feed, Sent
-from trainworks.observe.trackers.registry import tracker_opener
+from trainworks.observe.trackers.registry import sent_name, tracker_opener
 from trainworks.observe.trackers.report import TrackerContent, TrackReport
 from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.run_progress import current_state
@@ -130,7 +130,7 @@ def _content(sent: Sent, name: TrackerName, before: int) -> TrackerContent:
 
 def _feed(run_dir: RunDir, name: TrackerName, options: Track, state: Callable[[], JobState]) -> Feed:
     working_folder = Path(run_dir.read_resolved().working_folder)
-    return Feed(run_dir, name, tracker_opener(name, options, working_folder), state)
+    return Feed(run_dir, sent_name(name, options), tracker_opener(name, options, working_folder), state)
 
 
 def _state_of(run_dir: RunDir) -> Callable[[], JobState]:

@@ -60,7 +60,7 @@ class MLflowTracker(Tracker):
     @property
     def place(self) -> str:
         """Address of the run's page, without the user and password that the environment may have in it."""
-        return f"{_USER.sub('', self._uri)}/#/experiments/{self.state.get('experiment_id')}/runs/{self._id}"
+        return f"{without_user(self._uri)}/#/experiments/{self.state.get('experiment_id')}/runs/{self._id}"
 
     @property
     def _id(self) -> str:
@@ -142,6 +142,11 @@ class MLflowTracker(Tracker):
 
     def close(self) -> None:
         """Nothing: every call is a request of its own."""
+
+
+def without_user(uri: str) -> str:
+    """A URI without user and password."""
+    return _USER.sub("", uri)
 
 
 def _batches(items: Iterator[T], size: int) -> Iterator[list[T]]:

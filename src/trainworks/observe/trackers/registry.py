@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 from trainworks.config.track import MLflow, TensorBoard, Track, TrackerName, WeightsAndBiases
 from trainworks.observe.libraries import TRACKER_LIBRARIES, check_library
 from trainworks.observe.trackers.feed import OpenTracker
-from trainworks.observe.trackers.mlflow import MLflowTracker
+from trainworks.observe.trackers.mlflow import MLflowTracker, without_user
 from trainworks.observe.trackers.tensorboard import TensorBoardTracker
 from trainworks.observe.trackers.tracker import TrackedRun, Tracker
 from trainworks.observe.trackers.wandb import WandBTracker
@@ -24,6 +26,23 @@ def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> O
         working_folder: folder that relative paths of the options start from.
     """
     return partial(_open, name, options, working_folder)
+
+
+def sent_name(name: TrackerName, options: Track) -> str:
+    """Name under which a run keeps what one server or folder has got: that of the tracker, and a CRC-32 of the address.
+
+    The place that is used without options has the name of the tracker alone.
+
+    >>> sent_name("mlflow", Track.model_validate({"mlflow": {"uri": "http://ml:5000"}}))
+    'mlflow-ab1490b4'
+    """
+    addresses = {
+        "tensorboard": options.tensorboard.folder if options.tensorboard else None,
+        "mlflow": (options.mlflow.uri if options.mlflow else None) or os.environ.get("MLFLOW_TRACKING_URI"),
+        "wandb": os.environ.get("WANDB_BASE_URL"),
+    }
+    address = addresses[name]
+    return f"{name}-{crc32(without_user(address).encode()):08x}" if address else name
 
 
 def _open(
