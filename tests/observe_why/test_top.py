@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 from typer.testing import CliRunner
 
@@ -34,13 +35,15 @@ def test_a_running_run_has_its_progress_and_its_plan(running: RunWriter) -> None
     assert not line.is_quiet
 
 
-def test_each_look_sees_what_is_new_and_leaves_out_what_has_ended(running: RunWriter) -> None:
+def test_each_look_sees_what_is_new_and_leaves_out_what_has_ended_until_it_is_resumed(running: RunWriter) -> None:
     live = LiveRuns(running.run_dir.path.parent)
     assert [line.step for line in live.look().runs] == [20]
     running.steps(5)
     assert [line.step for line in live.look().runs] == [25]
     running.finish()
     assert live.look().runs == ()
+    running.status("RUNNING", supervisor_host="elsewhere")
+    assert [line.run for line in live.look().runs] == [running.run_dir.run_id]
 
 
 def test_a_run_whose_last_step_is_old_is_marked(tmp_path: Path) -> None:
@@ -68,8 +71,7 @@ class Driver:
 
     NVML_TEMPERATURE_GPU = 0
 
-    class NVMLError(Exception):
-        """The driver's error."""
+    NVMLError = pynvml.NVMLError
 
     def __getattr__(self, name: str) -> object:
         answers = {
@@ -83,10 +85,9 @@ class Driver:
             "nvmlDeviceGetTemperature": 71,
         }
         if name not in answers:
-            raise_error = self.NVMLError
 
             def refuse(*_: object) -> None:
-                raise raise_error
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
             return refuse
         return lambda *_: answers[name]

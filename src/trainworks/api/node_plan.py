@@ -46,9 +46,7 @@ def main(run_folder: str) -> int:
     except TrainworksError as error:
         write_atomic(run_dir.plan_error_file, json.dumps(error.to_json()))
         return error.exit_code
-    kept = ("created_at", "working_folder", "commit", "forecast", "node_check", "observers")
-    unchanged = {name: getattr(before, name) for name in kept}
-    run_dir.write_resolved(resolved.model_copy(update=unchanged))
+    run_dir.write_resolved(resolved.in_place_of(before).model_copy(update={"forecast": before.forecast}))
     print_document(build_document(resolved), SafeConsole(width=120))
     return 0
 

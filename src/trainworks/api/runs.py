@@ -374,6 +374,7 @@ def prepare_resume(
             submit_job(backend_of_run(resolved), spec_of_run(resolved), run_dir, notify=stopped.notify)
         else:
             job.retry(spec_of_run(resolved))
+        watch_queue(run_dir, resolved.run_file)
 
     return Launch(stopped, queue_again, _stop_job(stopped), since)
 
@@ -415,10 +416,7 @@ def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: 
     if resolved.plan is not None and before.plan is not None:
         plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
         resolved = resolved.model_copy(update={"plan": plan})
-    unchanged = {
-        name: getattr(before, name) for name in ("created_at", "working_folder", "commit", "node_check", "observers")
-    }
-    resolved = resolved.model_copy(update=unchanged)
+    resolved = resolved.in_place_of(before)
     run_dir.write_resolved(resolved)
     return resolved
 

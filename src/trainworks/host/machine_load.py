@@ -8,6 +8,8 @@ from typing import Any
 import psutil
 import pynvml
 
+from trainworks.host.nvml import ask
+
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorLoad:
@@ -62,22 +64,16 @@ def _accelerators(nvml: Any) -> tuple[AcceleratorLoad, ...]:
 
 
 def _accelerator(nvml: Any, index: int) -> AcceleratorLoad:
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, f"nvmlDeviceGet{name}")(*arguments)
-        except nvml.NVMLError:
-            return None
-
-    device = ask("HandleByIndex", index)
-    use, memory = ask("UtilizationRates", device), ask("MemoryInfo", device)
-    power, limit = ask("PowerUsage", device), ask("EnforcedPowerLimit", device)
+    device = ask(nvml.nvmlDeviceGetHandleByIndex, index)
+    use, memory = ask(nvml.nvmlDeviceGetUtilizationRates, device), ask(nvml.nvmlDeviceGetMemoryInfo, device)
+    power, limit = ask(nvml.nvmlDeviceGetPowerUsage, device), ask(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
     return AcceleratorLoad(
         index=index,
-        name=ask("Name", device) or "unknown",
+        name=ask(nvml.nvmlDeviceGetName, device) or "unknown",
         busy_share=None if use is None else use.gpu / 100,
         memory_used_bytes=None if memory is None else memory.used,
         memory_bytes=None if memory is None else memory.total,
         power_w=None if power is None else power / 1000,
         power_limit_w=None if limit is None else limit / 1000,
-        temperature_c=ask("Temperature", device, nvml.NVML_TEMPERATURE_GPU),
+        temperature_c=ask(nvml.nvmlDeviceGetTemperature, device, nvml.NVML_TEMPERATURE_GPU),
     )

@@ -248,6 +248,11 @@ class ResolvedRun(Result, Spec):
     observers: tuple[tuple[str, str], ...] = ()
     """Module and name of each process that reports the run, to a tracker or by messages; see `track` and `notify`."""
 
+    def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
+        """This plan for the run of an earlier one, whose origin, node check and observers stay."""
+        kept = ("created_at", "working_folder", "commit", "node_check", "observers")
+        return self.model_copy(update={name: getattr(before, name) for name in kept})
+
     @property
     def power_limit_w(self) -> float | None:
         """Power limit of the accelerators of all ranks, from those of the first node; None where it is not known."""

@@ -41,11 +41,12 @@ class LiveRuns:
     def __init__(self, folder: Path | str = "runs") -> None:
         self._folder = folder
         self._followers: dict[str, RunFollower] = {}
-        self._ended: set[str] = set()
+        self._over: dict[str, int | None] = {}
+        """Ended runs -> time of their status; a resume changes it."""
 
     def look(self) -> Overview:
         """What runs now."""
-        live = [self._line(run) for run in runs(self._folder) if run.id not in self._ended]
+        live = [self._line(run) for run in runs(self._folder)]
         return Overview(
             at=time.time(),
             runs=tuple(line for line in live if line is not None),
@@ -60,9 +61,12 @@ class LiveRuns:
             SystemClock().sleep(every_s)
 
     def _line(self, run: Run) -> LiveRun | None:
-        """One run; None once it has ended. A resumed run appears again when the program is started again."""
+        """One run; None while it has ended."""
+        changed_ns = _changed_ns(run)
+        if run.id in self._over and self._over[run.id] == changed_ns:
+            return None
         if run.state.is_final:
-            self._ended.add(run.id)
+            self._over[run.id] = changed_ns
             self._followers.pop(run.id, None)
             return None
         follower = self._followers.setdefault(run.id, RunFollower(run.run_dir))
@@ -81,6 +85,13 @@ class LiveRuns:
             last_step_age_s=max(0.0, time.time() - row["t"]) if row else None,
             message=progress.status.message,
         )
+
+
+def _changed_ns(run: Run) -> int | None:
+    try:
+        return run.run_dir.status_file.stat().st_mtime_ns
+    except OSError:  # never launched
+        return None
 
 
 def _plan(run: Run) -> Plan | None:

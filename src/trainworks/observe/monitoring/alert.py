@@ -47,7 +47,12 @@ class AlertRule:
 
     def annotations_with(self, labels: Mapping[str, str]) -> dict[str, str]:
         """The texts of an alert with these labels."""
-        return {name: _LABEL.sub(lambda match: labels[match[1]], text) for name, text in self.annotations.items()}
+        return {name: with_labels(text, labels) for name, text in self.annotations.items()}
+
+
+def with_labels(text: str, labels: Mapping[str, str]) -> str:
+    """A text with the values of the labels that it names."""
+    return _LABEL.sub(lambda match: labels[match[1]], text)
 
 
 ASSUMED = "assumption of Trainworks"

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.observe.monitoring.alert import AlertRule
+from trainworks.observe.monitoring.alert import AlertRule, with_labels
 from trainworks.observe.monitoring.zabbix_triggers import (
     DISCOVERIES,
     ITEMS,
@@ -28,7 +28,6 @@ _SCRAPE = "trainworks.metrics"
 _SEVERITIES = {"critical": "HIGH", "warning": "WARNING"}
 _LABELS = {"node": "{HOST.NAME}", "gpu": "{#GPU}", "run": "{#RUN}", "check": "{#CHECK}"}
 """Label of an alert -> macro of Zabbix."""
-_LABEL = re.compile(r"{{ \$labels\.(\w+) }}")
 _REFERENCE = re.compile(r"{(\w+)}")
 
 
@@ -135,7 +134,7 @@ def _dependency(name: str, kind: Discovered, alerts: Mapping[str, AlertRule]) ->
 
 
 def _name(alert: AlertRule) -> str:
-    return f"{alert.name}: {_LABEL.sub(lambda match: _LABELS[match[1]], alert.summary)}"
+    return f"{alert.name}: {with_labels(alert.summary, _LABELS)}"
 
 
 def _expression(trigger: ZabbixTrigger, kind: Discovered) -> str:
