@@ -172,6 +172,48 @@ def test_perftest_measures_the_links_of_rdma_devices(
     assert {each.conditions["direction"] for each in rates} == {"a to b", "b to a"}
 
 
+@pytest.fixture
+def two_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PCI folders of a machine: mlx5_0, mlx5_2 and GPU `near` below one switch, mlx5_10 and GPU `far` below another."""
+    for device, switch in {"mlx5_0": "a", "mlx5_2": "a", "mlx5_10": "b"}.items():
+        card = tmp_path / "pci" / switch / device
+        (tmp_path / "infiniband" / device / "ports" / "1").mkdir(parents=True)
+        (tmp_path / "infiniband" / device / "ports" / "1" / "state").write_text("4: ACTIVE")
+        card.mkdir(parents=True)
+        (tmp_path / "infiniband" / device / "device").symlink_to(card)
+    monkeypatch.setattr(link_programs, "_DEVICES", tmp_path / "infiniband")
+    return tmp_path / "pci"
+
+
+@pytest.mark.parametrize(
+    ("rule", "names"),
+    [
+        ("", ["mlx5_0", "mlx5_2", "mlx5_10"]),
+        ("mlx5_1", ["mlx5_10"]),
+        ("=mlx5_1,mlx5_2:1", ["mlx5_2"]),
+        ("^mlx5_1", ["mlx5_0", "mlx5_2"]),
+        ("^=mlx5_0,mlx5_1", ["mlx5_2", "mlx5_10"]),
+    ],
+)
+@pytest.mark.usefixtures("two_switches")
+def test_rdma_devices_are_those_of_nccl_in_natural_order(
+    rule: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_IB_HCA", rule)
+    assert link_programs.rdma_devices() == names
+
+
+@pytest.mark.parametrize(
+    ("gpu", "local_rank", "device"),
+    [("a/gpu0", 0, "mlx5_0"), ("a/gpu1", 1, "mlx5_2"), ("b/gpu2", 2, "mlx5_10"), (None, 2, "mlx5_10")],
+)
+def test_a_rank_measures_the_rdma_device_next_to_its_gpu(
+    two_switches: Path, gpu: str | None, local_rank: int, device: str
+) -> None:
+    devices = link_programs.rdma_devices()
+    assert link_programs.rail_device(devices, two_switches / gpu if gpu else None, local_rank) == device
+
+
 @pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
 @pytest.mark.usefixtures("no_barrier")
 @pytest.mark.parametrize("built_in", [False, True], ids=["iperf3", "built-in"])

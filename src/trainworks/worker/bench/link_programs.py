@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from os import devnull
 from pathlib import Path
 
@@ -23,6 +26,7 @@ _START_S, _POLL_S = 10.0, 0.1
 """Longest wait for a server that has been started, and the time between two attempts."""
 _TIMEOUT_S = 60.0
 _DEVICES = Path("/sys/class/infiniband")
+_PCI = Path("/sys/bus/pci/devices")
 _ERROR = '"error":'
 """In the JSON of an iperf3 that failed, whose exit code may be 0."""
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
@@ -30,7 +34,7 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """A rank among the nodes of a job; its rail is its local rank."""
+    """A rank among the nodes of a job."""
 
     rank: int
     local_rank: int
@@ -80,9 +84,53 @@ def _installed(place: RankPlace) -> list[str]:
 
 
 def rdma_devices() -> list[str]:
-    """RDMA devices with an active first port, in order."""
-    states = sorted(_DEVICES.glob("*/ports/1/state"))
-    return [state.parents[2].name for state in states if "ACTIVE" in state.read_text(encoding="utf-8")]
+    """RDMA devices with an active first port that NCCL_IB_HCA does not rule out; `mlx5_2` comes before `mlx5_10`.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    """
+    states = _DEVICES.glob("*/ports/1/state")
+    active = [state.parents[2].name for state in states if "ACTIVE" in state.read_text(encoding="utf-8")]
+    return sorted(filter(_is_for_nccl, active), key=_natural_order)
+
+
+def _is_for_nccl(device: str) -> bool:
+    """Whether NCCL_IB_HCA names the device: prefixes, `=` before exact names, `^` before those that are left out."""
+    rule = os.environ.get("NCCL_IB_HCA", "")
+    names = [name.partition(":")[0] for name in rule.lstrip("^=").split(",") if name]
+    exact = rule.lstrip("^").startswith("=")
+    is_named = any(device == name if exact else device.startswith(name) for name in names)
+    return not names or is_named is not rule.startswith("^")
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
+def rail_device(devices: Sequence[str], gpu: Path | None, local_rank: int) -> str:
+    """The RDMA device of a rank: one that shares the longest PCI path with its GPU, by local rank among equals.
+
+    Args:
+        devices: at least one.
+        gpu: folder of the GPU in sysfs; None where it is not known, and all devices are equally near.
+        local_rank: of the rank.
+    """
+    near = {name: _shared_depth(gpu, _DEVICES / name / "device") if gpu else 0 for name in devices}
+    nearest = [name for name in devices if near[name] == max(near.values())]
+    return nearest[local_rank % len(nearest)]
+
+
+def _shared_depth(first: Path, second: Path) -> int:
+    """Number of folders that two devices have in common, from the root: PCI domain, root port, switches."""
+    pairs = zip(first.resolve().parts, second.resolve().parts, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _gpu_folder(device: torch.device) -> Path | None:
+    if device.type != "cuda":
+        return None
+    facts = torch.cuda.get_device_properties(device)
+    folder = _PCI / f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+    return folder if folder.exists() else None
 
 
 def measure_with(program: str, place: RankPlace, peer: int, key: str, *, full: bool) -> LinkOutput | None:
@@ -93,7 +141,7 @@ def measure_with(program: str, place: RankPlace, peer: int, key: str, *, full: b
         ask = ["iperf3", "--json", "--time", seconds, "--client"]
         commands = {"sent": (serve, ask), "received": (serve, ask)}
     else:
-        device = ["--ib-dev", rdma_devices()[place.local_rank], "-F"]
+        device = ["--ib-dev", rail_device(rdma_devices(), _gpu_folder(place.device), place.local_rank), "-F"]
         rate = ["ib_write_bw", *device, "--report_gbits", "--duration", seconds]
         ping = ["ib_write_lat", *device, "--size", str(_PING_BYTES)]
         commands = {"sent": (rate, rate), "received": (rate, rate), "latency": (ping, ping)}
