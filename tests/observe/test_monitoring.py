@@ -218,6 +218,21 @@ def test_a_webhook_that_is_no_address_is_refused() -> None:
         render_monitoring(page="ops@example.org")
 
 
+def test_runbooks_are_pages_of_the_documentation_that_is_named() -> None:
+    for docs, start in {None: "", "https://docs.site/tw/": "https://docs.site/tw/"}.items():
+        files = render_monitoring(docs=docs, zabbix=True)
+        assert f"runbook_url: '{start}reference/alerts.html#nodedown'" in files["alerts.yml"]
+        assert f"{start}reference/alerts.html#" in files["zabbix_template.yaml"]
+        assert ".example" not in files["alerts.yml"]
+
+
+def test_a_token_over_plain_http_is_warned_of() -> None:
+    said: list[str] = []
+    render_monitoring(token_file="/etc/token", notify=said.append)
+    render_monitoring(token_file="/etc/token", ca_file="/etc/ca.pem", notify=said.append)
+    assert [text.startswith("Prometheus sends the token to the exporters over plain HTTP") for text in said] == [True]
+
+
 def test_targets_are_the_nodes_of_the_cluster(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["monitor", "targets", "--to", str(tmp_path)])
     assert done.exit_code == 0

@@ -34,6 +34,8 @@ def render_monitoring(
     kubernetes: bool = False,
     slurmctld: str | None = None,
     zabbix: bool = False,
+    docs: str | None = None,
+    notify: Notify = warn,
 ) -> dict[str, str]:
     """Text of every file by its name; paths in them are relative to their folder.
 
@@ -47,9 +49,12 @@ def render_monitoring(
         kubernetes: find nodes and DCGM's pods through the API of the cluster that Prometheus runs in, not by files.
         slurmctld: `HOST:PORT` of a Slurm controller of 25.11 or newer, whose own metrics are scraped, too.
         zabbix: add a template for Zabbix; Alertmanager then sends none of the alerts that the template has.
+        docs: address of the start page of this documentation, where people on duty can read it; without it the
+            runbooks of alerts are relative addresses.
+        notify: receives a warning if the token would travel unencrypted.
 
     Raises:
-        ArgumentError: a webhook is not an HTTP address.
+        ArgumentError: a webhook or `docs` is not an HTTP address.
     """
     setup = MonitoringSetup(
         scrape_interval_s=scrape_interval_s,
@@ -63,21 +68,23 @@ def render_monitoring(
         zabbix=zabbix,
     )
     of_zabbix = IN_ZABBIX if zabbix else ()
-    for argument, url in {"page": page, "ticket": ticket}.items():
+    for argument, url in {"page": page, "ticket": ticket, "docs": docs}.items():
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
+    if token_file is not None and ca_file is None:
+        notify("Prometheus sends the token to the exporters over plain HTTP; use TLS, and name their `--ca-file`")
     files = {
         "prometheus.yml": prometheus_config(setup),
         "recording.yml": recording_rules(),
-        "alerts.yml": alert_rules(of_zabbix),
-        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix),
+        "alerts.yml": alert_rules(of_zabbix, docs),
+        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix, docs),
         "alertmanager.yml": alertmanager_config(setup),
     }
     if kubernetes:
         files["dcgm_counters.csv"] = dcgm_counters()
     if zabbix:
         alerts = {alert.name: alert for alert in ALERTS}
-        files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s)
+        files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s, docs=docs)
     return files
 
 

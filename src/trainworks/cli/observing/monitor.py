@@ -46,6 +46,9 @@ def command(
     zabbix: Annotated[
         bool, typer.Option("--zabbix", help="Add a template for Zabbix 6.0, which then tells people of its alerts.")
     ] = False,
+    docs: Annotated[
+        str | None, typer.Option(metavar="URL", help="This documentation, for the runbooks of alerts.")
+    ] = None,
 ) -> None:
     """`render` prints or writes prometheus.yml, recording rules, alerts with unit tests, and alertmanager.yml.
 
@@ -76,5 +79,7 @@ def command(
             kubernetes=kubernetes,
             slurmctld=slurmctld,
             zabbix=zabbix,
+            docs=docs,
+            notify=warn,
         )
         print_or_write(rendered, to)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 AlertSeverity = Literal["critical", "warning"]
-_DOCS = "https://trainworks.example/docs/reference/alerts.html"
+_PAGE = "reference/alerts.html"
 _LABEL = re.compile(r"{{ \$labels\.(\w+) }}")
 
 
@@ -40,14 +40,14 @@ class AlertRule:
     fires: AlertCase
     quiet: AlertCase
 
-    @property
-    def annotations(self) -> dict[str, str]:
-        """Texts of the alert."""
-        return {"summary": self.summary, "action": self.action, "runbook_url": f"{_DOCS}#{self.name.lower()}"}
+    def annotations(self, docs: str | None) -> dict[str, str]:
+        """Texts of the alert; without an address of the documentation, `runbook_url` is relative to its start page."""
+        return {"summary": self.summary, "action": self.action, "runbook_url": self.runbook_url(docs)}
 
-    def annotations_with(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """The texts of an alert with these labels."""
-        return {name: with_labels(text, labels) for name, text in self.annotations.items()}
+    def runbook_url(self, docs: str | None) -> str:
+        """Address of the alert in the documentation."""
+        page = f"{_PAGE}#{self.name.lower()}"
+        return page if docs is None else f"{docs.rstrip('/')}/{page}"
 
 
 def with_labels(text: str, labels: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.observe.monitoring.alert import AlertCase, AlertRule
+from trainworks.observe.monitoring.alert import AlertCase, AlertRule, with_labels
 from trainworks.observe.monitoring.node_alerts import NODE_ALERTS
 from trainworks.observe.monitoring.prometheus import OWNER
 from trainworks.observe.monitoring.run_alerts import RUN_ALERTS
@@ -39,13 +39,14 @@ RECORDED = {
 """Name of a recorded series -> expression, meaning."""
 
 
-def alert_rules(of_zabbix: Collection[str] = ()) -> str:
+def alert_rules(of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
     """The rule file of all alerts.
 
     Args:
         of_zabbix: names of the alerts that Zabbix tells people about.
+        docs: address of the start page of the documentation.
     """
-    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix) for alert in ALERTS]}]})
+    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix, docs) for alert in ALERTS]}]})
 
 
 def recording_rules() -> str:
@@ -54,14 +55,15 @@ def recording_rules() -> str:
     return to_yaml({"groups": [{"name": "trainworks-recorded", "rules": rules}]})
 
 
-def alert_tests(rule_file: str, of_zabbix: Collection[str] = ()) -> str:
+def alert_tests(rule_file: str, of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
     """Two unit tests of each alert: one in which it fires with all its texts, and one in which it does not.
 
     Args:
         rule_file: name of the file of the alerts.
         of_zabbix: as for `alert_rules`.
+        docs: as for `alert_rules`.
     """
-    tests = [_test(alert, case, of_zabbix) for alert in ALERTS for case in (alert.fires, alert.quiet)]
+    tests = [_test(alert, case, of_zabbix, docs) for alert in ALERTS for case in (alert.fires, alert.quiet)]
     return to_yaml({"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests})
 
 
@@ -70,20 +72,21 @@ def _labels(alert: AlertRule, of_zabbix: Collection[str]) -> dict[str, str]:
     return {"severity": alert.severity, **owner}
 
 
-def _rule(alert: AlertRule, of_zabbix: Collection[str]) -> dict[str, Any]:
+def _rule(alert: AlertRule, of_zabbix: Collection[str], docs: str | None) -> dict[str, Any]:
     return {
         "alert": alert.name,
         "expr": alert.expr,
         "for": alert.lasts,
         "labels": _labels(alert, of_zabbix),
-        "annotations": alert.annotations,
+        "annotations": alert.annotations(docs),
     }
 
 
-def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str]) -> dict[str, Any]:
+def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str], docs: str | None) -> dict[str, Any]:
     wanted: dict[str, Any] = {"eval_time": case.at, "alertname": alert.name}
     if case is alert.fires:
         labels = {**_labels(alert, of_zabbix), **case.labels}
-        wanted["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": alert.annotations_with(labels)}]
+        texts = {name: with_labels(text, labels) for name, text in alert.annotations(docs).items()}
+        wanted["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": texts}]
     series = [{"series": name, "values": values} for name, values in case.series.items()]
     return {"interval": "1m", "input_series": series, "alert_rule_test": [wanted]}

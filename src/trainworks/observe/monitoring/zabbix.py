@@ -31,12 +31,13 @@ _LABELS = {"node": "{HOST.NAME}", "gpu": "{#GPU}", "run": "{#RUN}", "check": "{#
 _REFERENCE = re.compile(r"{(\w+)}")
 
 
-def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int) -> str:
+def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int, docs: str | None = None) -> str:
     """The template as YAML, for `Configuration > Templates > Import`.
 
     Args:
         alerts: by name; those that the template has take their texts from here.
         scrape_interval_s: time between two scrapes.
+        docs: address of the start page of the documentation.
     """
     content = {
         "uuid": _uuid(_TEMPLATE),
@@ -44,7 +45,7 @@ def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int) 
         "name": _TEMPLATE,
         "groups": [{"name": "Templates/Applications"}],
         "items": [_scrape(scrape_interval_s), *(_item(item, "") for item in ITEMS[""])],
-        "discovery_rules": [_discovery(kind, alerts) for kind in DISCOVERIES],
+        "discovery_rules": [_discovery(kind, alerts, docs) for kind in DISCOVERIES],
         "macros": [
             {"macro": "{$TRAINWORKS.TOKEN}", "type": "SECRET_TEXT", "description": "Token of the exporter."},
             {"macro": "{$TRAINWORKS.URL}", "value": "http://{HOST.CONN}:9855/metrics"},
@@ -54,7 +55,7 @@ def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int) 
         "version": "6.0",
         "groups": [{"uuid": _uuid("group"), "name": "Templates/Applications"}],
         "templates": [content],
-        "triggers": [_trigger(trigger, "", alerts) for trigger in TRIGGERS[""]],
+        "triggers": [_trigger(trigger, "", alerts, docs) for trigger in TRIGGERS[""]],
     }
     return to_yaml({"zabbix_export": export})
 
@@ -94,7 +95,7 @@ def _item(item: ZabbixItem, kind: Discovered) -> dict[str, Any]:
     }
 
 
-def _discovery(kind: Discovered, alerts: Mapping[str, AlertRule]) -> dict[str, Any]:
+def _discovery(kind: Discovered, alerts: Mapping[str, AlertRule], docs: str | None) -> dict[str, Any]:
     title, metric, label = DISCOVERIES[kind]
     key = f"trainworks.{kind.lower()}.discovery"
     return {
@@ -105,20 +106,22 @@ def _discovery(kind: Discovered, alerts: Mapping[str, AlertRule]) -> dict[str, A
         "delay": "0",
         "lifetime": "1d",
         "item_prototypes": [_item(item, kind) for item in ITEMS[kind]],
-        "trigger_prototypes": [_trigger(trigger, kind, alerts) for trigger in TRIGGERS[kind]],
+        "trigger_prototypes": [_trigger(trigger, kind, alerts, docs) for trigger in TRIGGERS[kind]],
         "master_item": {"key": _SCRAPE},
         "lld_macro_paths": [{"lld_macro": _macro(kind), "path": f"$.labels['{label}']"}],
         "preprocessing": [{"type": "PROMETHEUS_TO_JSON", "parameters": [metric]}],
     }
 
 
-def _trigger(trigger: ZabbixTrigger, kind: Discovered, alerts: Mapping[str, AlertRule]) -> dict[str, Any]:
+def _trigger(
+    trigger: ZabbixTrigger, kind: Discovered, alerts: Mapping[str, AlertRule], docs: str | None
+) -> dict[str, Any]:
     alert = alerts[trigger.alert]
     content = {
         "uuid": _uuid(trigger.alert),
         "expression": _expression(trigger, kind),
         "name": _name(alert),
-        "url": alert.annotations["runbook_url"],
+        "url": alert.runbook_url(docs),
         "priority": _SEVERITIES[alert.severity],
         "description": f"{alert.action}. Threshold: {alert.threshold}.",
         "tags": [{"tag": "alert", "value": alert.name}],
