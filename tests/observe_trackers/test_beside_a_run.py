@@ -102,6 +102,14 @@ def test_a_request_that_cannot_be_met_is_refused(folder: Path, arguments: dict[s
         trainworks.track(run.id, folder=folder, **arguments)
 
 
+def test_a_run_that_is_resumed_in_the_background_is_watched_in_the_queue(folder: Path, webhook: Webhook) -> None:  # noqa: F811
+    run = trainworks.run({"name": "demo", "run": "false", "notify": [webhook.url]}, folder=folder, wait=False)
+    assert run.wait() is JobState.FAILED
+    assert not run.run_dir.observer_log("waiting").exists()
+    trainworks.resume(run.id, folder=folder, background=True)
+    wait_until(run.run_dir.observer_log("waiting").exists)
+
+
 def test_a_run_that_fails_before_its_first_rank_is_told(folder: Path, webhook: Webhook) -> None:  # noqa: F811
     written = {"name": "demo", "run": "true", "job": {"health": "echo the fan is off; false"}, "notify": [webhook.url]}
     run = trainworks.run(written, folder=folder, wait=False)

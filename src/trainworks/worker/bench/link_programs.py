@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from os import devnull
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,7 +129,7 @@ def _shared_depth(first: Path, second: Path) -> int:
 def _gpu_folder(device: torch.device) -> Path | None:
     if device.type != "cuda":
         return None
-    facts = torch.cuda.get_device_properties(device)
+    facts: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the PCI address
     folder = _PCI / f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
     return folder if folder.exists() else None
 
