@@ -61,7 +61,7 @@ class Progress:
         return sum(row["tokens"] for row in self.recent) / seconds if seconds else None
 
     def deadline_at(self, goal: Goal) -> float | None:
-        """Latest acceptable time of the last step: `goal.deadline` after the first launch, whatever was resumed."""
+        """Latest acceptable time of the last step: `goal.deadline` after the first launch, also of a resumed run."""
         return None if self.launched_at is None or goal.deadline is None else self.launched_at + goal.deadline
 
     def eta_s(self, num_steps: int) -> float | None:
