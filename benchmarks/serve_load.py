@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +67,10 @@ def main() -> None:
         result = own_pages(Path(folder), options)
         loss_of_large = list(result["pages"])[-1]
         result["tensorboard"] = of_tensorboard(Path(folder), options, loss_of_large)
+        print_peer("tensorboard", result["tensorboard"], result["pages"])
         if options.mlflow:
             result["mlflow"] = of_mlflow(Path(folder), options, loss_of_large)
-    for name in ("tensorboard", "mlflow"):
-        print_peer(name, result.get(name, {}), result["pages"])
+            print_peer("mlflow", result["mlflow"], result["pages"])
     if options.json:
         options.json.write_text(json.dumps(result, indent=2))
 
@@ -149,8 +150,8 @@ def of_peer(
 async def has_answer(port: int, page: Page) -> bool:
     """Whether a peer has started, and read its data."""
     try:
-        return len((await get(port, "", page))[1]) > 1000
-    except (OSError, AssertionError):
+        return is_complete(answer := (await get(port, "", page))[1]) and len(answer) > 1000
+    except OSError:
         return False
 
 
@@ -244,8 +245,20 @@ async def get(port: int, cookie: str, page: Page) -> tuple[float, bytes]:
     writer.write(f"{head}\r\n{page.body}".encode())
     answer = await reader.read()
     writer.close()
-    assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
     return time.perf_counter() - start_s, answer
+
+
+async def open_stream(port: int, cookie: str) -> asyncio.StreamWriter:
+    """A stream of events, as an open page of `trainworks serve` has one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /live HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
+    await reader.readline()
+    return writer
+
+
+def is_complete(answer: bytes) -> bool:
+    """Whether it is the page, and not the message of an error."""
+    return answer.startswith(b"HTTP/1.1 200")
 
 
 async def first_visits(port: int, cookie: str, run: str) -> tuple[float, float]:
@@ -260,35 +273,39 @@ async def first_visits(port: int, cookie: str, run: str) -> tuple[float, float]:
 
 
 async def load(
-    port: int, cookie: str, pages: list[Page], viewers: int, seconds: float, *, changed: JobStore | None = None
+    port: int, cookie: str, pages: list[Page], viewers: int, duration_s: float, *, changed: JobStore | None = None
 ) -> dict[str, list[float]]:
-    """Times of every page.
+    """Times of every page; the time until an error counts as well, and is told.
+
+    Raises:
+        AssertionError: our own server answered with an error.
 
     Args:
         port: of the server.
         cookie: of the viewers.
         pages: that they open in turns.
         viewers: how many.
-        seconds: how long.
+        duration_s: how long.
         changed: a store that changes every second, by which open streams of events get something to tell.
     """
     times: dict[str, list[float]] = {page.path: [] for page in pages}
-    end_s = time.perf_counter() + seconds
+    failed: Counter[str] = Counter()
+    end_s = time.perf_counter() + duration_s
 
     async def view(number: int) -> None:
-        if changed is not None:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET /live HTTP/1.1\r\nHost: x\r\nCookie: {cookie}\r\n\r\n".encode())
-            await reader.readline()
+        stream = await open_stream(port, cookie) if changed is not None else None
         await asyncio.sleep(_PAUSE_S * number / viewers)
         index = number
         while time.perf_counter() < end_s:
             page = pages[index % len(pages)]
-            times[page.path].append((await get(port, cookie, page))[0])
+            seconds, answer = await get(port, cookie, page)
+            assert changed is None or is_complete(answer), answer[:500]
+            failed[page.path] += not is_complete(answer)
+            times[page.path].append(seconds)
             index += 1
             await asyncio.sleep(_PAUSE_S)
-        if changed is not None:
-            writer.close()
+        if stream is not None:
+            stream.close()
 
     async def change() -> None:
         while changed is not None and time.perf_counter() < end_s:
@@ -297,6 +314,8 @@ async def load(
             await asyncio.sleep(1.0)
 
     await asyncio.gather(change(), *(view(number) for number in range(viewers)))
+    for path, count in (+failed).items():
+        print(f"{count} of {len(times[path])} answers to {path} are errors", flush=True)
     return times
 
 
