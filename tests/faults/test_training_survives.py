@@ -195,9 +195,9 @@ def test_a_submitted_run_survives_its_shell(program, write_run_file, uninterrupt
 
 
 def test_stop_ends_a_submitted_run(program, write_run_file):
-    program.run("submit", write_run_file(program.folder))
+    program.run("submit", write_run_file(program.folder, workload__train_for="20000 steps"))
     program.wait_for_step(20)
-    assert program.run("stop", "tiny-1")[1].strip() == "tiny-1 STOPPED"
+    assert program.run("stop", "tiny-1") == (0, "tiny-1 STOPPED\n", "")
     assert "STOPPED" in program.run("ls")[1]
     program.assert_nothing_left()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
+from tests.faults.launcher import wait_until
 from tests.report.conftest import RunWriter, make_plan
 from tests.serve.conftest import ADMIN, SUBMITTER, Server
 from trainworks.api.observing.run_views import RunView
@@ -18,13 +19,19 @@ from trainworks.api.run_handle import Run
 
 
 def submitted(server: Server, command: str, name: str = "hello") -> str:
-    """Submit over REST; returns the run once it has ended."""
+    """Submit over REST; returns the run once its job has ended: the store learns it after the run's status file."""
     text = json.dumps({"name": name, "run": command, "resources": {"cpus": 0.1}})
     answer = server.post("/api/v1/jobs", {"run_file": text}, token=SUBMITTER)
     assert answer.status == 201, answer.text
     run = str(answer.json["run"])
-    trainworks.find_run(run).wait()
+    wait_for_the_end(run)
     return run
+
+
+def wait_for_the_end(run: str) -> None:
+    job = trainworks.find_run(run).job
+    assert job is not None
+    wait_until(lambda: job.refresh().is_final)
 
 
 def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, trained: str) -> None:
@@ -148,7 +155,7 @@ def test_a_job_is_stopped_and_resumed(server: Server) -> None:
     assert str(trainworks.find_run(run).wait()) == "STOPPED"
     assert server.post(f"/api/v1/jobs/{run}/resume").status == 202
     assert server.post(f"/api/v1/jobs/{run}/stop?at_once=true").status == 202
-    trainworks.find_run(run).wait()
+    wait_for_the_end(run)
 
 
 def test_a_form_submits_and_names_what_is_wrong(server: Server) -> None:
