@@ -26,6 +26,7 @@ _PUBLIC = {
     "compare_layout": "plan",
     "cost": "cost",
     "describe": "jobs",
+    "dev": "developing.dev",
     "drain": "jobs",
     "find_job": "jobs",
     "find_run": "run_handle",

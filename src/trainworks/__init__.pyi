@@ -4,6 +4,7 @@ from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
 from trainworks.api.cost import cost as cost
+from trainworks.api.developing.dev import dev as dev
 from trainworks.api.goodput import goodput as goodput
 from trainworks.api.jobs import describe as describe
 from trainworks.api.jobs import drain as drain

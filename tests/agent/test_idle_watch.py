@@ -11,6 +11,7 @@ from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.engines import Idle
 from trainworks.jobs.state import CAUSES, Cause, JobState
+from trainworks.record.dev_environment import DevUse
 from trainworks.record.events import append_event, read_events
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
@@ -138,3 +139,13 @@ def test_a_workload_that_cannot_save_says_so_beside_the_cause(start) -> None:
 def test_it_is_reported_at_the_latest_when_it_is_stopped() -> None:
     assert Idle(stop_after=600.0).first_s == 600.0
     assert Idle(stop_after=7200.0).first_s == 1800.0
+
+
+def test_an_open_session_is_use_and_so_is_one_that_came_and_went(start, run_dir: RunDir) -> None:
+    run = start()
+    run_dir.dev_folder.mkdir()
+    run.at(5.0, lambda: run_dir.write_dev_use(DevUse(open=1, opened=1)))
+    run.at(20.0, lambda: run_dir.write_dev_use(DevUse(open=0, opened=1)))
+    run.at(40.0, lambda: run_dir.write_dev_use(DevUse(open=0, opened=2)))
+    assert run.run() is JobState.STOPPED
+    assert 70 <= run.clock.now() - run.began < 74

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 FUNCTIONS = [name for name in trainworks.__all__ if name != "__version__"]
 RUNS = {
     "describe",
+    "dev",
     "drain",
     "find_job",
     "find_run",

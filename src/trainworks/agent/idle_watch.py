@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainworks.config.engines import Idle
 from trainworks.host.clock import Clock
 from trainworks.jobs.idle import Idleness, Quiet, idleness, quiet_after
+from trainworks.record.dev_environment import DevUse
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_duration
@@ -26,6 +27,7 @@ class IdleWatch:
         self._next_look = 0.0
         self._began_at: float | None = None
         self._metrics_bytes = 0
+        self._dev_use = DevUse()
         self._called_idle: Idleness | None = None
 
     def forget(self) -> None:
@@ -48,7 +50,7 @@ class IdleWatch:
         return f"it used nothing of what it holds for {format_duration(found.seconds)}"
 
     def _take(self, now: float) -> None:
-        """The newest samples, and whether there was a step, which the trainer and sessions write down."""
+        """The newest samples, and whether there was a step or a session, which their programs write down."""
         for node, before in enumerate(self._nodes):
             sample = self._run_dir.read_usage(node)
             if sample is not None and (before is None or sample != before.last):
@@ -56,8 +58,10 @@ class IdleWatch:
                 self._heard_at[node] = now
         metrics = self._run_dir.metrics_file
         size = metrics.stat().st_size if metrics.exists() else 0
-        if self._began_at is None or size != self._metrics_bytes:
-            self._began_at, self._metrics_bytes = now, size
+        dev_use = self._run_dir.read_dev_use()
+        is_used = size != self._metrics_bytes or dev_use != self._dev_use or dev_use.open > 0
+        if self._began_at is None or is_used:
+            self._began_at, self._metrics_bytes, self._dev_use = now, size, dev_use
 
     def _known(self, now: float) -> list[Quiet | None]:
         silent_s = 4 * self._limits.sample_every_s + _SILENT_FOR_S

@@ -8,6 +8,7 @@ from typing import Any
 COMMANDS = {
     "run": "Plan and start a run, follow it to its end, then report.",
     "submit": "Plan a run, queue it and return.",
+    "dev": "Open an ssh server or JupyterLab on a node of a cluster.",
     "plan": "Predict layout, step time, memory and duration of a run.",
     "size": "Propose what to buy or rent for a goal, with alternatives.",
     "network": "Design a cluster network: switches, cables, bandwidth.",
@@ -71,7 +72,7 @@ _FOLDERS = {
         "accuracy",
         "calibrate",
     ),
-    "runs": ("run", "submit", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
+    "runs": ("run", "submit", "dev", "resume", "report", "export", "profile", "data", "status", "ls", "logs", "stop"),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "observing": ("top", "why", "compare", "track", "exporter", "monitor", "serve"),
     "proving": ("bench", "health", "review"),

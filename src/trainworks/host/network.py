@@ -38,3 +38,12 @@ def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:
             hint="set `cluster.rendezvous_port` to a free port, or to 0 for a free one",
         ) from None
     return server
+
+
+def greeting(address: str, port: int, *, timeout_s: float = 2.0, most_bytes: int = 256) -> bytes:
+    """First bytes that a server sends by itself; empty if it does not answer."""
+    try:
+        with socket.create_connection((address, port), timeout=timeout_s) as connection:
+            return connection.recv(most_bytes)
+    except OSError:
+        return b""

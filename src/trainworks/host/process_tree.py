@@ -115,6 +115,16 @@ class ProcessTree:
         return None not in amounts
 
 
+def children_of(pid: int) -> dict[int, str]:
+    """Direct children of a process, and the title of each: its words, as it has written them; empty once it is gone."""
+    titles: dict[int, str] = {}
+    with suppress(OSError):
+        for child in map(int, _read(f"/proc/{pid}/task/{pid}/children").split()):
+            with suppress(OSError):
+                titles[child] = _read(f"/proc/{child}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    return titles
+
+
 def _processes() -> Iterator[_Process]:
     with os.scandir("/proc") as entries:
         names = [entry.name for entry in entries if entry.name.isdecimal()]

@@ -9,6 +9,7 @@ runs/stdlib-lm-1/
   profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
   usage/          node-N.json: resources used by its processes
   bench/          node-N.json: what a benchmark measured there
+  dev/            server.json, use.json: the ssh server or JupyterLab of `trainworks dev`, with its keys
   observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
 """
 
@@ -25,6 +26,7 @@ from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem, UnknownRunError
 from trainworks.files import naming_full_disk, write_atomic
+from trainworks.record.dev_environment import DevServer, DevUse
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.status import RunStatus
 from trainworks.record.usage import NodeUsage
@@ -90,6 +92,21 @@ class RunDir:
     def usage_file(self, node: int) -> Path:
         """Resources used by the processes of one node; replaced atomically."""
         return self.path / "usage" / f"node-{node}.json"
+
+    @property
+    def dev_folder(self) -> Path:
+        """Folder of a development environment, with its keys; closed to other users."""
+        return self.path / "dev"
+
+    @property
+    def dev_server_file(self) -> Path:
+        """How to reach a development environment; replaced atomically."""
+        return self.dev_folder / "server.json"
+
+    @property
+    def dev_use_file(self) -> Path:
+        """Whether a development environment is in use; replaced atomically."""
+        return self.dev_folder / "use.json"
 
     def observer_file(self, name: str) -> Path:
         """What one server of a tracker, or the recipients of messages, have got from this run; replaced atomically."""
@@ -240,6 +257,33 @@ class RunDir:
             return NodeUsage.model_validate_json(self.usage_file(node).read_bytes())
         except (OSError, ValidationError):
             return None
+
+    def write_dev_server(self, server: DevServer) -> None:
+        """Replace how to reach the development environment, atomically."""
+        write_atomic(self.dev_server_file, server.model_dump_json(indent=2) + "\n")
+
+    def read_dev_server(self) -> DevServer | None:
+        """How to reach the development environment; None while it does not answer yet, and for other runs."""
+        try:
+            return DevServer.model_validate_json(self.dev_server_file.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def write_dev_use(self, use: DevUse) -> None:
+        """Replace the use of the development environment, atomically."""
+        write_atomic(self.dev_use_file, use.model_dump_json() + "\n", durable=False)
+
+    def read_dev_use(self) -> DevUse:
+        """Use of the development environment; unused if there is none."""
+        try:
+            return DevUse.model_validate_json(self.dev_use_file.read_bytes())
+        except (OSError, ValidationError):
+            return DevUse()
+
+    def forget_dev(self) -> None:
+        """Remove what an earlier start of the development environment has written."""
+        self.dev_server_file.unlink(missing_ok=True)
+        self.dev_use_file.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,116 @@
+"""`... trainworks.agent.development.node ssh|jupyter`: the program of a job of `trainworks dev`, on its first node.
+
+It starts the server, writes down how to reach it, prints the same as one line for backends without shared files, and
+keeps dev/use.json, from which the supervisor's idle policy knows open sessions and busy kernels. It ends with the
+server; on the other nodes of the job it waits.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from trainworks.agent.development.jupyter import JupyterServing
+from trainworks.agent.development.serving import Serving, place_of
+from trainworks.agent.development.ssh import KEYS_VARIABLE, SshServing
+from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.host import process
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.network import LOOPBACK
+from trainworks.record.dev_environment import DevUse
+from trainworks.record.events import append_event
+from trainworks.record.run_dir import RunDir
+
+READY = "trainworks-dev "
+"""Start of the line that says how to reach the server, as JSON."""
+_STARTS_WITHIN_S = 120.0
+_POLL_S = 0.1
+_LOOK_EVERY_S = 1.0
+_STOP_ARRIVES_S = 1.0
+"""A request to stop ends the server and this program at once; it may reach the server first."""
+
+
+def serve(server: Serving, run_dir: RunDir, clock: Clock) -> None:
+    """Follow a server to its end, which is always a failure: a request to stop ends this program as well.
+
+    Raises:
+        EnvironmentProblem: the server has ended, or does not answer in two minutes.
+    """
+    deadline = clock.now() + _STARTS_WITHIN_S
+    while not server.answers():
+        _check_alive(server, clock)
+        if clock.now() > deadline:
+            raise EnvironmentProblem(f"{server.name} does not answer {_STARTS_WITHIN_S:.0f} s after its start")
+        clock.sleep(_POLL_S)
+    described, use = server.describe(), DevUse()
+    run_dir.write_dev_server(described)
+    sys.stdout.write(f"{READY}{described.model_dump_json()}\n")
+    sys.stdout.flush()
+    while True:
+        _check_alive(server, clock)
+        now = server.in_use()
+        if now != use.open:
+            use = DevUse(open=now, opened=use.opened + max(0, now - use.open))
+            run_dir.write_dev_use(use)
+        process.wait_any([server.child], _LOOK_EVERY_S)
+
+
+def _check_alive(server: Serving, clock: Clock) -> None:
+    code = server.child.exit_code()
+    if code is None:
+        return
+    clock.sleep(_STOP_ARRIVES_S)
+    ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    raise EnvironmentProblem(f"{server.name} {ending}")
+
+
+def _start(kind: str, run_dir: RunDir) -> Serving:
+    resolved = run_dir.read_resolved()
+    in_pod = resolved.run_file.cluster.engine == "kubernetes"  # reached by `kubectl port-forward`
+    address = LOOPBACK if in_pod else os.environ.get("MASTER_ADDR", LOOPBACK)
+    place = place_of(run_dir, address, _user(), Path(resolved.working_folder))
+    run_dir.forget_dev()
+    if kind == "ssh":
+        return SshServing(place, os.environ.get(KEYS_VARIABLE, ""), os.environ)
+    return JupyterServing(place)
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise EnvironmentProblem(f"user id {os.geteuid()} has no name on {socket.gethostname()}") from None
+
+
+def main(kind: str) -> int:
+    """Start the server and follow it; returns the exit code of the command."""
+    run_dir, clock = RunDir(Path(os.environ["TRAINWORKS_RUN_DIR"])), SystemClock()
+    if os.environ.get("NODE_RANK", "0") != "0":
+        signal.pause()
+        return 0
+    try:
+        serve(_start(kind, run_dir), run_dir, clock)
+    except TrainworksError as error:
+        append_event(
+            run_dir.events_file,
+            "failure",
+            rank=0,
+            node=0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            cause="environment",
+            exit_code=int(error.exit_code),
+            signal=None,
+            message=error.message,
+        )
+        sys.stderr.write(f"{error.message}\n")
+        return int(error.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Use cases of development on the nodes of a cluster."""
