@@ -39,6 +39,7 @@ from trainworks.observe.monitoring.alert import AlertRule
 from trainworks.observe.monitoring.rules import ALERTS, RECORDED
 from trainworks.record import (
     calibration,
+    dev_environment,
     environment,
     events,
     manifest,
@@ -273,6 +274,8 @@ def record_page() -> str:
         _record_section(None, metrics, "SlowestRank"),
         _record_section("status.json", status, "RunStatus"),
         _record_section(None, usage, "NodeUsage"),
+        _record_section("dev/server.json", dev_environment, "DevServer"),
+        _record_section("dev/use.json", dev_environment, "DevUse"),
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),

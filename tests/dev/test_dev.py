@@ -96,9 +96,10 @@ def ssh(config: Path, alias: str, *command: str, key: Path | None = None) -> sub
 
 
 def sshd_of(run: Run) -> int:
-    """Process id of the server."""
-    marks = {"TRAINWORKS_RUN_DIR": str(run.path.resolve())}
-    return next(one.pid for one in process.processes_with(marks) if "listener" in " ".join(one.cmdline()))
+    """Process id of the server, by its title: sshd writes it over the environment."""
+    config = str(run.run_dir.dev_folder.absolute() / "sshd_config")
+    found = ((one.pid, " ".join(one.info["cmdline"] or ())) for one in psutil.process_iter(["cmdline"]))
+    return next(pid for pid, title in found if config in title and "listener" in title)
 
 
 def until(condition: Callable[[], object]) -> None:
