@@ -89,7 +89,7 @@ def test_public_keys_are_those_of_the_user(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "mine").write_text("private")
     (tmp_path / "mine.pub").write_text(KEY)
     assert public_keys(tmp_path / "mine") == public_keys(tmp_path / "mine.pub") == ([KEY], tmp_path / "mine")
-    with pytest.raises(ArgumentError, match="is no public key"):
+    with pytest.raises(ArgumentError, match="is not a public key"):
         public_keys(tmp_path / ".ssh" / "id_old.pub")
 
 

@@ -9,7 +9,7 @@ import secrets
 import socket
 from typing import Any
 
-from trainworks.agent.development.serving import Place, find_program, write_private
+from trainworks.agent.development.serving import Place, ending_with_parent, find_program, write_private
 from trainworks.host import process
 from trainworks.record.dev_environment import DevServer
 
@@ -42,10 +42,12 @@ class JupyterServing:
         command += ["--ServerApp.port_retries=0", f"--ServerApp.root_dir={place.working_folder}"]
         command += ["--allow-root"] if os.geteuid() == 0 else []
         own = {"JUPYTER_TOKEN": self._token, "JUPYTER_RUNTIME_DIR": str(runtime)}
-        self.child = process.spawn(command, log=place.log, env=dict(os.environ) | own, folder=place.working_folder)
+        self.child = process.spawn(
+            ending_with_parent(command), log=place.log, env=dict(os.environ) | own, folder=place.working_folder
+        )
 
     def answers(self) -> bool:
-        """Whether it accepts the token."""
+        """Return true once the server accepts the token."""
         return self._get("/api/kernels") is not None
 
     def in_use(self) -> int:

@@ -89,6 +89,7 @@ def _user() -> str:
 def main(kind: str) -> int:
     """Start the server and follow it; returns the exit code of the command."""
     run_dir, clock = RunDir(Path(os.environ["TRAINWORKS_RUN_DIR"])), SystemClock()
+    process.die_with_parent(signal.SIGTERM)
     if os.environ.get("NODE_RANK", "0") != "0":
         signal.pause()
         return 0

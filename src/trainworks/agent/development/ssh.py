@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainworks.agent.development.serving import Place, find_program, write_private
+from trainworks.agent.development.serving import Place, ending_with_parent, find_program, write_private
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.network import greeting
@@ -35,7 +35,7 @@ class SshServing:
         env: variables of the job, for its sessions.
 
     Raises:
-        EnvironmentProblem: sshd is not installed, or there is no key.
+        EnvironmentProblem: sshd is not installed, or the list of keys is empty.
     """
 
     name = "sshd"
@@ -51,7 +51,7 @@ class SshServing:
         if os.geteuid() == 0:  # sshd of root insists on it, and the service that would create it may not run here
             _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
         command = [program, "-D", "-e", "-f", str(place.folder / "sshd_config")]
-        self.child = process.spawn(command, log=place.log)
+        self.child = process.spawn(ending_with_parent(command), log=place.log)
 
     def _make_host_key(self) -> str:
         """Keep the key of an earlier start of the run: its users have pinned it."""
@@ -66,7 +66,7 @@ class SshServing:
         return " ".join(public.read_text(encoding="utf-8").split()[:2])
 
     def answers(self) -> bool:
-        """Whether it greets as an ssh server."""
+        """Return true once the server greets as an ssh server."""
         return greeting(self._place.address, self._place.port).startswith(b"SSH-")
 
     def in_use(self) -> int:

@@ -157,10 +157,10 @@ def dev_access(
 
     Raises:
         RunFailedError: the job has failed; the message says why.
-        UsageError: the job has ended, or is no development environment.
+        UsageError: the job has ended, or is not a development environment.
     """
     if _NODE not in (run.resolved.command or ()):
-        raise UsageError(f"run {run.id} is no development environment", hint="start one: trainworks dev")
+        raise UsageError(f"run {run.id} is not a development environment", hint="start one: trainworks dev")
     clock = clock or SystemClock()
     state: JobState | None = None
     next_look = 0.0
@@ -193,7 +193,7 @@ def public_keys(key: Path | None = None) -> tuple[list[str], Path | None]:
     public = key if key.suffix == ".pub" else key.with_name(f"{key.name}.pub")
     text = _public_key(public)
     if text is None:
-        raise ArgumentError(f"`{public}` is no public key", argument="key", hint="make one: ssh-keygen -t ed25519")
+        raise ArgumentError(f"`{public}` is not a public key", argument="key", hint="make one: ssh-keygen -t ed25519")
     private = public.with_suffix("")
     return [text], private.absolute() if private.exists() else None
 

@@ -78,7 +78,7 @@ def command(
     try:
         access = dev_access(run, identity=identity, on_state=lambda state: say(f"{run.id} {state}", err=True))
     except KeyboardInterrupt:
-        say(f"the job goes on: trainworks dev --show {run.id}, or trainworks stop {run.id}", err=True)
+        say(f"the job continues: trainworks dev --show {run.id}, or trainworks stop {run.id}", err=True)
         raise typer.Exit(130) from None
     _print(access, write=write_ssh_config)
 
