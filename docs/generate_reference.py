@@ -214,8 +214,8 @@ def _type(schema: dict[str, Any]) -> str:
         return f"list of {length}numbers" if length else f"list of {items}"
     if schema.get("type") == "object":
         values = schema.get("additionalProperties") or next(iter(schema.get("patternProperties", {}).values()), {})
-        numbers = values.get("type") == "number"
-        return "mapping of text to numbers" if numbers else "mapping of text to text"
+        contents = "anything" if values is True else "numbers" if values.get("type") == "number" else "text"
+        return f"mapping of text to {contents}"
     names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     return names[schema["type"]] + _limits(schema)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from trainworks.config.load import ELSEWHERE, LATER, _fields_at, load_run_file, parse_run_file
-from trainworks.config.run_file import RunFile
+from trainworks.config.load import LATER, load_run_file, parse_run_file
 from trainworks.errors import LayoutError, RunFileError, UsageError
 
 GOOD = """\
@@ -78,10 +76,6 @@ EDITS = [
     (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: A100:0.5\n"),
     (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: 8\n"),
     (GOOD, "name: task\nrun: echo\nresources: {memory: lots}\n"),
-    (GOOD, "name: task\nrun: echo\nresources:\n  use_spot: true\n"),
-    (GOOD, "name: task\nrun: echo\nresources:\n  infra: aws\n  accelerators: A100:8\n"),
-    (GOOD, "run: echo\nfile_mounts:\n  /data: s3://bucket\n"),
-    (GOOD, "run: echo\nsecrets: {HF_TOKEN: null}\n"),
     (GOOD, "run: echo\nworkdir: {url: https://example.org/code.git}\n"),
     ("deadline: 3h", "budget: 2000"),
     ("deadline: 3h", "budget: 2000 EUR"),
@@ -214,19 +208,6 @@ def test_a_key_that_is_not_implemented_yet_is_refused(field: str) -> None:
     lines = ["name: x", "run: make", f"{parent}: {{{key}: 1}}" if parent else f"{key}: 1"]
     with pytest.raises(RunFileError, match=f"`{key}` is not supported yet"):
         parse_run_file("\n".join(lines), name="x.yaml")
-
-
-@pytest.mark.parametrize("field", sorted(ELSEWHERE))
-def test_a_key_of_skypilot_is_refused_with_its_name_in_a_run_file(field: str) -> None:
-    parent, _, key = field.rpartition(".")
-    lines = ["name: x", "run: make", f"{parent}: {{{key}: 1}}" if parent else f"{key}: 1"]
-    with pytest.raises(RunFileError, match=f"unsupported key `{field}`") as refused:
-        parse_run_file("\n".join(lines), name="x.yaml")
-    named = re.findall(r"`((?:cluster|envs|recover)[\w.]*)", refused.value.problems[0].hint or "")
-    assert named
-    for dotted in named:
-        *parents, last = dotted.split(".")
-        assert last in _fields_at(RunFile, tuple(parents))
 
 
 def test_a_command_without_a_name_has_that_of_its_file() -> None:

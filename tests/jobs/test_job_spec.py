@@ -23,6 +23,10 @@ def spec(processes_of_run: Any = None, **keys: Any) -> JobSpec:
         ({}, NodeResources(cores=1.0)),
         ({"cluster": {"processes_per_node": 4}}, NodeResources(cores=4.0)),
         ({"resources": {"accelerators": "H100:8"}}, NodeResources(accelerators=8, accelerator="H100")),
+        (
+            {"resources": {"accelerators": ["H100:8", "A100:4"]}},
+            NodeResources(accelerators=8, accelerator="H100", alternatives=("A100:4",)),
+        ),
         ({"resources": {"cpus": "16+"}}, NodeResources(cores=16.0)),
         ({"resources": {"memory": "64+"}}, NodeResources(cores=1.0, memory_bytes=64 * 10**9)),
     ],

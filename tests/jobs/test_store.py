@@ -33,7 +33,7 @@ SPEC = JobSpec(
     name="demo",
     min_nodes=1,
     max_nodes=2,
-    node=NodeResources(cores=2.0, accelerators=8, accelerator="H100"),
+    node=NodeResources(cores=2.0, accelerators=8, accelerator="H100", alternatives=("A100:8",)),
     exclude=("node7",),
     depends_on=("3",),
     time_limit_s=60.0,

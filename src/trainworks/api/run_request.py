@@ -32,6 +32,8 @@ class RunRequest:
     command: list[str] | None = None
     notes: tuple[str, ...] = ()
     """Remarks on the run file, such as ignored options of a batch script."""
+    unused: tuple[str, ...] = ()
+    """Keys that only have an effect on nodes of SkyPilot, where the run starts elsewhere."""
 
 
 RunTarget = str | Path | RunFile | RunRequest | Mapping[str, Any] | Sequence[str]
@@ -45,7 +47,7 @@ def read_run_file(text: str) -> RunRequest:
         RunFileError: every problem in it, each with its line.
     """
     run_file, source = parse_run_file(text, name="run.yaml")
-    return RunRequest(run_file, source)
+    return RunRequest(run_file, source, unused=tuple(source.unused))
 
 
 def read_request(
@@ -78,7 +80,7 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         run_file, source = load_run_file(Path(words[0]))
-        return RunRequest(run_file, source)
+        return RunRequest(run_file, source, unused=tuple(source.unused))
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))
         return RunRequest(run_file, batch, notes=tuple(batch.notes))
@@ -166,6 +168,6 @@ def job_in_format(request: RunRequest, name: str) -> str:
     if name == "lsf":
         return lsf.render(spec, program)
     if name == "skypilot":
-        return skypilot.render(spec, program, cluster.autoscale)
+        return skypilot.render(spec, program, cluster.skypilot, cluster.autoscale)
     job = KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)
     return jobset.render(job) if name == "jobset" else trainjob.render(job)

@@ -284,7 +284,7 @@ def submit_array(target: RunTarget, indexes: str, *, folder: Path | str | None =
 def _launch(
     request: RunRequest, folder: Path | str | None, *, queued: bool, review: bool, planning: Planning = AS_USUAL
 ) -> Launch:
-    for remark in request.notes:
+    for remark in (*request.notes, *request.unused):
         warn(remark)
     if review:
         report = review_launch(request.run_file, request.source)

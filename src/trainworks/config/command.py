@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_serializer
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer
 
 from trainworks.config.quantities import FieldError
 from trainworks.config.spec import Spec
@@ -93,15 +93,6 @@ EnvironmentValue = Annotated[
 """Text; null takes the value from the shell that starts the run."""
 
 
-def _not_spot(value: bool) -> bool:
-    if value:
-        raise FieldError(
-            "`resources.use_spot: true` is not supported",
-            hint="set `cluster.skypilot.use_spot` with `engine: skypilot`, or remove it to run on this machine",
-        )
-    return value
-
-
 class Resources(Spec):
     """Resources that every node must have, with SkyPilot's keys; refused if this machine has less."""
 
@@ -112,8 +103,6 @@ class Resources(Spec):
     """Cores of a node, at least."""
     memory: MemoryField | None = None
     """Memory of a node in GB, at least."""
-    use_spot: Annotated[bool, AfterValidator(_not_spot)] = False
-    """Only `false`; rent spot nodes with `cluster.skypilot.use_spot`."""
 
 
 def shell_of(script: str) -> list[str]:

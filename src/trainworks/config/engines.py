@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import entry_points
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -207,3 +207,10 @@ class SkyPilot(Spec):
     """Disk size of a node in GB."""
     file_mounts: dict[str, str] = Field(default_factory=dict)
     """Folders of this machine or buckets by their path on the nodes: `/data: s3://my-bucket/data`."""
+    mounts: dict[str, Any] = Field(default_factory=dict)
+    """Buckets with options of their own by their path on the nodes, handed on unchanged:
+    `/data: {name: my-bucket, store: s3, mode: MOUNT}`."""
+    resources: dict[str, Any] = Field(default_factory=dict)
+    """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
+    task: dict[str, Any] = Field(default_factory=dict)
+    """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""

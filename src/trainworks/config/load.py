@@ -14,36 +14,15 @@ from pydantic import BaseModel, ValidationError
 from trainworks.config.limits import above_limit
 from trainworks.config.quantities import FieldError
 from trainworks.config.run_file import RunFile
+from trainworks.config.skypilot_task import read_task, without_effect
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError, suggest
 
 LATER = {
     "recover.warm_spares": None,
-    "volumes": "on this machine, name the paths of the files in `envs`",
-    "config": None,
-    "service": None,
-    "pool": None,
-    **{
-        f"resources.{key}": "remove it"
-        for key in ("labels", "disk_tier", "network_tier", "local_disk", "accelerator_args", "ports")
-    },
+    "service": "start the server with `run:`; Trainworks trains, and replicates no servers",
+    "pool": "submit each job; the queue shares the nodes",
 }
 """Keys of the design and of a SkyPilot task file that are not implemented yet, and what to do instead."""
-
-_RENTED = "with `engine: skypilot`, or remove it to run on this machine"
-
-ELSEWHERE = {
-    **{
-        f"resources.{key}": f"set `cluster.skypilot.{key}` {_RENTED}"
-        for key in ("infra", "ordered", "instance_type", "disk_size", "max_hourly_cost")
-    },
-    **{f"resources.{key}": f"set `cluster.skypilot.infra` {_RENTED}" for key in ("cloud", "region", "zone", "any_of")},
-    "resources.image_id": f"set `cluster.skypilot.image` {_RENTED}",
-    "resources.autostop": "set `cluster.autoscale`, or remove it: a job releases its nodes when it ends",
-    "resources.job_recovery": "set `recover: {max_restarts: N}`",
-    "file_mounts": "set `cluster.skypilot.file_mounts`; on this machine, name the paths of the files in `envs`",
-    "secrets": "name them in `envs` without a value: `HF_TOKEN: null` takes the value from your shell",
-}
-"""Keys of a SkyPilot task file that have another name in a run file, and what to write."""
 
 FieldPath = tuple[str | int, ...]
 
@@ -90,7 +69,17 @@ class Source:
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self.text = text
+        self.unused: list[str] = []
+        """Keys without effect on the engine of the run, each with its line."""
         self._lines: dict[tuple[str, ...], int] = {}
+
+    def move(self, moves: Mapping[FieldPath, FieldPath]) -> None:
+        """Say of fields at new places the lines of those in the file."""
+        for origin, place in moves.items():
+            line, start = self.line(origin), tuple(map(str, origin))
+            inner = {path[len(start) :]: at for path, at in self._lines.items() if path[: len(start)] == start}
+            new = tuple(map(str, place))
+            self._lines |= {new: line, (*new, start[-1]): line} | {(*new, *path): at for path, at in inner.items()}
 
     def place(self, field: FieldPath) -> str:
         """`file:line  a.b.c`; a field that the file lacks points at its nearest parent in the file."""
@@ -190,10 +179,16 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
         raise RunFileError([UsageError("a run file must be a mapping of keys to values", place=f"{name}:1")])
     if "run" in data:
         data.setdefault("name", name_from(Path(name).stem))
+    data, moves = read_task(data)
+    source.move(moves)
     try:
-        return RunFile.model_validate(data), source
+        run_file = RunFile.model_validate(data)
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, data, source))) from None
+    if run_file.cluster.engine != "skypilot":
+        ignored = [(source.place(origin), reason) for origin, reason in without_effect(moves)]
+        source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]
+    return run_file, source
 
 
 def name_from(text: str) -> str:
@@ -235,8 +230,6 @@ def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | No
     key, dotted = path[-1], ".".join(map(str, path))
     if model is RunFile and dotted in LATER:
         return f"`{key}` is not supported yet", LATER[dotted]
-    if model is RunFile and dotted in ELSEWHERE:
-        return f"unsupported key `{dotted}`", ELSEWHERE[dotted]
     known = _fields_at(model, path[:-1])
     return f"unknown key `{key}`", suggest(str(key), known, otherwise=f"known keys: {', '.join(known)}")
 

@@ -153,10 +153,14 @@ def job_of_row(row: Any) -> JobRow:
     values = dict(row._mapping)
     spec = json.loads(values.pop("ticket"))
     lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
-    values["spec"] = replace(JobSpec(**spec | lists), node=NodeResources(**spec["node"]))
+    values["spec"] = replace(JobSpec(**spec | lists), node=_node(spec["node"]))
     values["state"] = parse_state(values["state"])
     values["placement"] = placement_of(values["placement"])
     return JobRow(**values)
+
+
+def _node(saved: dict[str, Any]) -> NodeResources:
+    return NodeResources(**saved | {"alternatives": tuple(saved.get("alternatives", ()))})
 
 
 def billed_of_row(row: Any) -> BilledAttempt:

@@ -17,6 +17,8 @@ class NodeResources:
     accelerators: int = 0
     accelerator: str | None = None
     """Accelerator type by its name on the backend: `A100`, `h100`."""
+    alternatives: tuple[str, ...] = ()
+    """Other accelerators that would do, for backends that choose: `H100:8`."""
     memory_bytes: int | None = None
 
 
@@ -117,10 +119,11 @@ def _node_of_run_file(run_file: RunFile) -> NodeResources:
     request = run_file.resources
     if request is None:
         return NodeResources(cores=float(ranks))
-    first = request.accelerators[0] if request.accelerators else None
+    first, *others = request.accelerators or (None,)
     return NodeResources(
         cores=request.cpus or (None if first else float(ranks)),
         accelerators=first.count if first else 0,
         accelerator=first.kind if first else None,
+        alternatives=tuple(map(str, others)),
         memory_bytes=round(request.memory * 1e9) if request.memory else None,
     )

@@ -36,13 +36,13 @@ def elastic(autoscale: dict[str, Any], *, queue: str | None = "research", **keys
 
 def task(autoscale: dict[str, Any]) -> dict[str, Any]:
     wanted = elastic(autoscale, job={})
-    document: dict[str, Any] = yaml.safe_load(skypilot.render(wanted.spec, wanted.program, wanted.autoscale))
+    document: dict[str, Any] = yaml.safe_load(skypilot.render(wanted.spec, wanted.program, autoscale=wanted.autoscale))
     return document
 
 
 def test_elastic_jobs_in_every_language(golden) -> None:
     wanted = elastic({"down_after": "10m"}, job={})
-    texts = [jobset.render(elastic(GOOGLE)), skypilot.render(wanted.spec, wanted.program, wanted.autoscale)]
+    texts = [jobset.render(elastic(GOOGLE)), skypilot.render(wanted.spec, wanted.program, autoscale=wanted.autoscale)]
     golden("job_elastic.yaml", "---\n".join(texts))
 
 

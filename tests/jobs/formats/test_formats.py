@@ -50,7 +50,7 @@ ON_KUBERNETES = {
 FORMATS: dict[str, Callable[[KubernetesJob], str]] = {
     "jobset": jobset.render,
     "trainjob": trainjob.render,
-    "skypilot": lambda job: skypilot.render(job.spec, job.program, job.autoscale),
+    "skypilot": lambda job: skypilot.render(job.spec, job.program, autoscale=job.autoscale),
     "lsf": lambda job: lsf.render(job.spec, job.program),
 }
 

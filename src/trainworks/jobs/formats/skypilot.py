@@ -24,8 +24,8 @@ _PRIORITY_SCALE = 20
 """SkyPilot's priorities range from -1000 to 1000."""
 
 
-def render(spec: JobSpec, program: Program, autoscale: Autoscale | None = None) -> str:
-    """Render the task; `autoscale` sets SkyPilot's autostop.
+def render(spec: JobSpec, program: Program, options: SkyPilot | None = None, autoscale: Autoscale | None = None) -> str:
+    """Render the task, with what a task that was read had beside; `autoscale` sets SkyPilot's autostop.
 
     Raises:
         UsageError: the job needs something that a task cannot express.
@@ -41,8 +41,9 @@ def render(spec: JobSpec, program: Program, autoscale: Autoscale | None = None) 
     }
     if field := next((name for name, is_set in unsupported.items() if is_set), None):
         raise UsageError(f"{_LANGUAGE} does not support `{field}`", hint=f"remove `{field}`")
-    resources = _node_resources(spec, program) | elastic.autostop(autoscale)
-    return _render(spec, program, spec.name, resources, {"envs": dict(program.envs) or None})
+    options = options or SkyPilot()
+    resources = _node_resources(spec, program) | _rented(options) | options.resources | elastic.autostop(autoscale)
+    return _render(spec, program, spec.name, resources, {"envs": dict(program.envs) or None} | _beside(options))
 
 
 def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:
@@ -58,19 +59,15 @@ def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name:
         )
     recovery = {"strategy": options.recovery.upper(), "max_restarts_on_errors": spec.max_restarts or None}
     resources = _node_resources(spec, program) | {
-        "instance_type": options.instance_type,
-        "use_spot": options.use_spot or None,
-        "max_hourly_cost": options.max_hourly_cost,
-        "image_id": options.image,
-        "disk_size": options.disk_size,
+        **_rented(options),
         "priority": _PRIORITY_SCALE * (spec.priority - _DEFAULT_PRIORITY) or None,
         "job_recovery": drop_none(recovery),
-        **_places(options),
+        **options.resources,
     }
     variables = {
         "envs": drop_none(program.envs) or None,
         "secrets": dict.fromkeys(secret_names(program)) or None,
-        "file_mounts": dict(options.file_mounts) or None,
+        **_beside(options),
     }
     return _render(spec, program, name, resources, variables)
 
@@ -99,11 +96,29 @@ def _node_resources(spec: JobSpec, program: Program) -> dict[str, Any]:
     node: NodeResources = spec.node
     if node.accelerators and node.accelerator is None:
         raise UsageError(f"{_LANGUAGE} needs the accelerator type", hint="write it like `H100:8`")
+    kinds = [f"{node.accelerator}:{node.accelerators}", *node.alternatives] if node.accelerators else [None]
     return {
-        "accelerators": f"{node.accelerator}:{node.accelerators}" if node.accelerators else None,
+        "accelerators": kinds if len(kinds) > 1 else kinds[0],
         "cpus": f"{node.cores:g}+" if node.cores else None,
         "memory": f"{node.memory_bytes / 1e9:.9f}".rstrip("0").rstrip(".") + "+" if node.memory_bytes else None,
     }
+
+
+def _rented(options: SkyPilot) -> dict[str, Any]:
+    """Kind, price and place of the nodes that SkyPilot rents."""
+    return {
+        "instance_type": options.instance_type,
+        "use_spot": options.use_spot or None,
+        "max_hourly_cost": options.max_hourly_cost,
+        "image_id": options.image,
+        "disk_size": options.disk_size,
+        **_places(options),
+    }
+
+
+def _beside(options: SkyPilot) -> dict[str, Any]:
+    """Keys of a task beside its resources."""
+    return {"file_mounts": {**options.file_mounts, **options.mounts} or None, **options.task}
 
 
 def _places(options: SkyPilot) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Keys of a SkyPilot task that a run file keeps in `cluster.skypilot`.
+
+A task file is a run file: its keys come with the names that SkyPilot gave them, and stand where SkyPilot has them.
+Source: the task YAML of SkyPilot 0.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+FieldPath = tuple[str | int, ...]
+Moves = dict[FieldPath, FieldPath]
+"""New place of a key by the one in the file."""
+
+RENTED = ("instance_type", "disk_size", "max_hourly_cost", "use_spot")
+"""Keys of `resources` that have the same name in `cluster.skypilot`."""
+PLACES = ("cloud", "region", "zone")
+HANDED_ON = (
+    *("accelerator_args", "any_of", "autostop", "disk_tier", "hooks", "job_recovery", "labels", "local_disk"),
+    *("network_tier", "ordered", "ports", "priority_class"),
+)
+"""Keys of `resources` that no option stands for."""
+TASK_KEYS = ("config", "event_callback", "experimental", "inputs", "outputs", "volumes", "volume_mounts")
+"""Keys of a task that no option stands for."""
+MOVED = ("file_mounts", "secrets", *TASK_KEYS)
+"""Keys of a task that a run file has elsewhere."""
+
+_WITHOUT_EFFECT = {
+    "file_mounts": "Trainworks copies no files to these nodes; they must have them at these paths",
+    "ports": "Trainworks opens no ports",
+    "autostop": "a job releases its nodes when it ends",
+}
+_RENTED_NODES = "it is about nodes that SkyPilot rents"
+
+
+def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
+    """A mapping with the keys of a SkyPilot task as that of a run file, and which keys moved where.
+
+    A key that is set in `cluster.skypilot`, too, keeps the value there. An unknown key stays where it is, and is an
+    error later. A run file without such keys comes back as it was.
+    """
+    rest = {key: value for key, value in data.items() if value is not None or key not in MOVED}
+    cluster = _cluster_of(rest.get("cluster"))
+    if "run" not in rest or cluster is None:
+        return dict(data), {}
+    options, moves = dict(cluster.get("skypilot") or {}), dict[FieldPath, FieldPath]()
+
+    def give(name: str, value: Any, *origins: FieldPath) -> None:
+        options.setdefault(name, value)
+        moves.update(dict.fromkeys(origins, ("cluster", "skypilot", name)))
+
+    _read_resources(rest, give)
+    if "file_mounts" in rest:
+        _read_mounts(rest, give)
+    _read_secrets(rest, moves)
+    if task := {key: rest.pop(key) for key in TASK_KEYS if key in rest}:
+        give("task", task, *((key,) for key in task))
+    if any(place[:2] == ("cluster", "skypilot") for place in moves.values()):
+        rest["cluster"] = cluster | {"skypilot": options}
+    return rest, moves
+
+
+def without_effect(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
+    """Moved keys that an engine other than SkyPilot ignores, each with the reason."""
+    for origin, place in moves.items():
+        if place[:2] == ("cluster", "skypilot"):
+            yield origin, _WITHOUT_EFFECT.get(str(origin[-1]), _RENTED_NODES)
+
+
+def _cluster_of(cluster: Any) -> dict[str, Any] | None:
+    """The `cluster` of a run file as a mapping; None if it cannot hold the options of SkyPilot."""
+    if cluster is None:
+        return {}
+    if isinstance(cluster, str):
+        return {"engine": cluster} if cluster in ("local", "skypilot", "kubernetes", "slurm") else None
+    is_open = isinstance(cluster, dict) and isinstance(cluster.get("skypilot") or {}, dict)
+    return dict(cluster) if is_open else None
+
+
+def _read_resources(rest: dict[str, Any], give: Callable[..., None]) -> None:
+    found = rest.get("resources")
+    if not isinstance(found, dict):
+        return
+    resources = {key: value for key, value in found.items() if value is not None}
+    for name in RENTED:
+        if name in resources:
+            give(name, resources.pop(name), ("resources", name))
+    if isinstance(image := resources.get("image_id"), str):
+        give("image", image, ("resources", "image_id"))
+        del resources["image_id"]
+    if infra := _infra_of(resources):
+        names = [name for name in ("infra", *PLACES) if name in resources]
+        give("infra", [infra], *(("resources", name) for name in names))
+        resources = {key: value for key, value in resources.items() if key not in names}
+    if handed_on := {key: resources.pop(key) for key in (*HANDED_ON, "image_id") if key in resources}:
+        give("resources", handed_on, *(("resources", key) for key in handed_on))
+    rest["resources"] = resources
+
+
+def _infra_of(resources: Mapping[str, Any]) -> str | None:
+    """`cloud`, `region` and `zone` as one place: `aws/us-east-1`, `*/us-east-1` for a region of any cloud."""
+    if "infra" in resources:
+        return str(resources["infra"])
+    places = [str(resources.get(name, "*")) for name in PLACES]
+    while places and places[-1] == "*":
+        places.pop()
+    return "/".join(places)
+
+
+def _read_mounts(rest: dict[str, Any], give: Callable[..., None]) -> None:
+    """Plain mounts are an option; a bucket with its own options is handed on as it is."""
+    mounts = rest.pop("file_mounts")
+    if isinstance(mounts, dict) and not all(isinstance(source, str) for source in mounts.values()):
+        give("mounts", mounts, ("file_mounts",))
+    else:
+        give("file_mounts", mounts, ("file_mounts",))
+
+
+def _read_secrets(rest: dict[str, Any], moves: Moves) -> None:
+    """Secrets are variables; one without a value takes it from the shell, which keeps it out of the record."""
+    secrets, variables = rest.get("secrets"), rest.get("envs") or {}
+    if isinstance(secrets, dict) and isinstance(variables, dict):
+        rest["envs"] = {**rest.pop("secrets"), **variables}
+        moves |= {("secrets", str(name)): ("envs", str(name)) for name in secrets}

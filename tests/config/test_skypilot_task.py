@@ -1,0 +1,124 @@
+"""Tasks of SkyPilot as run files: what is kept for SkyPilot, and what is said to have no effect elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from trainworks.api.run_request import job_in_format, read_run_file
+from trainworks.config.load import parse_run_file
+from trainworks.config.skypilot_task import HANDED_ON, RENTED, TASK_KEYS
+from trainworks.errors import RunFileError
+
+# Shapes of published tasks: their keys and values, with other commands.
+TASKS = {
+    "spot with a bucket": """
+        name: finetune
+        resources: {accelerators: {A100: 8, H100: 8}, use_spot: true, cloud: gcp, region: us-central1, disk_size: 1024,
+                    disk_tier: best, ports: [8080], image_id: "docker:nvcr.io/nvidia/pytorch:26.09-py3"}
+        num_nodes: 2
+        envs: {EPOCHS: 3}
+        secrets: {HF_TOKEN: null}
+        file_mounts:
+          /checkpoints: {name: my-bucket, store: gcs, mode: MOUNT_CACHED}
+          /data: s3://bucket/data
+        run: torchrun train.py
+        """,
+    "one of several": """
+        resources:
+          cpus: 4+
+          any_of:
+            - {infra: aws/us-east-1, accelerators: A10G:4}
+            - {infra: k8s/lab, accelerators: L4:4}
+          job_recovery: {strategy: EAGER_NEXT_REGION, max_restarts_on_errors: 3}
+        volumes: {/mnt/data: team-volume}
+        config: {kubernetes: {pod_config: {spec: {hostNetwork: true}}}}
+        run: python run.py
+        """,
+    "network of a cloud": """
+        resources: {infra: gcp, accelerators: [H200:8, H100:8], network_tier: best, instance_type: a3-ultragpu-8g,
+                    labels: {team: vision}, autostop: {idle_minutes: 10, down: true}, local_disk: nvme:1000+}
+        experimental: {config_overrides: {docker: {run_options: [--privileged]}}}
+        workdir: .
+        setup: pip install torch
+        run: ./nccl.sh
+        """,
+}
+
+
+def exported(text: str) -> dict[str, Any]:
+    task: dict[str, Any] = yaml.safe_load(job_in_format(read_run_file(text), "skypilot"))
+    return task
+
+
+@pytest.mark.parametrize("text", TASKS.values(), ids=TASKS)
+def test_a_task_comes_out_with_every_key_that_went_in(text: str) -> None:
+    written, out = yaml.safe_load(text), exported(text)
+    places = {"cloud", "region", "zone", "infra"}
+    resources = {key: value for key, value in written["resources"].items() if key not in places | {"accelerators"}}
+    if "cpus" in resources:
+        assert out["resources"].pop("cpus") == resources.pop("cpus")
+    assert resources.items() <= out["resources"].items()
+    for key in ("file_mounts", *TASK_KEYS):
+        assert out.get(key) == written.get(key)
+
+
+def test_cloud_and_region_are_one_place() -> None:
+    assert exported(TASKS["spot with a bucket"])["resources"]["infra"] == "gcp/us-central1"
+    assert exported("run: a\nresources: {region: eu-west-1}")["resources"]["infra"] == "*/eu-west-1"
+
+
+def test_a_secret_is_a_variable_that_is_not_recorded() -> None:
+    run_file, _ = parse_run_file("run: a\nsecrets: {HF_TOKEN: null, MODE: fast}\nenvs: {MODE: slow}", name="t.yaml")
+    assert run_file.envs == {"HF_TOKEN": None, "MODE": "slow"}
+
+
+@pytest.mark.parametrize("key", [*HANDED_ON, *RENTED, "cloud", "image_id"])
+def test_every_key_of_resources_is_named_where_it_has_no_effect(key: str) -> None:
+    value = {"use_spot": "true", "disk_size": "100", "max_hourly_cost": "3.5"}.get(key, "aws")
+    text = f"run: a\nresources:\n  cpus: 1\n  {key}: {value}\n"
+    here, there = (parse_run_file(text + where, name="t.yaml")[1].unused for where in ("", "cluster: skypilot\n"))
+    assert [note.split(" has no effect")[0] for note in here] == [f"t.yaml:4  resources.{key}"]
+    assert there == []
+
+
+@pytest.mark.parametrize("key", [*TASK_KEYS, "file_mounts"])
+def test_every_key_of_a_task_is_named_where_it_has_no_effect(key: str) -> None:
+    _, source = parse_run_file(f"run: a\n{key}: {{/data: s3://a}}\n", name="t.yaml")
+    assert [note.split(" has no effect on `local`")[0] for note in source.unused] == [f"t.yaml:2  {key}"]
+
+
+def test_what_the_run_file_says_in_cluster_skypilot_counts() -> None:
+    text = "run: a\nresources: {use_spot: true, infra: aws}\ncluster: {engine: skypilot, skypilot: {infra: [gcp]}}"
+    run_file, _ = parse_run_file(text, name="t.yaml")
+    assert (run_file.cluster.skypilot.infra, run_file.cluster.skypilot.use_spot) == (("gcp",), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("run: a\nresources:\n  disk_size: huge\n", "t.yaml:3"),
+        ("run: a\nresources:\n  infra: 'aws; rm'\n", "t.yaml:3"),
+        ("run: a\nresources:\n  disk_teir: best\n", "t.yaml:3"),
+        ("run: a\nfile_mounts: 3\n", "t.yaml:2"),
+        ("run: a\nfile_mounts:\n  /data: 3\n", None),
+        ("run: a\nsecrets: 3\n", "t.yaml:2"),
+        ("run: a\nservice:\n  replicas: 2\n", "t.yaml:2"),
+    ],
+)
+def test_a_wrong_value_is_refused_at_its_line(text: str, place: str | None) -> None:
+    if place is None:  # a mount with options is SkyPilot's to judge
+        assert parse_run_file(text, name="t.yaml")[0].cluster.skypilot.mounts == {"/data": 3}
+        return
+    with pytest.raises(RunFileError) as refused:
+        parse_run_file(text, name="t.yaml")
+    assert [problem.place.split()[0] for problem in refused.value.problems if problem.place] == [place]
+
+
+def test_a_workload_has_no_keys_of_a_task() -> None:
+    goal = "data: {source: python-stdlib, sequence_length: 64}, global_batch: 8, train_for: 1 epochs"
+    workload = f"workload: {{task: causal-lm, model: {{hf: gpt2}}, {goal}}}"
+    with pytest.raises(RunFileError, match="file_mounts"):
+        parse_run_file(f"name: a\n{workload}\nfile_mounts: {{/a: s3://b}}\n", name="t.yaml")
