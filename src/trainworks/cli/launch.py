@@ -85,8 +85,6 @@ def prepare(
     from trainworks.report.rendering.renderer import build_document
     from trainworks.report.rendering.text import print_document
 
-    for unused in request.unused:
-        say(f"note: {unused}", err=True)
     if review:
         show_findings(request.run_file, request.source, console, refuse=True)
     folder = runs_folder(runs, request.run_file.checkpoint.to)
@@ -109,10 +107,14 @@ def prepare(
 
 
 def _confirmed(prepared: PreparedRun, times: int, console: Console) -> bool:
-    if not (sys.stdin.isatty() and console.is_terminal):
+    if not _is_at_a_terminal(console):
         return True
     from trainworks.report.request_text import request_text
 
     jobs = f"{times} jobs, each requests" if times > 1 else "the job requests"
     console.print(f"{prepared.backend.name}: {jobs} {request_text(prepared.spec)}", highlight=False)
     return typer.confirm("submit?", default=True, err=True)
+
+
+def _is_at_a_terminal(console: Console) -> bool:
+    return sys.stdin.isatty() and console.is_terminal

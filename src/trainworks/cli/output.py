@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from trainworks.cli.options import option_errors, wide_console
+from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trainworks.api.run_request import RunRequest
     from trainworks.config.load import Source
     from trainworks.config.run_file import RunFile
     from trainworks.report.rendering.document import Document
@@ -69,6 +71,12 @@ def show_findings(run_file: RunFile, source: Source | None, console: Console, *,
         print_document(build_document(report), console)
     if refuse:
         refuse_to_start(report, run_file, source)
+
+
+def show_unused(request: RunRequest) -> None:
+    """Print which keys of a run file have no effect where the run starts."""
+    for unused in request.unused:
+        say(f"note: {unused}", err=True)
 
 
 def write_file(path: Path, content: str, option: str) -> None:

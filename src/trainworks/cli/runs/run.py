@@ -17,6 +17,7 @@ from trainworks.cli.launch import (
     wanted,
 )
 from trainworks.cli.options import RunsOption
+from trainworks.cli.output import show_unused
 
 
 def command(
@@ -40,6 +41,7 @@ def command(
 
     talk = SafeConsole(stderr=True)
     request = wanted(target, nodes=nodes, nproc=nproc, name=name)
+    show_unused(request)
     launch = prepare(
         request,
         runs=runs,

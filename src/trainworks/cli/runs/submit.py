@@ -22,6 +22,7 @@ from trainworks.cli.launch import (
     wanted,
 )
 from trainworks.cli.options import RunsOption
+from trainworks.cli.output import show_unused
 from trainworks.errors import UsageError
 
 
@@ -66,6 +67,7 @@ def command(
             raise UsageError(f"`--as {language}` cannot submit", hint="add `--dry-run`, and submit the text yourself")
         typer.echo(job_in_format(request, language), nl=False)
         return
+    show_unused(request)
     members = array_members(request, array) if array else [request]
     for member in members:
         first = member is members[0]
