@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.config.load import Source
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
+from trainworks.deploy.playbook import PlaybookRun, TaskResult, run_playbook
 from trainworks.deploy.project import project_files
 from trainworks.errors import ArgumentError, RunFileError, UsageError
+from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import target_files
 from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
@@ -68,6 +71,37 @@ def render_stack(path: Path | str) -> dict[str, str]:
         return project_files(stack, monitoring)
     except ArgumentError as error:
         raise _placed(error, source) from None
+
+
+def apply_stack(
+    path: Path | str,
+    into: Path,
+    *,
+    limit: str | None = None,
+    dry_run: bool = False,
+    on_result: Callable[[TaskResult], None] = lambda result: None,
+) -> PlaybookRun:
+    """Render a stack to a folder, and bring its nodes to what it says, over ssh.
+
+    A second call changes nothing on nodes that are as the stack says.
+
+    Args:
+        path: of the stack file.
+        into: folder of the project; it is kept, since it has the secrets of the cluster.
+        limit: hosts, as a pattern of Ansible; all when None.
+        dry_run: report what would change, and change nothing on the nodes.
+        on_result: called with each result that changed or failed, as it comes.
+
+    Raises:
+        UsageError: as `render_stack`.
+        RunFileError: as `render_stack`.
+        EnvironmentProblem: Ansible is not installed, or it reached no host.
+    """
+    for name, text in render_stack(path).items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(into / name, text)
+        (into / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+    return run_playbook(into, limit=limit, dry_run=dry_run, on_result=on_result)
 
 
 def _placed(error: ArgumentError, source: Source) -> RunFileError:
