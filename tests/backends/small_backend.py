@@ -14,6 +14,7 @@ from trainworks.agent.launch import end_left_over
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.errors import UnansweredError, UnreachableError, UsageError
 from trainworks.host import process
+from trainworks.jobs.dependency import parse_dependency
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.record.events import append_event, read_events
@@ -156,7 +157,7 @@ class SmallBackend(Backend):
         }
 
     def _start_if_there_is_room(self, job: Job) -> None:
-        if job.supervisor is not None or job.held or job.stopped or not self._all_succeeded(job.spec.depends_on):
+        if job.supervisor is not None or job.held or job.stopped or not self._are_met(job.spec.depends_on):
             return
         free = [node for node in NODES if node not in self._taken() | set(self._site.drained) | set(job.spec.exclude)]
         if len(free) >= job.spec.max_nodes:
@@ -167,8 +168,10 @@ class SmallBackend(Backend):
             command = process.python_module("trainworks.agent.supervisor", str(job.run_dir.path), "0")
             job.supervisor = process.spawn(command, log=job.run_dir.supervisor_log, new_session=True)
 
-    def _all_succeeded(self, handles: Sequence[str]) -> bool:
-        return all(self._job_status(self._site.jobs[handle]).state is JobState.SUCCEEDED for handle in handles)
+    def _are_met(self, depends_on: Sequence[str]) -> bool:
+        """Whether the jobs of all dependencies, which come with their handles, ended as they should."""
+        found = [(one, self._job_status(self._site.jobs[one.job]).state) for one in map(parse_dependency, depends_on)]
+        return all(state is JobState.SUCCEEDED or (state.is_final and not one.needs_success) for one, state in found)
 
     def _requeue_if_lost(self, job: Job) -> None:
         """Give a job another turn that lost a node or its supervisor, while it has a restart left."""

@@ -232,6 +232,14 @@ def test_a_job_waits_for_the_one_that_it_depends_on(bed: Bed) -> None:
     assert (second.end().state, first.end().state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
 
 
+def test_a_job_may_wait_for_the_end_of_one_that_fails(bed: Bed) -> None:
+    if "depends_on" in bed.backend.unsupported:
+        pytest.skip(f"{bed.backend.name} has no dependencies, and the test above shows the refusal")
+    first = bed.submit(bed.job("sleep 2; touch ../first; exit 3", nodes=1))
+    second = bed.submit(bed.job("test -e ../first", nodes=1, depends_on=[f"afterany:{first.run_dir.run_id}"]))
+    assert (second.end().state, first.end().state) == (JobState.SUCCEEDED, JobState.FAILED)
+
+
 def test_the_same_run_is_submitted_once(bed: Bed) -> None:
     job = bed.submit(bed.job("echo up; sleep 2", nodes=1))
     again = bed.submit(job)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trainworks.api.run_request import array_members, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
 from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
@@ -239,8 +240,28 @@ def test_an_array_is_a_job_for_each_index() -> None:
     for index, run_id in enumerate(ids, 3):
         wait_for(run_id, JobState.SUCCEEDED)
         assert run("logs", run_id) == f"{index} of 3\n"
-    with pytest.raises(UsageError, match="not an array of 1 to 10,000 jobs"):
-        run("submit", "job.yaml", "--array", "5-3")
+    for wrong in ("5-3", "0", "1,,2", "0-9%0", "0-9%", "0-20000", "0-9:0"):
+        with pytest.raises(UsageError, match="not an array of 1 to 10,000 jobs"):
+            run("submit", "job.yaml", "--array", wrong)
+
+
+def test_an_array_runs_as_many_jobs_at_once_as_it_says() -> None:
+    Path("job.yaml").write_text("name: a\nrun: 'date +%s%N; sleep 1; date +%s%N; exit $SLURM_ARRAY_TASK_ID'\n")
+    ids = run("submit", "job.yaml", "--array", "0,2-6:2%2", "-y").split()
+    assert len(ids) == 4
+    for run_id in ids:
+        wait_for(run_id, JobState.FAILED, JobState.SUCCEEDED)
+    times = [[int(line) for line in run("logs", run_id).split()] for run_id in ids]
+    assert times[2][0] > times[0][1] and times[3][0] > times[1][1]
+
+
+def test_a_batch_script_with_an_array_is_submitted_as_its_jobs() -> None:
+    Path("sweep.sh").write_text("#!/bin/bash\n#SBATCH --array=3,7%1\necho $SLURM_ARRAY_TASK_ID\n")
+    with pytest.raises(UsageError, match="`--array=3,7%1` in the script makes several jobs"):
+        run("run", "sweep.sh")
+    members = array_members(read_request("sweep.sh"))
+    assert [member.run_file.envs["SLURM_ARRAY_TASK_ID"] for member in members] == ["3", "7"]
+    assert [member.run_file.envs["SLURM_ARRAY_TASK_MAX"] for member in members] == ["7", "7"]
 
 
 def test_whoever_says_no_submits_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainworks.backends.slurm.render import render
+from trainworks.config.engines import Container
 from trainworks.config.run_file import RunFile
 from trainworks.config.sbatch import BatchSource, is_batch_script, load_batch_script, parse_batch_script
+from trainworks.config.sbatch_amounts import AMOUNTS
 from trainworks.config.sbatch_options import read_options
 from trainworks.errors import RunFileError, UsageError
 from trainworks.jobs.job_spec import NodeResources, spec_of
+from trainworks.record.run_dir import RunDir
 
 SCRIPT = """\
 #!/bin/bash -l
@@ -45,7 +51,8 @@ MISTAKES = [
     "--nod=2",
     "--nodes",
     "--hold=3",
-    "--array=1-10",
+    "--array=1..10",
+    "--array=0-9%",
     "--clusters=other",
     "--test-only",
     # values
@@ -70,15 +77,10 @@ MISTAKES = [
     "--cpus-per-task=2 --cpus-per-gpu=2 --gpus-per-node=1",
     "--gpus-per-node=8 --gres=gpu:4",
     "--gpus-per-node=h100:8 --gres=gpu:a100:8",
-    "--ntasks=8",
-    "--ntasks=7 --nodes=2",
-    "--ntasks=8 --nodes=2-4",
-    "--ntasks=8 --nodes=2 --ntasks-per-node=8",
-    "--ntasks=9 --ntasks-per-node=4",
-    "--gpus=8",
-    "--gpus=9 --nodes=2",
-    "--gpus=8 --nodes=2-4",
+    "--ntasks=0",
+    "--gpus=8 --cpus-per-task=none",
     "--mem-per-gpu=80G",
+    "--nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2",
 ]
 
 
@@ -149,6 +151,8 @@ def test_a_name_becomes_one_that_a_run_may_have(written: str, name: str) -> None
         ("-n1 -c4", (1, 1, NodeResources(cores=4))),
         ("--gres=gpu:8", (1, 1, NodeResources(accelerators=8))),
         ("--gres=gpu", (1, 1, NodeResources(accelerators=1))),
+        ("--gres=gpu:0", (1, 1, NodeResources(cores=1))),
+        ("--nodes=2 --tasks-per-node=8 -c2", (2, 8, NodeResources(cores=16))),
         ("--gres=gpu:h100:4 --gpus-per-node=4", (1, 1, NodeResources(accelerators=4, accelerator="h100"))),
         ("--gpus-per-node=h100", (1, 1, NodeResources(accelerators=1, accelerator="h100"))),
         ("--gpus-per-task=a100:2 --ntasks-per-node=4", (1, 4, NodeResources(accelerators=8, accelerator="a100"))),
@@ -186,10 +190,84 @@ def test_a_total_is_shared_among_the_nodes(nodes: int, each: int) -> None:
         ("--export=NONE", "--export=NONE"),
         ("--export=PATH", "--export=PATH"),
         ("--depend=singleton", "--dependency=singleton"),
+        ("--share", "--oversubscribe"),
+        ("--environment reasoning", "--environment=reasoning"),
+        ("--lustre-stats -N1", "--lustre-stats"),
+        ("--container-writable", "--container-writable"),
     ],
 )
 def test_what_only_slurm_knows_is_passed_on(option: str, passed_on: str) -> None:
     assert read(option).cluster.slurm.options == (passed_on,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--ntasks=8",
+        "--ntasks=7 --nodes=2",
+        "--ntasks=8 --nodes=2-4",
+        "--ntasks=8 --nodes=2-4 --ntasks-per-node=4",
+        "--ntasks=8 --nodes=2 --ntasks-per-node=8",
+        "--ntasks=9 --ntasks-per-node=4",
+        "--gpus=16",
+        "--gpus=9 --nodes=2",
+        "--gpus=8 --nodes=2-4",
+        "--gpus=h100:16 --cpus-per-gpu=8 --mem-per-gpu=80G",
+        "--ntasks=8 --cpus-per-task=4 --mem-per-cpu=2G --gres=gpu:2,nvme:1",
+    ],
+)
+def test_where_slurm_chooses_the_numbers_the_amounts_are_passed_on(options: str, tmp_path: Path) -> None:
+    run_file = read(options)
+    assert run_file.cluster.slurm.options == tuple(options.split())
+    rendered = render(
+        spec_of(run_file, run_id="r", working_folder="/"), run_file.cluster.slurm, RunDir(tmp_path), python="python3"
+    )
+    lines = [line.removeprefix("#SBATCH ") for line in rendered.splitlines() if line.startswith("#SBATCH ")]
+    ours = [line for line in lines if line.partition("=")[0][2:] in AMOUNTS]
+    assert sorted(ours) == sorted(options.split())
+
+
+def test_an_option_of_a_plugin_is_said() -> None:
+    _, source = parse_batch_script(script("--environment=reasoning"), name="train.sbatch")
+    said = "train.sbatch:2  --environment is left to a plugin of Slurm, because sbatch itself lacks it"
+    assert source.notes == [said]
+
+
+@pytest.mark.parametrize(
+    ("options", "container"),
+    [
+        (
+            "--container-image nvcr.io\\#nvidia/pytorch --container-mounts=/data:/d:ro,/etc --container-writable",
+            Container(
+                image="nvcr.io#nvidia/pytorch", mounts=("/data:/d:ro", "/etc"), options=("--container-writable",)
+            ),
+        ),
+        ("--container-name np-23.05", Container(options=("--container-name=np-23.05",))),
+    ],
+)
+def test_the_script_runs_in_the_container_that_it_names(options: str, container: Container) -> None:
+    slurm = read(options).cluster.slurm
+    assert (slurm.container, slurm.options) == (container, ())
+
+
+@pytest.mark.parametrize(
+    ("written", "indexes"), [("0-9", "0-9"), ("7", "7-7"), ("1,3,5-7", "1,3,5-7"), ("0-20:4%2", "0-20:4%2")]
+)
+def test_an_array_keeps_its_indexes(written: str, indexes: str) -> None:
+    assert parse_batch_script(script(f"--array={written}"), name="x.sbatch")[1].array == indexes
+
+
+def test_the_lines_of_public_scripts_are_read(golden) -> None:
+    """Every script that sbatch accepts; their sources are in the file."""
+    public = yaml.safe_load((Path(__file__).parent / "data/public_batch_scripts.yaml").read_text())
+    found = []
+    for source, text in public.items():
+        run_file, batch = parse_batch_script(text, name="x.sbatch")
+        told = run_file.model_dump(mode="json", exclude_unset=True, exclude={"run", "framework"})
+        array = [f"  array {batch.array}"] if batch.array else []
+        found += [source, f"  {json.dumps(told)}", *array, *(f"  note {note}" for note in batch.notes)]
+    assert len(public) >= 40
+    golden("sbatch_public.txt", "\n".join(found) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -224,13 +302,13 @@ def test_the_last_of_two_equal_options_counts() -> None:
 
 
 def test_all_problems_come_at_once_in_the_order_of_the_file() -> None:
-    text = "#!/bin/bash\n#SBATCH --time=soon\n#SBATCH --gpu=1 x\n#SBATCH --nodes=0\n#SBATCH --array=1-3\n"
+    text = "#!/bin/bash\n#SBATCH --time=soon\n#SBATCH --gpu=1 x\n#SBATCH --nodes=0\n#SBATCH --test-only\n"
     places = [problem.place for problem in refusal(text).problems]
     assert places == [
         "train.sbatch:2  --time",
         "train.sbatch:3",
         "train.sbatch:4  --nodes",
-        "train.sbatch:5  --array",
+        "train.sbatch:5  --test-only",
     ]
 
 
@@ -242,16 +320,25 @@ def test_an_error_that_is_found_later_still_points_at_the_option() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "srun hostname\n", "#!/usr/bin/python3\n", "#!/usr/bin/env python\n", "#!/bin/bash\r\n#SBATCH -N2\r\n"],
+    ["", "srun hostname\n", "#!\n", "#!python3\n", "#!/bin/bash\r\n#SBATCH -N2\r\n"],
 )
-def test_what_sbatch_or_a_shell_would_not_start_is_refused(text: str) -> None:
+def test_what_sbatch_or_the_kernel_would_not_start_is_refused(text: str) -> None:
     assert refusal(text).place == "train.sbatch:1"
 
 
 @pytest.mark.parametrize(
-    "first", ["#!/bin/bash", "#!/bin/sh", "#!/usr/bin/env bash", "#! /bin/zsh -l", "#!/bin/bash -le"]
+    "first",
+    [
+        "#!/bin/bash",
+        "#!/usr/bin/env bash",
+        "#! /bin/zsh -l",
+        "#!/bin/bash -le",
+        "#!/bin/tcsh -f",
+        "#!/usr/bin/python3",
+        "#!/usr/bin/env -S python3 -u",
+    ],
 )
-def test_any_shell_will_do(first: str) -> None:
+def test_any_interpreter_will_do(first: str) -> None:
     assert parse_batch_script(f"{first}\n", name="x.sbatch")[0].run == f"{first}\n"
 
 
@@ -262,7 +349,10 @@ def test_any_shell_will_do(first: str) -> None:
         ("a.slurm", "#!/bin/bash\n", True),
         ("a.sh", "#!/bin/bash\n#SBATCH -N2\n", True),
         ("a.sh", "#!/bin/bash\necho '#SBATCH'\n", False),
+        ("a.py", "#!/usr/bin/env python3\n#SBATCH -N2\n", True),
         ("a.py", "#SBATCH -N2\n", False),
+        ("a.py", '#!/usr/bin/env python3\n"""Submit it with:\n#SBATCH -N2\n"""\n', False),
+        ("a", "#!/bin/tcsh\n#SBATCH -N2\n", True),
     ],
 )
 def test_a_batch_script_is_known_by_its_ending_or_its_options(

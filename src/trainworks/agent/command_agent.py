@@ -15,6 +15,7 @@ from pathlib import Path
 
 from trainworks.agent.launch import run_mark
 from trainworks.config.command import shell_of
+from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
 from trainworks.jobs.environment import default_environment
@@ -126,10 +127,12 @@ class _CommandNode:
     def _shell(self, script: str) -> list[str]:
         """Bash that stops at the first error.
 
-        A SkyPilot task relies on a bash that continues, and a batch script names its own shell.
+        A SkyPilot task relies on a bash that continues. A batch script names its own interpreter, which gets a file, as
+        from Slurm: not every interpreter takes a text.
         """
         if self._resolved.run_file.framework == "slurm":
-            return [*shell_of(script), "-c", script]
+            write_atomic(self._run_dir.batch_script, script, durable=False)
+            return [*shell_of(script), str(self._run_dir.batch_script)]
         strict = ["-euo", "pipefail"] if self._resolved.processes.starts != "per_node" else []
         return ["/bin/bash", *strict, "-c", script]
 

@@ -34,6 +34,10 @@ class RunRequest:
     """Remarks on the run file, such as ignored options of a batch script."""
     unused: tuple[str, ...] = ()
     """Keys that only have an effect on nodes of SkyPilot, where the run starts elsewhere."""
+    array: str | None = None
+    """Indexes of a batch script with `--array`, whose jobs `array_members` makes."""
+    at_once: int | None = None
+    """Most jobs of the array that run at the same time."""
 
 
 RunTarget = str | Path | RunFile | RunRequest | Mapping[str, Any] | Sequence[str]
@@ -83,7 +87,7 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
         return RunRequest(run_file, source, unused=tuple(source.unused))
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))
-        return RunRequest(run_file, batch, notes=tuple(batch.notes))
+        return RunRequest(run_file, batch, notes=tuple(batch.notes), array=batch.array)
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"`{words[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",
@@ -111,37 +115,61 @@ def _name_of(command: list[str]) -> str:
     return name_from(Path(script).stem)
 
 
-def array_members(request: RunRequest, indexes: str) -> list[RunRequest]:
+def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRequest]:
     """The jobs of an array: the same command once per index.
 
-    Every command finds its index in TRAINWORKS_ARRAY_INDEX and SLURM_ARRAY_TASK_ID, and the number of jobs in
-    TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT.
+    Every command finds its index in TRAINWORKS_ARRAY_INDEX and SLURM_ARRAY_TASK_ID, the number of jobs in
+    TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the indexes in SLURM_ARRAY_TASK_MIN and MAX.
 
     Args:
         request: a command.
-        indexes: `8` for 0 to 7, or `3-10`.
+        indexes: `8` for 0 to 7, `3-10`, `0-20:4` for every fourth, or `1,3,5-7`; `0-99%8` runs 8 at once. By default
+            those of the batch script.
+
+    Returns:
+        One request per index, in their order; the request itself without indexes.
 
     Raises:
         UsageError: the indexes are invalid, or the run is a workload.
     """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", indexes)
-    first = int(match[1] or 0) if match else 0
-    members = range(first, int(match[2]) + (1 if match[1] else 0)) if match else range(0)
-    if not 0 < len(members) <= _LARGEST_ARRAY:
-        raise UsageError(
-            f"`--array {indexes}` is not an array of 1 to {_LARGEST_ARRAY:,} jobs", hint="write `--array 8`, or `3-10`"
-        )
+    if (indexes := indexes or request.array) is None:
+        return [request]
+    listed, percent, at_once = indexes.partition("%")
+    members = _indexes(listed)
+    is_limit = bool(re.fullmatch(r"[1-9]\d{0,8}", at_once))
+    if not 0 < len(members) <= _LARGEST_ARRAY or is_limit is not bool(percent):
+        hint = "write `--array 8`, `3-10`, `0-20:4`, `1,3,5-7` or `0-99%8`"
+        raise UsageError(f"`--array {indexes}` is not an array of 1 to {_LARGEST_ARRAY:,} jobs", hint=hint)
     if request.run_file.run is None:
         raise UsageError("a workload cannot be an array: it does not read an index", hint="use `--array` for a command")
-    return [_member(request, index, len(members)) for index in members]
+    limited = replace(request, array=None, at_once=int(at_once) if is_limit else None)
+    return [_member(limited, index, members) for index in members]
 
 
-def _member(request: RunRequest, index: int, size: int) -> RunRequest:
+def _indexes(text: str) -> Sequence[int]:
+    """Indexes in their order; empty if the text is invalid or describes too many."""
+    if re.fullmatch(r"\d{1,9}", text):
+        return range(int(text))
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
+        if match is None or int(match[3] or 1) == 0 or int(match[2] or match[1]) < int(match[1]):
+            return ()
+        members = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+        if len(members) > _LARGEST_ARRAY:
+            return ()
+        found.update(members)
+    return sorted(found)
+
+
+def _member(request: RunRequest, index: int, members: Sequence[int]) -> RunRequest:
     variables = {
         "TRAINWORKS_ARRAY_INDEX": str(index),
-        "TRAINWORKS_ARRAY_SIZE": str(size),
+        "TRAINWORKS_ARRAY_SIZE": str(len(members)),
         "SLURM_ARRAY_TASK_ID": str(index),
-        "SLURM_ARRAY_TASK_COUNT": str(size),
+        "SLURM_ARRAY_TASK_COUNT": str(len(members)),
+        "SLURM_ARRAY_TASK_MIN": str(members[0]),
+        "SLURM_ARRAY_TASK_MAX": str(members[-1]),
     }
     envs = {**request.run_file.envs, **variables}
     return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from trainworks.config.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host.git import commit_of
+from trainworks.jobs.dependency import Dependency
 from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
@@ -155,7 +156,13 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
         folder: folder of all runs.
         queued: put a run on this machine into its queue; a run elsewhere is always queued there.
         planning: what is measured for the plan of a run on this machine.
+
+    Raises:
+        UsageError: the request is an array, whose jobs are prepared one by one, or its jobs cannot wait for each other.
     """
+    if request.array is not None:
+        message = f"`--array={request.array}` in the script makes several jobs, and this starts one"
+        raise UsageError(message, hint="use `trainworks submit`, or `trainworks.submit_array` in Python")
     resolved = resolve(
         request.run_file,
         request.source,
@@ -167,6 +174,9 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
     )
     is_attached = not queued and resolved.run_file.cluster.engine == "local"
     backend = AttachedBackend(resolved) if is_attached else backend_of_run(resolved)
+    if request.at_once is not None and "depends_on" in backend.unsupported:
+        message = f"{backend.name} cannot make a job wait for another, as an array with `%{request.at_once}` needs"
+        raise UsageError(message, hint="leave out `%` and the number behind it")
     return PreparedRun(request, resolved, folder, backend, is_attached)
 
 
@@ -272,13 +282,34 @@ def submit(
     return launch.run
 
 
-def submit_array(target: RunTarget, indexes: str, *, folder: Path | str | None = None) -> list[Run]:
-    """Submit one job per index; see `array_members`."""
+def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path | str | None = None) -> list[Run]:
+    """Submit one job per index, by default those of the batch script; see `array_members`."""
     members = array_members(read_request(target), indexes)
-    launches = [_launch(one, folder, queued=True, review=one is members[0]) for one in members]
-    for launch in launches:
+    runs: list[Run] = []
+    for member in members:
+        launch = _launch(in_turn(member, runs), folder, queued=True, review=not runs)
         launch.start()
-    return [launch.run for launch in launches]
+        runs.append(launch.run)
+    return runs
+
+
+def in_turn(member: RunRequest, started: Sequence[Run]) -> RunRequest:
+    """A job of an array that waits for the end of an earlier one, so that at most `at_once` of them run.
+
+    The jobs form `at_once` lanes: each waits for the one before it in its lane. A lane may run dry before the others.
+
+    Args:
+        member: the next job of the array.
+        started: the jobs before it.
+    """
+    if member.at_once is None or len(started) < member.at_once:
+        return member
+    before, job = started[-member.at_once].job, member.run_file.job
+    if before is None:
+        return member
+    depends_on = (*job.depends_on, str(Dependency(str(before.id), needs_success=False)))
+    update = {"job": job.model_copy(update={"depends_on": depends_on})}
+    return replace(member, run_file=member.run_file.model_copy(update=update))
 
 
 def _launch(

@@ -28,6 +28,7 @@ from trainworks.errors import (
 )
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
+from trainworks.jobs.dependency import parse_dependency
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
@@ -158,14 +159,16 @@ def _check_is_there(row: JobRow) -> None:
 
 
 def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
-    """Handles of the unfinished jobs that a job depends on."""
-    waits = [job for job in check_dependencies(store, row.spec, row.engine) if not job.state.is_final]
-    if nameless := [job.run_id for job in waits if job.handle is None]:
+    """Dependencies on the unfinished jobs that a job waits for, by their handles."""
+    dependencies = map(parse_dependency, row.spec.depends_on)
+    jobs = check_dependencies(store, row.spec, row.engine)
+    waits = [(one, job) for one, job in zip(dependencies, jobs, strict=True) if not job.state.is_final]
+    if nameless := [job.run_id for _, job in waits if job.handle is None]:
         raise UnreachableError(
             f"{row.engine} has not confirmed job `{nameless[0]}` yet, which this job depends on",
             hint="try again when `trainworks ps` shows that it has",
         )
-    return tuple(job.handle for job in waits if job.handle)
+    return tuple(str(replace(one, job=job.handle)) for one, job in waits if job.handle)
 
 
 @dataclass(frozen=True, slots=True)

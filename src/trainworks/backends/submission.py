@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import take_lock, write_atomic
+from trainworks.jobs.dependency import Dependency, parse_dependency
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import JobState
@@ -66,10 +67,11 @@ def check_dependencies(store: JobStore, spec: JobSpec, backend: str, *, uid: int
         UsageError: one of them does not exist, is a job of another backend, or has ended without success.
     """
     uid = os.getuid() if uid is None else uid
-    return [_dependency(store, wanted, backend, uid) for wanted in spec.depends_on]
+    return [_dependency(store, parse_dependency(text), backend, uid) for text in spec.depends_on]
 
 
-def _dependency(store: JobStore, wanted: str, backend: str, uid: int) -> JobRow:
+def _dependency(store: JobStore, dependency: Dependency, backend: str, uid: int) -> JobRow:
+    wanted = dependency.job
     job = store.find(wanted, uid=uid)
     if job is None:
         raise UsageError(
@@ -80,7 +82,7 @@ def _dependency(store: JobStore, wanted: str, backend: str, uid: int) -> JobRow:
             f"`job.depends_on` names job `{wanted}`, which is in the queue of {job.engine}, not of {backend}",
             hint="name a job of the same queue",
         )
-    if job.state.is_final and job.state is not JobState.SUCCEEDED:
+    if dependency.needs_success and job.state.is_final and job.state is not JobState.SUCCEEDED:
         raise UsageError(
             f"`job.depends_on` names job `{wanted}`, which is {job.state}",
             hint=f"retry that one first: trainworks retry {wanted}",

@@ -50,6 +50,9 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,
 Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
 """A path or an image: no blank, comma, quote or shell character."""
 
+Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./][A-Za-z0-9._@/:+=#-]*$", max_length=4096)]
+"""A container image, also with the `#` that Enroot writes after the name of a registry, or its file."""
+
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
 """A program on the search path or by its own path; never passed to a shell."""
 
@@ -115,7 +118,7 @@ class JobOptions(Spec):
     exclude: tuple[Word, ...] = ()
     """Nodes that the job must not use."""
     depends_on: tuple[Word, ...] = ()
-    """Jobs, by number or run, that must succeed first."""
+    """Jobs, by number or run, that must succeed first; `afterany:12` waits for the end of job 12, however it ends."""
     hold: bool = False
     """Wait until `trainworks release`."""
     health: bool | Annotated[str, StringConstraints(pattern=r"\S", max_length=4096)] = False
@@ -129,12 +132,15 @@ class JobOptions(Spec):
 class Container(Spec):
     """Container image of every rank."""
 
-    image: Place
-    """`docker://nvcr.io/nvidia/pytorch:26.09-py3`, or a file (`.sqsh`, `.sif`) that all nodes can read."""
+    image: Image | None = None
+    """`docker://nvcr.io/nvidia/pytorch:26.09-py3`, or a file (`.sqsh`, `.sif`) that all nodes can read. Pyxis needs
+    none if `options` has the `--container-name` of a container that is on the nodes."""
     runtime: Literal["pyxis", "apptainer"] = "pyxis"
     """Container runtime: the Slurm plug-in Pyxis with Enroot, or Apptainer."""
     mounts: tuple[Place, ...] = ()
     """`FROM:TO` or one path for both, in addition to the folders of the run."""
+    options: tuple[Annotated[str, AfterValidator(_one_option)], ...] = ()
+    """More options of the runtime, passed on unchanged: `--container-writable`."""
 
 
 class Slurm(Spec):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,16 @@ from pydantic import ValidationError
 from trainworks.config.load import FieldPath, Source, name_from, problems_of, read_text
 from trainworks.config.run_file import RunFile
 from trainworks.config.sbatch_amounts import AMOUNTS, Amounts, amounts_of
-from trainworks.config.sbatch_options import MAGIC, Option, read_options
+from trainworks.config.sbatch_options import KNOWN_OPTIONS, MAGIC, PYXIS, Option, read_options
 from trainworks.config.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
-_SHELLS = re.compile(r"#! *(/\S*/)?(env +)?(ba|da|k|z)?sh( .*)?")
+_INTERPRETER = re.compile(r"#![ \t]*/\S+.*")
 _SIGNAL = re.compile(r"(?:[RB]{1,2}:)?[A-Za-z0-9]+(?:@([0-9]{1,5}))?")
 _SIGNAL_S = 60.0
 """Default time of `--signal` before the end."""
 
 _REFUSED = {
-    "array": ("a script is a single job", "submit it with `trainworks submit --array 1-10`"),
     "clusters": ("a job runs on one cluster", "write a run file with `cluster.slurm.login`"),
     "wrap": ("the script is the command", "remove it"),
     "test-only": ("it submits no job", "use `trainworks submit --dry-run`"),
@@ -54,7 +54,9 @@ class BatchSource(Source):
         super().__init__(name, text)
         self.options: dict[FieldPath, Option] = {}
         self.notes: list[str] = []
-        """Options without effect, each with its line."""
+        """Options without effect and options of plugins, each with its line."""
+        self.array: str | None = None
+        """Indexes of `--array`: `0-9`, `1,3,5-7%2`."""
 
     def place(self, field: FieldPath) -> str:
         """`file:line  --option`; the first line for a field without an option."""
@@ -73,12 +75,16 @@ class BatchSource(Source):
 
 
 def is_batch_script(path: Path) -> bool:
-    """Recognise a batch script by its suffix, or as a shell script with a line that begins with `#SBATCH`."""
+    """Recognise a batch script by its suffix, or by `#!` and a line of `#SBATCH` before its first command."""
     if path.suffix in (".sbatch", ".slurm"):
         return True
-    if path.suffix != ".sh" or not path.is_file():
+    try:
+        with path.open("rb") as file:
+            text = file.read() if file.read(2) == b"#!" else b""
+    except OSError:
         return False
-    return re.search(rf"^{MAGIC}", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE) is not None
+    before = takewhile(lambda line: not line.strip() or line.lstrip().startswith(b"#"), text.split(b"\n")[1:])
+    return any(line.startswith(MAGIC.encode()) for line in before)
 
 
 def load_batch_script(path: Path) -> tuple[RunFile, BatchSource]:
@@ -118,7 +124,7 @@ def _line_of(problem: TrainworksError) -> int:
 
 
 def _check_form(text: str, name: str) -> None:
-    """Check that sbatch accepts the script and a shell can start it."""
+    """Check that sbatch accepts the script and that its interpreter can be started."""
     place = f"{name}:1"
     if "\r\n" in text:
         hint = rf"sed -i 's/\r$//' {name}"
@@ -129,9 +135,9 @@ def _check_form(text: str, name: str) -> None:
             "a batch script must begin with `#!`", place=place, hint="write `#!/bin/bash` on the first line"
         )
         raise RunFileError([problem])
-    if not _SHELLS.fullmatch(first.rstrip()):
-        hint = "begin with `#!/bin/bash`, and call the program in the script"
-        raise RunFileError([UsageError(f"`{first}` is not a shell", place=place, hint=hint)])
+    if not _INTERPRETER.fullmatch(first.rstrip()):
+        hint = "write it like `#!/bin/bash`, or `#!/usr/bin/env python3`"
+        raise RunFileError([UsageError(f"`{first}` has no path of an interpreter", place=place, hint=hint)])
 
 
 class _Reading:
@@ -153,6 +159,14 @@ class _Reading:
         for option in options.values():
             if option.name not in AMOUNTS:
                 self._try(self._take_one, option)
+        self._settle_container(options)
+
+    def _settle_container(self, options: Mapping[str, Option]) -> None:
+        """Leave options of containers to sbatch if they name neither an image nor a container."""
+        if not {"container-image", "container-name"} & options.keys():
+            self.data["cluster"]["slurm"].pop("container", None)
+            for option in (one for one in options.values() if one.name in PYXIS):
+                self.pass_on(option)
 
     def _try(self, step: Callable[[Any], None], argument: Any) -> None:
         try:
@@ -188,7 +202,12 @@ class _Reading:
             self.put(_FIELDS[option.name], option.text, option)
         elif option.name in _OWN:
             _OWN[option.name](self, option)
+        elif option.name in PYXIS:
+            _container_option(self, option)
         else:
+            if option.name not in KNOWN_OPTIONS:
+                note = "is left to a plugin of Slurm, because sbatch itself lacks it"
+                self.source.notes.append(f"{option.place} {note}")
             self.pass_on(option)
 
     def _take_amounts(self, options: Mapping[str, Option]) -> None:
@@ -202,8 +221,8 @@ class _Reading:
             self.put(("job", "min_nodes"), amounts.min_nodes, option_of["nodes"])
         for key, value in _resources(amounts).items():
             self.put(("resources", key), value, option_of[key])
-        for text in amounts.other:
-            self.pass_on(text)
+        for other in amounts.other:
+            self.pass_on(other)
 
 
 _FIELDS = {
@@ -214,6 +233,7 @@ _FIELDS = {
     "switches": ("cluster", "slurm", "switches"),
     "reservation": ("cluster", "slurm", "reservation"),
     "chdir": ("workdir",),
+    "container-image": ("cluster", "slurm", "container", "image"),
 }
 """Fields of a run file by the option that sets them."""
 _SET_BY = {
@@ -296,6 +316,24 @@ def _export(reading: _Reading, option: Option) -> None:
         reading.pass_on(option)
 
 
+def _array(reading: _Reading, option: Option) -> None:
+    """Keep the indexes for `trainworks submit`, which makes a job of each; a single number means a count to it."""
+    if not re.fullmatch(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%[1-9]\d*)?", option.text):
+        hint = "write it like `0-9`, `1,3,5-7`, `0-20:4` or `0-99%8`"
+        raise UsageError(f"`{option.text}` is not a list of indexes", hint=hint)
+    indexes, percent, at_once = option.text.partition("%")
+    reading.source.array = (f"{indexes}-{indexes}" if indexes.isdecimal() else indexes) + percent + at_once
+
+
+def _container_mounts(reading: _Reading, option: Option) -> None:
+    reading.put(("cluster", "slurm", "container", "mounts"), option.text.split(","), option)
+
+
+def _container_option(reading: _Reading, option: Option) -> None:
+    container = reading.data["cluster"]["slurm"].setdefault("container", {})
+    container.setdefault("options", []).append(str(option))
+
+
 _OWN: dict[str, Callable[[_Reading, Option], None]] = {
     "job-name": _name,
     "time": _time,
@@ -304,4 +342,6 @@ _OWN: dict[str, Callable[[_Reading, Option], None]] = {
     "signal": _signal,
     "dependency": _dependency,
     "export": _export,
+    "array": _array,
+    "container-mounts": _container_mounts,
 }

@@ -1,6 +1,7 @@
 """Nodes, tasks, cores, accelerators and bytes per node requested by the options of sbatch.
 
-Slurm counts per job, per node, per task and per accelerator; a run file counts per node.
+Slurm counts per job, per node, per task and per accelerator; a run file counts per node. Where the options leave the
+numbers per node to Slurm, as `--gpus=16` does, they are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainworks.config.sbatch_options import MAGIC, Option
+from trainworks.config.sbatch_options import Option
 from trainworks.config.slurm_words import parse_slurm_memory
 from trainworks.errors import QuantityError, UsageError
 
@@ -20,6 +21,7 @@ AMOUNTS = frozenset({
 """Options that this module reads."""
 ANY_ACCELERATOR = "gpu"
 """Name of an accelerator of any kind."""
+_COUNTS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "cpus-per-gpu")
 _ALTERNATIVES = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 
 Options = Mapping[str, Option]
@@ -31,13 +33,17 @@ class Amounts:
 
     min_nodes: int
     nodes: int
-    tasks_per_node: int
-    accelerator: str
-    accelerators: int
-    cores: int | None
-    memory_bytes: int | None
-    other: tuple[str, ...]
-    """Options for other resources: `--gres=nvme:1`."""
+    tasks_per_node: int = 1
+    accelerator: str = ANY_ACCELERATOR
+    accelerators: int = 0
+    cores: int | None = None
+    memory_bytes: int | None = None
+    other: tuple[Option | str, ...]
+    """Options to pass on: for other resources, such as `--gres=nvme:1`, or all of them if Slurm chooses the numbers."""
+
+
+class _ChosenBySlurmError(Exception):
+    """The options do not give the same numbers for every node."""
 
 
 def amounts_of(options: Options) -> Amounts:
@@ -50,6 +56,17 @@ def amounts_of(options: Options) -> Amounts:
         written = [options[name] for name in alternatives if name in options]
         if len(written) > 1:
             raise UsageError(f"`{written[0]}` and `{written[1]}` exclude each other", place=written[1].place)
+    for option in (options[name] for name in _COUNTS if name in options):
+        _number(option)
+    try:
+        return _per_node(options)
+    except _ChosenBySlurmError:
+        least, nodes = _node_range(options)
+        chosen = tuple(option for option in options.values() if option.name in AMOUNTS)
+        return Amounts(min_nodes=least or 1, nodes=nodes or 1, other=chosen)
+
+
+def _per_node(options: Options) -> Amounts:
     least, nodes, tasks = _nodes_and_tasks(options)
     accelerator, accelerators = _accelerators(options, nodes, tasks, is_range=least != nodes)
     if "ntasks-per-gpu" in options:
@@ -82,21 +99,15 @@ def _nodes_and_tasks(options: Options) -> tuple[int, int, int]:
     if per_node is not None:
         tasks = _number(per_node)
         if total is not None and nodes is None:
-            nodes = least = _share(total, tasks, per_node)
-        elif total is not None and _number(total) != tasks * (nodes or 1):
-            raise UsageError(f"`{total}` is not {nodes} nodes times `{per_node}`", place=total.place)
+            nodes = least = _share(total, tasks)
+        elif total is not None and (least != nodes or _number(total) != tasks * (nodes or 1)):
+            raise _ChosenBySlurmError
         return least or 1, nodes or 1, tasks
     if total is None or "ntasks-per-gpu" in options:
         return least or 1, nodes or 1, 1
-    if nodes is None and _number(total) > 1:
-        hint = f"add `{MAGIC} --nodes=N`"
-        raise UsageError(f"`{total}` needs a number of nodes", place=total.place, hint=hint)
-    if least != nodes:
-        hint = "use `--ntasks-per-node`"
-        raise UsageError(
-            f"`{total}` on {least} to {nodes} nodes does not give a number per node", place=total.place, hint=hint
-        )
-    return least or 1, nodes or 1, _share(total, nodes or 1, options.get("nodes", total))
+    if (nodes is None and _number(total) > 1) or least != nodes:
+        raise _ChosenBySlurmError
+    return least or 1, nodes or 1, _share(total, nodes or 1)
 
 
 def _node_range(options: Options) -> tuple[int | None, int | None]:
@@ -109,12 +120,11 @@ def _node_range(options: Options) -> tuple[int | None, int | None]:
     return first, last
 
 
-def _share(total: Option, parts: int, divided_by: Option) -> int:
+def _share(total: Option, parts: int) -> int:
     """Divide a total evenly among parts."""
     number = _number(total)
     if number % parts:
-        hint = "use the same number on every node"
-        raise UsageError(f"`{total}` is not a multiple of `{divided_by}`", place=total.place, hint=hint)
+        raise _ChosenBySlurmError
     return number // parts
 
 
@@ -147,8 +157,7 @@ def _named_accelerators(
     if option := options.get("gpus"):
         kind, count = _kind_and_count(option, option.text)
         if is_range or count % nodes or ("nodes" not in options and count > 1 and nodes == 1):
-            hint = "use `--gpus-per-node` with `--nodes`"
-            raise UsageError(f"`{option}` does not give a number per node", place=option.place, hint=hint)
+            raise _ChosenBySlurmError
         yield option, kind, count // nodes
 
 
@@ -161,7 +170,7 @@ def _kind_and_count(option: Option, text: str) -> tuple[str, int]:
         raise UsageError(
             f"`{option}` does not name accelerators of one kind", place=option.place, hint="write it like `h100:8`"
         )
-    return kind, _number(option, count)
+    return kind, 0 if re.fullmatch("0+", count) else _number(option, count)
 
 
 def _gres(options: Options, *, of_accelerators: bool) -> list[str]:

@@ -1,14 +1,17 @@
 """The options in a batch script of Slurm, read as sbatch reads them.
 
 `#SBATCH` counts at the start of a line and before the first command. The rest of such a line is split at blanks outside
-of quotes and backslashes, and a `#` outside of quotes ends it.
+of quotes and backslashes, and a `#` outside of quotes ends it. A cluster may have plugins with options of their own, so
+an option that resembles none of sbatch is taken for one of a plugin.
 
-Source: sbatch(1) of Slurm 25.11 for the options; tests with sbatch 22.05 for the syntax of a line.
+Source: sbatch(1) of Slurm 25.11 for the options; Pyxis 0.20 for those of containers; tests with sbatch 22.05 for the
+syntax of a line.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,16 +39,29 @@ _WITH_VALUE = frozenset({
     "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
     "network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
     "ntasks-per-socket", "open-mode", "output", "partition", "power", "prefer", "priority", "profile", "qos",
-    "reservation", "segment", "signal", "sockets-per-node", "switches", "thread-spec", "threads-per-core", "time",
-    "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey", "wrap",
+    "reservation", "segment", "signal", "sockets-per-node", "switches", "tasks-per-node", "thread-spec",
+    "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey",
+    "wrap",
 })  # fmt: skip
 _MAYBE_WITH_VALUE = frozenset({"exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate"})
 _FLAGS = frozenset({
     "consolidate-segments", "contiguous", "help", "hold", "ignore-pbs", "no-requeue", "overcommit",
-    "oversubscribe", "parsable", "quiet", "reboot", "requeue", "spread-job", "spread-segments", "stepmgr",
+    "oversubscribe", "parsable", "quiet", "reboot", "requeue", "share", "spread-job", "spread-segments", "stepmgr",
     "test-only", "usage", "use-min-nodes", "verbose", "version", "wait",
 })  # fmt: skip
-KNOWN_OPTIONS = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS
+_ALIASES = {"share": "oversubscribe", "tasks-per-node": "ntasks-per-node"}
+PYXIS = frozenset({
+    "container-entrypoint", "container-entrypoint-log", "container-env", "container-image", "container-mount-home",
+    "container-mounts", "container-name", "container-readonly", "container-remap-root", "container-save",
+    "container-workdir", "container-writable", "no-container-entrypoint", "no-container-mount-home",
+    "no-container-remap-root",
+})  # fmt: skip
+"""Options of the plugin Pyxis."""
+_SBATCH = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS | _ALIASES.keys()
+KNOWN_OPTIONS = _SBATCH | PYXIS
+_TYPO = 0.8
+"""Similarity from which an unknown name is a misspelt one, and not that of a plugin."""
+_HETEROGENEOUS = ("hetjob", "packjob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,27 +157,34 @@ def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
     Raises:
         UsageError: an unknown option, or a missing or superfluous value.
     """
-    rest = iter(words)
-    for word in rest:
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
         if word.startswith("--") and len(word) > 2:
             yield _long(word, rest)
         elif word.startswith("-") and len(word) > 1:
             yield from _short(word, rest)
+        elif word in _HETEROGENEOUS:
+            hint = "submit it with sbatch, or make each part a job of its own"
+            raise UsageError(f"`{word}` begins other nodes, and all nodes of a run are alike", hint=hint)
         else:
             raise _no_option(word)
 
 
-def _long(word: str, rest: Iterator[str]) -> tuple[str, str | None]:
+def _long(word: str, rest: deque[str]) -> tuple[str, str | None]:
     written, equals, value = word[2:].partition("=")
     name = _full_name(written)
     if equals and name in _FLAGS:
         raise UsageError(f"`--{name}` takes no value, got `{value}`")
     if equals:
         return name, value
-    return name, _next_value(f"--{name}", rest) if name in _WITH_VALUE else None
+    if name in _WITH_VALUE:
+        return name, _next_value(f"--{name}", rest)
+    takes_next = name not in _SBATCH and rest and not rest[0].startswith("-")
+    return name, rest.popleft() if takes_next else None
 
 
-def _short(word: str, rest: Iterator[str]) -> Iterator[tuple[str, str | None]]:
+def _short(word: str, rest: deque[str]) -> Iterator[tuple[str, str | None]]:
     """`-N4`, `-N 4`, and several in one word as in `-HN4`."""
     for index, letter in enumerate(word[1:], start=1):
         name = _SHORT.get(letter)
@@ -179,25 +202,28 @@ def _short(word: str, rest: Iterator[str]) -> Iterator[tuple[str, str | None]]:
         return
 
 
-def _next_value(option: str, rest: Iterator[str]) -> str:
-    value = next(rest, "")
+def _next_value(option: str, rest: deque[str]) -> str:
+    value = rest.popleft() if rest else ""
     if not value:
         raise UsageError(f"`{option}` has no value")
     return value
 
 
 def _full_name(written: str) -> str:
-    """Complete a name that is the start of exactly one option."""
+    """Complete a name that is the start of exactly one option; that of a plugin stays as it is."""
     if written in KNOWN_OPTIONS:
-        return written
-    beginning = sorted(name for name in KNOWN_OPTIONS if name.startswith(written))
+        return _ALIASES.get(written, written)
+    beginning = sorted({_ALIASES.get(name, name) for name in _SBATCH if name.startswith(written)})
     if len(beginning) == 1:
         return beginning[0]
     if beginning:
         raise UsageError(
             f"`--{written}` is ambiguous", hint=f"use one of {', '.join(f'`--{name}`' for name in beginning)}"
         )
-    raise _no_option(f"--{written}")
+    is_name = re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]+", written)
+    if not is_name or suggest(written, KNOWN_OPTIONS, cutoff=_TYPO):
+        raise _no_option(f"--{written}")
+    return written
 
 
 def _no_option(word: str) -> UsageError:

@@ -85,6 +85,11 @@ class RunDir:
         return self.path / ".environment.json"
 
     @property
+    def batch_script(self) -> Path:
+        """Script of a run with `framework: slurm`."""
+        return self.path / "batch_script"
+
+    @property
     def hostfile(self) -> Path:
         """Nodes of a command and their ranks, for a launcher such as mpirun."""
         return self.path / "hostfile"

@@ -272,6 +272,16 @@ def test_a_job_waits_for_those_that_it_depends_on(queue: Queue) -> None:
     assert queue.state(second) is JobState.STARTING
 
 
+def test_a_job_may_wait_for_the_end_of_another_however_it_ends(queue: Queue) -> None:
+    first = queue.submit("first")
+    second = queue.submit("second", depends_on=(f"afterany:{first}",))
+    queue.look()
+    assert queue.job(second).reason == "Dependency"
+    queue.machine.end(first, "FAILED", cause="user_error", exit_code=1)
+    queue.look()
+    assert queue.state(second) is JobState.STARTING
+
+
 def test_a_job_whose_dependency_failed_fails(queue: Queue) -> None:
     first = queue.submit("first")
     second = queue.submit("second", depends_on=("first-1",))

@@ -60,9 +60,20 @@ def test_everything_that_a_job_spec_can_ask_for(golden) -> None:
     golden("slurm_everything.sh", script(asked, EVERYTHING))
 
 
+def test_dependencies_are_grouped_by_their_kind() -> None:
+    asked = spec(depends_on=("afterany:16", "17", "18", "afterany:19"))
+    assert "#SBATCH --dependency=afterany:16:19,afterok:17:18\n" in script(asked)
+
+
+@pytest.mark.parametrize("image", ["nvcr.io#nvidia/pytorch:26.09-py3", "./torch.sqsh", "/images/torch.sqsh"])
+def test_an_image_as_enroot_names_it_stays_as_it_is(image: str) -> None:
+    assert f"--container-image={image} " in script(options=Slurm(container=Container(image=image))).replace("'", "")
+
+
 def test_containers(golden) -> None:
     image, mounts = "docker://nvcr.io/nvidia/pytorch:26.09-py3", ("/data", "/scratch:/tmp/scratch")
     containers = [Container(image=image, runtime=runtime, mounts=mounts) for runtime in ("pyxis", "apptainer")]
+    containers.append(Container(options=("--container-name=torch", "--container-writable")))
     both = [script(options=Slurm(container=container)) for container in containers]
     golden("slurm_containers.sh", "\n".join(both))
 

@@ -30,6 +30,13 @@ SHOW = (
 FIRST_TIME_FOR_EVER = "sleep ${SLURM_RESTART_COUNT:+0.1} ${SLURM_RESTART_COUNT:-600}"
 STUBBORN = "trap '' TERM; setsid -f sleep 600; (setsid sleep 600 &); sleep 600 & wait"
 
+PYTHON_SCRIPT = """\
+#!/usr/bin/env python3
+#SBATCH --ntasks=5 --nodes=2
+import os, subprocess, sys
+print(os.path.basename(__file__), os.environ["SLURM_NTASKS"], flush=True)
+sys.exit(subprocess.run(["srun", "bash", "-c", "echo task $SLURM_PROCID"]).returncode)
+"""
 OWN_SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=3
 #SBATCH --signal=B:USR1@60
@@ -265,6 +272,19 @@ def test_a_batch_script_runs_once_and_its_srun_makes_the_tasks(cluster: Cluster)
     assert lines[0] == f"batch on {seen.nodes[0]} with 6"
     assert sorted(lines[1:-1]) == [f"task {task} of 6 on {seen.nodes[task // 3]}" for task in range(6)]
     assert lines[-1] == "heard"
+
+
+def test_a_script_has_any_interpreter_and_leaves_the_tasks_of_each_node_to_slurm(cluster: Cluster) -> None:
+    script = cluster.folder / "own.py"
+    script.write_text(PYTHON_SCRIPT, encoding="utf-8")
+    asked, _ = load_batch_script(script)
+    run_dir = create_run_dir(cluster.folder / "runs", "own-python")
+    processes = Processes(starts="once", nodes=1, processes_per_node=1, threads_per_process=1, device="cpu")
+    run = Run(cluster, run_dir, resolved_command(run_dir.run_id, run_file=asked, processes=processes, command=None))
+    seen = run.submit().end()
+    assert (seen.state, len(seen.nodes)) == (JobState.SUCCEEDED, 2)
+    lines = run.rank_log(0).splitlines()
+    assert (lines[0], sorted(lines[1:])) == ("batch_script 5", [f"task {task}" for task in range(5)])
 
 
 def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Cluster) -> None:

@@ -32,6 +32,7 @@ from trainworks.errors import NotOwnerError, TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim
 from trainworks.host.users import this_host
+from trainworks.jobs.dependency import Dependency, parse_dependency
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
@@ -225,17 +226,24 @@ class Dispatcher:
 
     def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
         """States of the jobs this one depends on; an unknown job counts as failed."""
-        found = [self._store.find(wanted, uid=job.uid) for wanted in job.spec.depends_on]
-        open_ones = [one for one in found if one is None or one.state is not JobState.SUCCEEDED]
-        if not open_ones:
-            return "met"
-        return "failed" if any(one is None or one.state.is_final for one in open_ones) else "waiting"
+        if self._unmet(job):
+            return "failed"
+        found = self._awaited(job)
+        return "met" if all(one is None or one.state.is_final for _, one in found) else "waiting"
 
     def _unmet(self, job: JobRow) -> list[str]:
-        """Dependencies of a job that can no longer succeed."""
-        found = {wanted: self._store.find(wanted, uid=job.uid) for wanted in job.spec.depends_on}
-        over = {wanted: one for wanted, one in found.items() if one is None or one.state.is_final}
-        return [f"{wanted} is {one.state if one else 'gone'}" for wanted, one in over.items() if not _succeeded(one)]
+        """Dependencies of a job that can no longer be met."""
+        over = [(one, found) for one, found in self._awaited(job) if found is None or found.state.is_final]
+        return [
+            f"{one.job} is {found.state if found else 'gone'}"
+            for one, found in over
+            if one.needs_success and not _succeeded(found)
+        ]
+
+    def _awaited(self, job: JobRow) -> list[tuple[Dependency, JobRow | None]]:
+        """Dependencies of a job, each with its job; None if that is gone."""
+        dependencies = map(parse_dependency, job.spec.depends_on)
+        return [(one, self._store.find(one.job, uid=job.uid)) for one in dependencies]
 
     def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
         """Record the start, then launch: if the dispatcher dies in between, its successor requeues the job."""

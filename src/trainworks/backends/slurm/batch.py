@@ -169,7 +169,7 @@ class _Batch:
         hosts: Hosts = steps
         if resolved.run_file.framework == "slurm":  # the script starts once, here, as sbatch would start it
             resolved = resolved.model_copy(update={"processes": resolved.processes.model_copy(update={"nodes": 1})})
-            hosts = ThisMachine(1)
+            hosts = steps if self._step.is_container else ThisMachine(1)
             for number in _SIGNALS.keys() - _ENDING.keys():
                 signal.signal(number, _pass_on)
         kind = TrainingNodes if resolved.is_workload else CommandNodes

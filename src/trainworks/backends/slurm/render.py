@@ -13,11 +13,15 @@ from trainworks.backends.job_tag import mark_of
 from trainworks.backends.slurm.states import ENDING, FORWARDED
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
+from trainworks.jobs.dependency import parse_dependency
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.record.run_dir import RunDir
 
 _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
 """Options of sbatch that a user cannot set: a run is one job, identified by its tag."""
+_PER_JOB = {"ntasks", "gpus", "ntasks-per-gpu"}
+_PER_NODE = {"nodes", "ntasks-per-node", "cpus-per-task", "gres", "mem"}
+"""Options that do not go with those per job, which let Slurm choose the numbers."""
 _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
 _SIGNAL_COMES_EARLY_S = 60.0
@@ -68,7 +72,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> st
         UsageError: a name or path that a batch script cannot hold.
     """
     check(spec, options)
-    if strange := [job for job in spec.depends_on if not job.isdecimal()]:
+    if strange := [one.job for one in map(parse_dependency, spec.depends_on) if not one.job.isdecimal()]:
         raise UsageError(f"`{strange[0]}` is not the number of a Slurm job")
     lines = [_Line("", option) for option in options.options]
     lines += _without_those_of_the_user(_lines(spec, options, run_dir), options)
@@ -121,7 +125,7 @@ def _lines(spec: JobSpec, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("chdir", spec.working_folder),
         *_place(options),
         _Line("exclude", ",".join(spec.exclude)),
-        _Line("dependency", ":".join(["afterok", *spec.depends_on]) if spec.depends_on else None),
+        _Line("dependency", _dependency(spec.depends_on)),
         _Line("kill-on-invalid-dep", "yes" if spec.depends_on else None),
         _Line("nice", str(_NICE_PER_PRIORITY * (_MIDDLE - spec.priority)) if spec.priority < _MIDDLE else None),
         _Line("hold", spec.hold),
@@ -132,7 +136,16 @@ def _without_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line
     """Leave out the options that the user sets; sbatch would take the last one."""
     names = {option[2:].partition("=")[0] for option in options.options}
     names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
+    names |= _PER_NODE if names & _PER_JOB else set()
     return [line for line in lines if line.name not in names]
+
+
+def _dependency(depends_on: Sequence[str]) -> str:
+    """`afterok:1:2,afterany:3`; empty without dependencies."""
+    jobs: dict[str, list[str]] = {}
+    for one in map(parse_dependency, depends_on):
+        jobs.setdefault("afterok" if one.needs_success else "afterany", []).append(one.job)
+    return ",".join(":".join([kind, *numbers]) for kind, numbers in jobs.items())
 
 
 def _place(options: Slurm) -> list[_Line]:
@@ -191,18 +204,21 @@ def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[s
     mounts = list(dict.fromkeys(mounts))
     if container.runtime == "pyxis":
         return [
-            f"--container-image={_pyxis_image(container.image)}",
+            *([f"--container-image={_pyxis_image(container.image)}"] if container.image else []),
             f"--container-mounts={','.join(mounts)}",
+            *container.options,
             "--",
             "python3",
         ]
     binds = [part for mount in mounts for part in ("--bind", mount)]
-    return ["--", "apptainer", "exec", "--nv", *binds, container.image, "python3"]
+    return ["--", "apptainer", "exec", "--nv", *binds, *container.options, container.image or "", "python3"]
 
 
 def _pyxis_image(image: str) -> str:
-    """`nvcr.io#nvidia/pytorch:26.09-py3`: Enroot expects `#` after the name of a registry."""
+    """`nvcr.io#nvidia/pytorch:26.09-py3`: Enroot expects `#` after the name of a registry; a file stays as it is."""
     name = image.removeprefix("docker://")
+    if "#" in name or name.startswith("."):
+        return name
     registry, slash, rest = name.partition("/")
     return f"{registry}#{rest}" if slash and re.search(r"[.:]", registry) else name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,9 @@ from trainworks.cli.launch import (
 from trainworks.cli.options import RunsOption
 from trainworks.cli.output import show_unused
 from trainworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainworks.api.run_handle import Run
 
 
 class JobFormat(StrEnum):
@@ -52,12 +55,16 @@ def command(
     ] = None,
     array: Annotated[
         str | None,
-        typer.Option(metavar="N|A-B", help="One job per index; a command reads TRAINWORKS_ARRAY_INDEX."),
+        typer.Option(
+            metavar="N|A-B|LIST",
+            help="One job per index, as `1,3,5-7`, with `0-99%8` 8 at once; a command reads TRAINWORKS_ARRAY_INDEX.",
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation at a terminal.")] = False,
 ) -> None:
     """The run is independent of this shell. Prints the run id; `trainworks logs -f` follows the run."""
     from trainworks.api.run_request import array_members, job_in_format
+    from trainworks.api.runs import in_turn
     from trainworks.report.rendering.console import SafeConsole
 
     talk = SafeConsole(stderr=True)
@@ -68,11 +75,12 @@ def command(
         typer.echo(job_in_format(request, language), nl=False)
         return
     show_unused(request)
-    members = array_members(request, array) if array else [request]
+    members = array_members(request, array)
+    started: list[Run] = []
     for member in members:
-        first = member is members[0]
+        first = not started
         launch = prepare(
-            member,
+            in_turn(member, started),
             runs=runs,
             dry_run=dry_run,
             planning=planned(recalibrate=recalibrate and first, without_learning=without_learning, tune=tune),
@@ -85,4 +93,5 @@ def command(
         if launch is None:
             return
         launch.start()
+        started.append(launch.run)
         typer.echo(launch.run.id)

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterator
 
 from trainworks.errors import UsageError
+from trainworks.jobs.dependency import parse_dependency
 from trainworks.jobs.formats.shell import TO_STDERR, check_exportable, export, node_program, watched
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
@@ -58,16 +59,18 @@ def _options(spec: JobSpec, program: Program) -> Iterator[str]:
         yield f"-W {math.ceil(spec.time_limit_s / 60)}"
         yield f"-wa TERM -wt {math.ceil(spec.grace_s / 60)}"
     if spec.depends_on:
-        yield "-w '" + " && ".join(_done(job) for job in spec.depends_on) + "'"
+        yield "-w '" + " && ".join(map(_condition, spec.depends_on)) + "'"
     if spec.priority != 50:
         yield f"-sp {max(1, spec.priority)}"
     if spec.hold:
         yield "-H"
 
 
-def _done(job: str) -> str:
+def _condition(text: str) -> str:
     """Dependency on a job, by LSF's number or by its name."""
-    return f"done({job})" if job.isdecimal() else f'done("{job}")'
+    one = parse_dependency(text)
+    job = one.job if one.job.isdecimal() else f'"{one.job}"'
+    return f"{'done' if one.needs_success else 'ended'}({job})"
 
 
 def _body(spec: JobSpec, program: Program) -> str:
