@@ -230,6 +230,7 @@ class Cluster:
     def _wanted_pods(self, jobset: Object) -> list[Object]:
         metadata, group = jobset["metadata"], jobset["spec"]["replicatedJobs"][0]
         template = group["template"]["spec"]["template"]
+        of_template = template.get("metadata") or {}
         attempt = str((jobset.get("status") or {}).get("restarts", 0))
         job = f"{metadata['name']}-{group['name']}-0"
         owner = {key: jobset[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
@@ -240,8 +241,8 @@ class Cluster:
                 "kind": "Pod",
                 "metadata": {
                     "name": f"{job}-{index}-{secrets.token_hex(3)[:5]}",
-                    "labels": {**(template.get("metadata", {}).get("labels") or {}), **own, _INDEX: str(index)},
-                    "annotations": {_INDEX: str(index)},
+                    "labels": {**(of_template.get("labels") or {}), **own, _INDEX: str(index)},
+                    "annotations": {**(of_template.get("annotations") or {}), _INDEX: str(index)},
                     "finalizers": [_TRACKING],
                     "ownerReferences": [owner],
                 },

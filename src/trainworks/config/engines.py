@@ -13,8 +13,10 @@ from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from trainworks.config.limits import up_to
+from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
 from trainworks.config.spec import Spec
+from trainworks.errors import UsageError
 
 BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
 """Values of `cluster.engine` that need no plugin."""
@@ -170,6 +172,24 @@ class Slurm(Spec):
         return "--no-requeue" not in self.options
 
 
+def _pod_patch(patch: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return checked_pod_patch(patch)
+    except UsageError as error:
+        raise FieldError(error.message, hint=error.hint) from None
+
+
+class Toleration(Spec):
+    """A taint of nodes that the pods of a job tolerate, as Kubernetes writes it."""
+
+    key: Word | None = None
+    """Key of the taint; every taint by default."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; every effect by default."""
+
+
 class Kubernetes(Spec):
     """A Kubernetes cluster with JobSet, queued by Kueue if a queue is named."""
 
@@ -188,6 +208,20 @@ class Kubernetes(Spec):
     run_as_user: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """User id of the pods, with the group of the same number; it owns new files on the volume. By default the user of
     the image, or 1000 if the namespace enforces the Pod Security standard `restricted`."""
+    pull_secrets: tuple[Word, ...] = ()
+    """Secrets with the credentials of the image's registry."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of nodes, beside those of accelerators: `{key: dedicated, value: training}`."""
+    devices: dict[Word, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """More devices of every node, by resource: `{vpc.amazonaws.com/efa: 32}`, `{rdma/hca: 1}`."""
+    shared_memory: SizeBytes | None = None
+    """Largest size of `/dev/shm`; the memory of the pod by default."""
+    topology: Word | None = None
+    """Label of nodes; Kueue places all pods of the job where it has one value: `cloud.provider.com/topology-rack`."""
+    keep: DurationS | None = None
+    """Time after which Kubernetes deletes the finished job; 14 days by default."""
+    patch: Annotated[dict[str, Any], AfterValidator(_pod_patch)] = Field(default_factory=dict)
+    """Fields of the pod template, merged into that of the job as `kubectl patch` does: `spec: {hostNetwork: true}`."""
 
 
 class SkyPilot(Spec):

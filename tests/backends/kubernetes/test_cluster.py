@@ -10,6 +10,7 @@ from tests.backends.kubernetes.conftest import Kube
 from tests.kubernetes.cluster import wait_until
 from tests.kubernetes.pod_security import violations
 from trainworks.backends.kubernetes.client import KubernetesRefusedError
+from trainworks.config.engines import Toleration
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
 
@@ -121,6 +122,28 @@ def test_pods_are_not_root_where_their_namespace_forbids_it(kube: Kube, level: s
         kube.cluster.client.delete("/api/v1/namespaces/default")
     assert spec["securityContext"].get("runAsUser") == user
     assert violations(spec, user_of_the_image=1000) == ([] if user else ["node: runAsNonRoot != true"])
+
+
+def test_the_pods_of_a_job_have_what_its_run_file_says(kube: Kube) -> None:
+    patch = {
+        "metadata": {"annotations": {"example.com/cost-centre": "7"}},
+        "spec": {"containers": [{"name": "node", "env": [{"name": "ADDED", "value": "by the patch"}]}]},
+    }
+    tolerations = (Toleration(key="dedicated", operator="Exists"),)
+    run = kube.command(
+        "echo $ADDED; sleep 2", nodes=1, tolerations=tolerations, shared_memory=2**30, patch=patch
+    ).start()
+    pod = kube.cluster.client.list(kube.cluster.path("pods"))[0]
+    run.reaches("SUCCEEDED")
+    assert pod["metadata"]["annotations"]["example.com/cost-centre"] == "7"
+    assert {"key": "dedicated", "operator": "Exists"} in pod["spec"]["tolerations"]
+    assert {"medium": "Memory", "sizeLimit": "1Gi"} in [one.get("emptyDir") for one in pod["spec"]["volumes"]]
+    assert "by the patch" in run.log()
+
+
+def test_the_server_refuses_a_field_that_pods_do_not_have(kube: Kube) -> None:
+    with pytest.raises(KubernetesRefusedError, match="hostNetwrok"):
+        kube.command("true", nodes=1, patch={"spec": {"hostNetwrok": True}}).submit()
 
 
 def test_somebody_else_s_job_of_that_name_is_left_alone(kube: Kube) -> None:

@@ -15,7 +15,7 @@ from tests.fakes import spec
 from tests.kubernetes.pod_security import violations
 from trainworks.backends.kubernetes.render import jobset, name_of, render, run_as
 from trainworks.config.autoscale import Autoscale
-from trainworks.config.engines import Kubernetes
+from trainworks.config.engines import Kubernetes, Toleration
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.jobs.job_spec import JobSpec, NodeResources
@@ -32,6 +32,32 @@ EVERYTHING = Kubernetes(
     priority_class="high",
     service_account="trainer",
     node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+)
+PODS = Kubernetes(
+    image="x",
+    volume="runs",
+    queue="research",
+    pull_secrets=("registry",),
+    tolerations=(Toleration(key="dedicated", value="training", effect="NoSchedule"),),
+    devices={"vpc.amazonaws.com/efa": 4},
+    shared_memory=64 * 2**30,
+    topology="cloud.provider.com/topology-rack",
+    keep=3600.0,
+    patch={
+        "metadata": {"annotations": {"networking.gke.io/default-interface": "eth0"}},
+        "spec": {
+            "runtimeClassName": "nvidia",
+            "initContainers": [{"name": "logger", "image": "fluent-bit", "restartPolicy": "Always"}],
+            "securityContext": {"runAsUser": 2000, "runAsNonRoot": True},
+            "containers": [
+                {
+                    "name": "node",
+                    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                }
+            ],
+        },
+    },
 )
 ALL_WISHES = spec(
     node=NodeResources(cores=15.5, accelerators=8, accelerator="h100", memory_bytes=512 * 10**9),
@@ -64,7 +90,18 @@ def test_everything_that_a_job_spec_can_ask_for(golden) -> None:
     golden("kubernetes_everything.yaml", render(ALL_WISHES, EVERYTHING, RUN_DIR))
 
 
-@pytest.mark.parametrize(("asked", "where"), [(spec(), WHERE), (ALL_WISHES, EVERYTHING)])
+def test_what_users_of_a_cluster_set_on_their_pods(golden) -> None:
+    golden("kubernetes_pods.yaml", render(spec(), PODS, RUN_DIR))
+
+
+def test_the_user_of_a_patch_stays_in_a_restricted_namespace() -> None:
+    found = manifest(where=PODS)
+    run_as(found, 1000)
+    context = job_of(found)["spec"]["template"]["spec"]["securityContext"]
+    assert (context["runAsUser"], context["fsGroup"]) == (2000, 1000)
+
+
+@pytest.mark.parametrize(("asked", "where"), [(spec(), WHERE), (ALL_WISHES, EVERYTHING), (spec(), PODS)])
 def test_kubernetes_and_jobset_take_the_manifest(asked: JobSpec, where: Kubernetes) -> None:
     found = manifest(asked, where)
     jsonschema.validate(found, SCHEMA)
@@ -105,6 +142,7 @@ def test_runs_of_the_same_name_in_other_folders_are_other_jobs() -> None:
         (spec(), Kubernetes(volume="runs"), "the pods have no image"),
         (spec(), Kubernetes(image="x"), "4 nodes need a shared run directory"),
         (spec(priority=60), WHERE, "does not support a numeric `job.priority`"),
+        (spec(), WHERE.model_copy(update={"topology": "rack"}), "`cluster.kubernetes.topology` needs Kueue"),
         (spec(preemptible=False), WHERE, "the priority class decides whether a job is preempted"),
     ],
 )

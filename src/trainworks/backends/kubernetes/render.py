@@ -21,7 +21,7 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.jobset import DISRUPTION, PodProgram, volumes
+from trainworks.jobs.formats.jobset import DISRUPTION, PodProgram, keep_s, volumes
 from trainworks.jobs.formats.jobset import jobset as write_jobset
 from trainworks.jobs.formats.manifest import (
     REPLICATED_JOB,
@@ -32,6 +32,7 @@ from trainworks.jobs.formats.manifest import (
     literal,
     quantities,
     to_yaml,
+    tolerations,
     user_security,
 )
 from trainworks.jobs.job_spec import JobSpec
@@ -135,16 +136,17 @@ def jobset(
         restart_rules=[_FINAL, DISRUPTION],
         pod_failure_rules=[{"action": "FailJob", "onExitCodes": final}],
         annotations={RUN_TAG: mark_of(run_dir, machine), **({HELD: "true"} if spec.hold else {})},
-        keep_s=_KEEP_S,
-        pod={"automountServiceAccountToken": False, "tolerations": _tolerations(spec)},
+        keep_s=keep_s(cluster) or _KEEP_S,
+        pod={"automountServiceAccountToken": False, "tolerations": _tolerations(spec, cluster)},
     )
     return write_jobset(job, program)
 
 
 def run_as(document: dict[str, Any], user: int) -> None:
-    """Make the pods of a JobSet run as an unprivileged user."""
+    """Make the pods of a JobSet run as an unprivileged user, unless a patch set another one."""
     for job in document["spec"]["replicatedJobs"]:
-        job["template"]["spec"]["template"]["spec"]["securityContext"] |= user_security(user)
+        pod = job["template"]["spec"]["template"]["spec"]
+        pod["securityContext"] = user_security(user) | pod["securityContext"]
 
 
 def _job(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None) -> KubernetesJob:
@@ -166,20 +168,21 @@ def _env(job: KubernetesJob, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _tolerations(spec: JobSpec) -> list[dict[str, Any]]:
+def _tolerations(spec: JobSpec, cluster: Kubernetes) -> list[dict[str, Any]]:
     """Tolerate the taints of accelerator nodes, and give up a lost node within seconds."""
-    devices = [key for key in quantities(spec).get("limits", {}) if "/" in key]
+    devices = [key for key in quantities(spec, cluster).get("limits", {}) if "/" in key]
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
     taints = [f"node.kubernetes.io/{taint}" for taint in ("not-ready", "unreachable")]
     return [
         *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in devices),
         *({"key": key, **lost} for key in taints),
+        *tolerations(cluster),
     ]
 
 
 def _volumes(cluster: Kubernetes, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Shared memory, the job's Secret, and the run directories: on the pod's own disk without a claim."""
-    memory, *runs = volumes(cluster.volume)
+    memory, *runs = volumes(cluster)
     secret = {"name": "job", "secret": {"secretName": name}}, {"name": "job", "mountPath": SECRETS, "readOnly": True}
     own_disk = {"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": RUNS}
     return [memory, secret, *(runs or [own_disk])]

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainworks.config.engines import Kubernetes
+from trainworks.config.pod_patch import patched
 from trainworks.jobs.formats import elastic
 from trainworks.jobs.formats.manifest import (
     QUEUE_LABEL,
@@ -24,10 +26,12 @@ from trainworks.jobs.formats.manifest import (
     header,
     labels,
     literal,
+    memory_quantity,
     pod_security,
     quantities,
     scheduling,
     to_yaml,
+    topology_annotations,
 )
 from trainworks.jobs.formats.shell import check_exportable, node_program
 
@@ -100,22 +104,30 @@ def bash_program(job: KubernetesJob) -> PodProgram:
         name=name,
         argv=["/bin/bash", "-euo", "pipefail", "-c", literal("\n".join(lines))],
         env=[*env, *environment(job)],
-        volumes=volumes(job.cluster.volume),
+        volumes=volumes(job.cluster),
+        keep_s=keep_s(job.cluster),
         queue=job.cluster.queue,
         grace_s=spec.grace_s,
         restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
     )
 
 
-def volumes(claim: str | None) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def keep_s(cluster: Kubernetes) -> int | None:
+    """Time that a finished job stays, in whole seconds; None if the run file does not say."""
+    return None if cluster.keep is None else math.ceil(cluster.keep)
+
+
+def volumes(cluster: Kubernetes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Shared memory and, with a PersistentVolumeClaim, the run directories; each with its mount.
 
     Shared memory defaults to 64 MB, which is too little for data loaders and NCCL.
     """
-    memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
-    if claim is None:
+    limit = {} if cluster.shared_memory is None else {"sizeLimit": memory_quantity(cluster.shared_memory)}
+    empty_dir = {"medium": "Memory", **limit}
+    memory = {"name": "shm", "emptyDir": empty_dir}, {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
+    if cluster.volume is None:
         return [memory]
-    runs = {"name": "runs", "persistentVolumeClaim": {"claimName": claim}}
+    runs = {"name": "runs", "persistentVolumeClaim": {"claimName": cluster.volume}}
     return [memory, (runs, {"name": "runs", "mountPath": RUNS})]
 
 
@@ -148,7 +160,9 @@ def _indexed_job(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
     """Job with one pod per node; a single pod is never restarted alone."""
     nodes, limit_s = job.spec.max_nodes, job.spec.time_limit_s
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    metadata = {"labels": labels(job), "annotations": elastic.pod_annotations(job) or None}
+    annotations = {**elastic.pod_annotations(job), **topology_annotations(job)}
+    metadata = {"labels": labels(job), "annotations": annotations or None}
+    template = {"metadata": drop_none(metadata), "spec": _pod(job, program)}
     return drop_none(
         {
             "parallelism": nodes,
@@ -157,7 +171,7 @@ def _indexed_job(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
             "backoffLimit": 0,
             "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
             "podFailurePolicy": {"rules": [disrupted, *program.pod_failure_rules]},
-            "template": {"metadata": drop_none(metadata), "spec": _pod(job, program)},
+            "template": patched(template, job.cluster.patch),
         }
     )
 
@@ -169,7 +183,7 @@ def _pod(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
         "command": program.argv,
         "workingDir": job.program.working_folder,
         "env": program.env,
-        "resources": quantities(job.spec) or None,
+        "resources": quantities(job.spec, job.cluster) or None,
         "securityContext": container_security(),
         "volumeMounts": [mount for _, mount in program.volumes],
     }

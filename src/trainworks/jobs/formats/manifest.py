@@ -11,13 +11,15 @@ import yaml
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
+from trainworks.config.pod_patch import POD_CONTAINER
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.devices import Device, device_of
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 
-REPLICATED_JOB = "node"
-"""Name of the JobSet's replicated job; Kubeflow's runtimes use the same."""
+REPLICATED_JOB = POD_CONTAINER
+"""Name of the JobSet's replicated job, as of its container."""
+_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label that puts a JobSet into a queue of Kueue."""
 RUNS = "/runs"
@@ -81,18 +83,19 @@ def header(job: KubernetesJob) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def quantities(spec: JobSpec) -> dict[str, dict[str, str]]:
+def quantities(spec: JobSpec, cluster: Kubernetes) -> dict[str, dict[str, str]]:
     """Container `resources`, all as text: clients may refuse bare numbers.
 
     Raises:
         UsageError: the accelerator has no known resource name.
     """
     node, device = spec.node, _device(spec)
+    devices = {name: str(count) for name, count in cluster.devices.items()}
     amounts = {
         "cpu": f"{node.cores:g}" if node.cores else None,
-        "memory": _memory(node.memory_bytes) if node.memory_bytes else None,
+        "memory": memory_quantity(node.memory_bytes) if node.memory_bytes else None,
     }
-    requests = drop_none(amounts) | ({device.resource: str(node.accelerators)} if device else {})
+    requests = drop_none(amounts) | ({device.resource: str(node.accelerators)} if device else {}) | devices
     limits = {name: value for name, value in requests.items() if name != "cpu"}
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
@@ -108,7 +111,8 @@ def _node_selector(job: KubernetesJob) -> dict[str, str]:
     return {**(device.node_selector if device else {}), **job.cluster.node_selector}
 
 
-def _memory(num_bytes: int) -> str:
+def memory_quantity(num_bytes: int) -> str:
+    """Bytes as a quantity of Kubernetes: `64Gi`."""
     for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("G", 10**9), ("M", 10**6)):
         if num_bytes % size == 0:
             return f"{num_bytes // size}{unit}"
@@ -116,8 +120,12 @@ def _memory(num_bytes: int) -> str:
 
 
 def scheduling(job: KubernetesJob) -> dict[str, Any]:
-    """PodSpec fields that restrict the nodes of the pods."""
+    """PodSpec fields about the nodes of the pods and the registry of their image."""
     spec: dict[str, Any] = {}
+    if job.cluster.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in job.cluster.pull_secrets]
+    if job.cluster.tolerations:
+        spec["tolerations"] = tolerations(job.cluster)
     if selector := _node_selector(job):
         spec["nodeSelector"] = selector
     if job.spec.exclude:
@@ -125,6 +133,25 @@ def scheduling(job: KubernetesJob) -> dict[str, Any]:
         required = {"nodeSelectorTerms": [{"matchExpressions": [names]}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return spec
+
+
+def tolerations(cluster: Kubernetes) -> list[dict[str, Any]]:
+    """`tolerations` of a pod that the run file has."""
+    return [one.model_dump(exclude_none=True) for one in cluster.tolerations]
+
+
+def topology_annotations(job: KubernetesJob) -> dict[str, str]:
+    """Annotations of a pod that keep all pods of the job close together.
+
+    Raises:
+        UsageError: the job is in no queue of Kueue, which places them.
+    """
+    if job.cluster.topology is None:
+        return {}
+    if job.cluster.queue is None:
+        hint = "set `cluster.kubernetes.queue`"
+        raise UsageError("`cluster.kubernetes.topology` needs Kueue, which places the pods", hint=hint)
+    return {_TOPOLOGY: job.cluster.topology}
 
 
 def pod_security(cluster: Kubernetes) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from trainworks.jobs.formats.manifest import (
     quantities,
     scheduling,
     to_yaml,
+    topology_annotations,
 )
 from trainworks.jobs.formats.shell import check_exportable
 
@@ -49,6 +50,8 @@ def render(job: KubernetesJob) -> str:
         "job.min_nodes": spec.min_nodes != spec.max_nodes,
         "recover.max_restarts": spec.max_restarts > 0,
         "cluster.kubernetes.priority_class": cluster.priority_class is not None,
+        "cluster.kubernetes.keep": cluster.keep is not None,
+        "cluster.kubernetes.patch": bool(cluster.patch),
         "workdir": job.program.working_folder is not None,
     }
     check(job, _LANGUAGE, missing)
@@ -68,7 +71,7 @@ def render(job: KubernetesJob) -> str:
                 "numNodes": spec.max_nodes,
                 "numProcPerNode": job.program.processes_per_node,
                 "env": program.env,
-                "resourcesPerNode": quantities(spec) or None,
+                "resourcesPerNode": quantities(spec, cluster) or None,
             }
         ),
         "runtimePatches": [{"manager": "trainworks", "trainingRuntimeSpec": _runtime_patch(job, program)}],
@@ -100,7 +103,7 @@ def _runtime_patch(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
         "volumes": [volume for volume, _ in program.volumes],
     }
     template: dict[str, Any] = {"spec": drop_none(pod)}
-    if annotations := elastic.pod_annotations(job):
+    if annotations := {**elastic.pod_annotations(job), **topology_annotations(job)}:
         template["metadata"] = {"annotations": annotations}
     replicated_job = {"name": REPLICATED_JOB, "template": {"spec": {"template": template}}}
     return {"template": {"spec": {"replicatedJobs": [replicated_job]}}}
