@@ -41,6 +41,7 @@ _PUBLIC = {
     "plan": "plan",
     "read_bench": "benchmarks.verdicts",
     "release": "jobs",
+    "remove": "retention.removal",
     "report": "runs",
     "resume": "runs",
     "retry": "jobs",

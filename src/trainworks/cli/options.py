@@ -24,6 +24,9 @@ RunsOption = Annotated[
     Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs. [default: runs]")
 ]
 OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id or folder. [default: the newest run]")]
+Runs = Annotated[
+    list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders. [default: the newest run]")
+]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
 On = Annotated[
     str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster, e.g. `4x p4d.24xlarge`.")
@@ -62,6 +65,11 @@ def wide_console() -> SafeConsole:
 def find(run: str | None, runs: Path | None) -> Run:
     """The run that an argument names; see `find_run`."""
     return trainworks.find_run(run, runs_folder(runs), notify=warn)
+
+
+def find_each(names: list[str] | None, runs: Path | None) -> list[Run]:
+    """The runs that arguments name, the newest run without any."""
+    return [find(name, runs) for name in names] if names else [find(None, runs)]
 
 
 @contextmanager

@@ -329,7 +329,7 @@ def list_runs(root: Path) -> list[RunDir]:
 def run_dirs(root: Path) -> list[RunDir]:
     """Every run directory below `root` in no order; none is opened."""
     folders = root.iterdir() if root.is_dir() else ()
-    return [RunDir(folder) for folder in folders if (folder / "logs").is_dir()]
+    return [RunDir(folder) for folder in folders if folder.name[0] != "." and (folder / "logs").is_dir()]
 
 
 def _created_at(run_dir: RunDir) -> float:

@@ -1,0 +1,1 @@
+"""Use cases of what is kept of runs, and for how long."""
