@@ -15,7 +15,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFailedError
 from trainworks.jobs.state import JobState
 from trainworks.plan.run.plan import make_plan
-from trainworks.record.events import append_event
+from trainworks.record.events import append_event, read_events
 from trainworks.record.manifest import Manifest, write_manifest
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
@@ -116,6 +116,29 @@ def test_a_run_that_has_finished_is_not_resumed(failed: RunDir) -> None:
     done = trainworks_program("resume", folder=failed.path.parents[1])
     assert done.returncode == 2
     assert "run demo-1 has finished: there is nothing to resume" in done.stderr
+    assert "train it longer with `--train-for`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--set", "data.source=x"), "`data.source` cannot change in a resumed run"),
+        (("--set", "optimizer.lr"), "`optimizer.lr` is not a setting"),
+        (("--set", "optimizer.lr=-1"), "`lr` must be greater than 0, got `-1`\n  --> --set workload.optimizer.lr"),
+        (("--set", "guard.spikes=skip"), "unknown key `spikes`"),
+        (("--set", "guard.window={"), "`{` is not a value of YAML"),
+        (("--layout", "tq=2"), "unknown key `tq`"),
+        (("--train-for", "40"), "write it like"),
+    ],
+)
+def test_a_change_that_cannot_be_leaves_the_run_as_it_is(
+    failed: RunDir, arguments: tuple[str, ...], message: str
+) -> None:
+    before = failed.resolved_file.read_text()
+    done = trainworks_program("resume", *arguments, folder=failed.path.parents[1])
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert failed.resolved_file.read_text() == before
+    assert [event["kind"] for event in read_events(failed.events_file)].count("changed") == 0
 
 
 def test_a_failed_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(failed: RunDir) -> None:

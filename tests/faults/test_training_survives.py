@@ -157,6 +157,34 @@ def test_a_run_resumes_with_another_number_of_ranks(program, write_run_file, uni
     assert losses == pytest.approx([loss for loss, _ in uninterrupted], rel=1e-2)
 
 
+def test_a_finished_run_goes_on_as_if_it_had_been_longer(program, write_run_file, curve_of):
+    constant = {"workload__optimizer": {"schedule": "constant"}, "workload__train_for": "36 steps"}
+    longer = curve_of("constant", **constant | {"workload__train_for": "60 steps"})
+    assert program.run("run", write_run_file(program.folder, **constant))[0] == 0
+    assert program.curve() == longer[:36]
+    code, _, stderr = program.run("resume", "--train-for", "48 steps")
+    assert code == 0 and "changed: steps: 36 -> 48" in stderr
+    assert program.curve() == longer[:48]
+    others = ("--layout", "dp_shard=2", "--set", "guard.window=64")
+    code, _, stderr = program.run("resume", "--train-for", "60 steps", *others)
+    assert code == 0 and "changed: guard.window: 128 -> 64" in stderr and "changed: layout.dp_shard: 1 -> 2" in stderr
+    assert [loss for loss, _ in program.curve()] == pytest.approx([loss for loss, _ in longer], rel=1e-2)
+    changed = [event["changes"] for event in read_events(program.run_dir.events_file) if event["kind"] == "changed"]
+    assert [one["key"] for one in changed[0]] == ["workload.train_for", "steps"]
+    assert program.run("resume")[0] == 2
+
+
+def test_a_run_of_the_queue_that_finished_goes_on_there(program, write_run_file, curve_of):
+    constant = {"workload__optimizer": {"schedule": "constant"}, "workload__train_for": "36 steps"}
+    longer = curve_of("constant", **constant | {"workload__train_for": "60 steps"})
+    assert program.run("submit", write_run_file(program.folder, **constant))[0] == 0
+    assert program.run("wait")[0] == 0
+    assert program.run("retry", program.run_dir.run_id)[0] == 2
+    assert program.run("resume", "--background", "--train-for", "60 steps")[0] == 0
+    assert program.run("wait")[0] == 0
+    assert program.curve() == longer
+
+
 def test_restarts_are_limited(program, write_run_file):
     running = program.start("run", write_run_file(program.folder, recover={"max_restarts": 1}))
     for step in (30, 70):

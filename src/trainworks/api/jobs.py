@@ -156,13 +156,20 @@ class Job:
         check_waits(self.row, "release")
         backend.release(handle)
 
-    def retry(self, spec: JobSpec | None = None) -> None:
+    def retry(self, spec: JobSpec | None = None, *, extends: bool = False) -> None:
         """Queue a failed or stopped job again; a workload resumes from its newest checkpoint.
 
         Args:
             spec: replaces the job spec.
+            extends: queue a job that has succeeded, too, because its run has more steps now.
+
+        Raises:
+            UsageError: it has not ended, or it has succeeded.
         """
         self.refresh()
+        if self.row.state is JobState.SUCCEEDED and not extends:
+            hint = "retry one that failed or was stopped"
+            raise UsageError(f"job {self.row.id} ({self.row.run_id}) is {self.row.state}", hint=hint)
         backend = self._changeable_backend()
         self._wait_for_backend()
         if isinstance(backend, LocalBackend):

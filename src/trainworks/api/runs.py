@@ -6,22 +6,23 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.notices import Notify, warn
 from trainworks.api.observing.observers import check_observers, observers_of, watch_queue
 from trainworks.api.proving.review import refuse_to_start, review_launch
 from trainworks.api.resolve import AS_USUAL, Planning, resolve
+from trainworks.api.resuming.changes import UNCHANGED, ResumeChanges, RunChange, changed_run
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest, RunTarget, array_members, read_request
 from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
-from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.load import Source
 from trainworks.config.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
@@ -30,6 +31,7 @@ from trainworks.host.git import commit_of
 from trainworks.jobs.dependency import Dependency
 from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import JobState
+from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.report.runs.summary import Report
@@ -52,6 +54,8 @@ class Launch:
     stop: Callable[[str], bool]
     since: float = 0.0
     """Time of this launch; records of earlier launches are older."""
+    changes: tuple[RunChange, ...] = ()
+    """What a resumed run has otherwise than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +339,7 @@ def resume(
     *,
     nodes: int | None = None,
     nproc: int | None = None,
-    nonfinite: OnNonfinite | None = None,
-    spike: OnSpike | None = None,
+    changes: Mapping[str, Any] | None = None,
     folder: Path | str = "runs",
     background: bool = False,
     wait: bool = True,
@@ -347,14 +350,15 @@ def resume(
         name: id or path of the run; the newest run of the folder when None.
         nodes: another number of nodes.
         nproc: another number of ranks per node.
-        nonfinite: another answer to steps that are not finite.
-        spike: another answer to loss spikes.
+        changes: other values by key of the run file: `{"optimizer.lr": 1e-4, "train_for": "600 steps"}`. A run that has
+            finished continues with a longer `train_for`.
         folder: folder of all runs.
         background: put the run into its queue, so that it survives this process.
         wait: return when the run has ended; ignored in the background.
 
     Raises:
-        UsageError: the run is live, or has finished.
+        UsageError: the run is live or has finished, or a key cannot change.
+        RunFileError: a value is not valid.
         RunFailedError: the run failed, if `wait`.
 
     Examples:
@@ -366,36 +370,33 @@ def resume(
         >>> str(resume(failed.id, folder=folder, wait=False).wait())
         'FAILED'
     """
-    found = find_run(name, folder)
-    launch = prepare_resume(found, nodes=nodes, nproc=nproc, nonfinite=nonfinite, spike=spike, background=background)
+    wanted = ResumeChanges(nodes=nodes, nproc=nproc, settings=changes or {})
+    launch = prepare_resume(find_run(name, folder), wanted, background=background)
     launch.start()
     return _ended(launch.run) if wait and not background else launch.run
 
 
-def prepare_resume(
-    stopped: Run,
-    *,
-    nodes: int | None = None,
-    nproc: int | None = None,
-    nonfinite: OnNonfinite | None = None,
-    spike: OnSpike | None = None,
-    background: bool = False,
-) -> Launch:
+def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, background: bool = False) -> Launch:
     """Write the changed resolved run, and return the launch that resumes it; see `resume`.
 
     The run returns to the queue it was submitted to; a run started by `run` starts at once, unless in the background.
     """
     run_dir = stopped.run_dir
-    _check_ended(stopped)
+    _check_ended(stopped, extends=wanted.extends)
     lock = take_run(run_dir)  # before the run changes: another `resume` may be first
-    resolved = run_dir.read_resolved()
-    if nodes or nproc:
-        resolved = _with_ranks(run_dir, resolved, nodes, nproc)
-    if nonfinite or spike:
-        resolved = _with_guard(run_dir, resolved, {"nonfinite": nonfinite, "spike": spike})
+    try:
+        resolved, changes = changed_run(run_dir, wanted, node_planner=NODE_PLANNER)
+    except BaseException:
+        os.close(lock)
+        raise
+    if changes:
+        run_dir.write_resolved(resolved)
+        said = [{"key": one.key, "before": one.before, "after": one.after} for one in changes]
+        append_event(run_dir.events_file, "changed", changes=said)
     job, since = stopped.job, time.time()
     if job is None and resolved.run_file.cluster.engine == "local" and not background:
-        return attached_launch(run_dir, resolved, lock=lock, since=since)
+        launch = attached_launch(run_dir, resolved, lock=lock, since=since)
+        return replace(launch, changes=tuple(changes))
 
     def queue_again() -> None:
         from trainworks.api.jobs import submit_job  # noqa: PLC0415
@@ -404,14 +405,14 @@ def prepare_resume(
         if job is None:
             submit_job(backend_of_run(resolved), spec_of_run(resolved), run_dir, notify=stopped.notify)
         else:
-            job.retry(spec_of_run(resolved))
+            job.retry(spec_of_run(resolved), extends=wanted.extends)
         watch_queue(run_dir, resolved.run_file)
 
-    return Launch(stopped, queue_again, _stop_job(stopped), since)
+    return Launch(stopped, queue_again, _stop_job(stopped), since, tuple(changes))
 
 
-def _check_ended(stopped: Run) -> None:
-    """Refuse a run that is live or has finished.
+def _check_ended(stopped: Run, *, extends: bool) -> None:
+    """Refuse a run that is live, or that has finished and gets no more steps.
 
     Raises:
         UsageError: it is.
@@ -419,37 +420,9 @@ def _check_ended(stopped: Run) -> None:
     state, _ = stopped.standing()
     if not state.is_final and state is not JobState.CREATED:
         raise supervised(stopped.run_dir, stopped.status)
-    if state is JobState.SUCCEEDED:
-        raise UsageError(f"run {stopped.id} has finished: there is nothing to resume")
-
-
-def _with_guard(run_dir: RunDir, before: ResolvedRun, changes: dict[str, str | None]) -> ResolvedRun:
-    """The same run with another answer to bad steps.
-
-    Raises:
-        UsageError: the run is a command, whose loss is unknown.
-    """
-    if before.plan is None:
-        raise UsageError(f"run {before.run_id} runs a command; `guard` is for a workload")
-    guard = before.run_file.guard.model_copy(update={key: value for key, value in changes.items() if value})
-    resolved = before.model_copy(update={"run_file": before.run_file.model_copy(update={"guard": guard})})
-    run_dir.write_resolved(resolved)
-    return resolved
-
-
-def _with_ranks(run_dir: RunDir, before: ResolvedRun, nodes: int | None, nproc: int | None) -> ResolvedRun:
-    """The same run planned for other ranks, with its original number of steps."""
-    run_file = before.run_file.with_ranks(nodes, nproc).model_copy(update={"layout": None})
-    command = list(before.command) if before.command else None
-    resolved = resolve(
-        run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command, node_planner=NODE_PLANNER
-    )
-    if resolved.plan is not None and before.plan is not None:
-        plan = resolved.plan.model_copy(update={"num_steps": before.plan.num_steps})
-        resolved = resolved.model_copy(update={"plan": plan})
-    resolved = resolved.in_place_of(before)
-    run_dir.write_resolved(resolved)
-    return resolved
+    if state is JobState.SUCCEEDED and not extends:
+        hint = "train it longer with `--train-for`, which counts from its first step"
+        raise UsageError(f"run {stopped.id} has finished: there is nothing to resume", hint=hint)
 
 
 def report(name: str | None = None, folder: Path | str = "runs") -> Report:

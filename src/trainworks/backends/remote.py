@@ -77,13 +77,13 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
 def hand_over_again(
     store: JobStore, backend: Backend, row: JobRow, clock: Clock, spec: JobSpec | None = None
 ) -> JobRow:
-    """Submit a job again that ended without success; it continues in its run directory, with another spec if given.
+    """Submit a job again that ended; it continues in its run directory, with another spec if given.
 
-    Raises: as `hand_over`; and a UsageError for one that has not ended, or has succeeded.
+    Raises: as `hand_over`; and a UsageError for one that has not ended.
     """
     if row.uid != os.getuid():  # it would run as this user
         raise NotOwnerError(f"cannot submit job {row.id} ({row.run_id}) again: it belongs to {row.owner}")
-    again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
+    again = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST)
     if row.state not in again:
         raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
     run_dir, spec = RunDir(Path(row.run_dir)), spec or row.spec

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainworks.files import append_text
 
 EventKind = Literal[
+    "changed",  # changes (key, before, after of each): the run is resumed with other settings
     "submitted",  # nodes, processes_per_node, restarts (earlier allocations); on a cluster also hosts, job, started_at
     "node_check",  # node, host, message (empty if the node passed), hint: `job.health`
     "nodes_unhealthy",  # nodes (by number), message: ranks do not start on them

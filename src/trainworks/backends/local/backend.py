@@ -99,10 +99,10 @@ class LocalBackend(Backend):
         """The same job goes back into the queue; an administrator leaves the owner's run directory alone.
 
         Raises:
-            UsageError: it has not ended, or it has succeeded.
+            UsageError: it has not ended.
         """
         row = self._changeable(handle)
-        again = (JobState.FAILED, JobState.STOPPED, JobState.LOST)
+        again = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST)
         if row.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
         check_dependencies(self._store, rendered.spec, self.name, uid=row.uid)

@@ -8,12 +8,27 @@ import typer
 
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
+from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
 
 
 def command(
     run: OptionalRun = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Resume on another number of nodes.")] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Resume with other ranks per node.")] = None,
+    train_for: Annotated[
+        str | None,
+        typer.Option(
+            "--train-for", metavar="LENGTH", help="End later or earlier: `600 steps`; also if it has finished."
+        ),
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="auto|KEY=N,...", help="Train with another layout: `tp=2,pp=2`.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value of the run file: `optimizer.lr=1e-4`."),
+    ] = None,
     nonfinite: Annotated[
         OnNonfinite | None, typer.Option("--nonfinite", help="Change the answer to steps that are not finite.")
     ] = None,
@@ -23,21 +38,39 @@ def command(
     ] = False,
     runs: RunsOption = None,
 ) -> None:
-    """With another number of ranks, a new layout is planned; the order of the data stays the same."""
+    """Prints what changes. With another number of ranks, a new layout is planned; the order of the data stays the same.
+
+    `--set` changes `optimizer`, `guard`, `recover`, `goal`, `checkpoint.every` and `checkpoint.keep`. The schedule of
+    the learning rate follows the new length of the run.
+    """
+    from trainworks.api.resuming.changes import ResumeChanges
     from trainworks.api.runs import prepare_resume
     from trainworks.cli.runs.watch import watch_to_the_end
     from trainworks.report.rendering.console import SafeConsole
 
-    launch = prepare_resume(
-        find(run, runs),
-        nodes=nodes,
-        nproc=nproc,
-        nonfinite=nonfinite,
-        spike=spike,
-        background=background,
-    )
+    wanted = dict(map(_pair, settings or ()))
+    wanted |= {} if train_for is None else {"train_for": train_for}
+    wanted |= {} if layout is None else {"layout": _layout(layout)}
+    wanted |= {} if nonfinite is None else {"guard.nonfinite": nonfinite}
+    wanted |= {} if spike is None else {"guard.spike": spike}
+    changes = ResumeChanges(nodes=nodes, nproc=nproc, settings=wanted)
+    launch = prepare_resume(find(run, runs), changes, background=background)
+    for change in launch.changes:
+        say(f"changed: {change}", err=True)
     if background:
         launch.start()
         typer.echo(launch.run.id)
     else:
         watch_to_the_end(launch, SafeConsole(stderr=True))
+
+
+def _pair(text: str) -> tuple[str, object]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"`{text}` is not a setting", place="--set", hint="write it like `--set optimizer.lr=1e-4`")
+    return key, value
+
+
+def _layout(text: str) -> object:
+    """`auto`, or a mapping from `tp=2,pp=2`."""
+    return text if "=" not in text else dict(_pair(part.strip()) for part in text.split(","))
