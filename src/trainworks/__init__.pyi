@@ -3,6 +3,11 @@ from trainworks.api.benchmarks.verdicts import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
+from trainworks.api.checkpointing.checkpoints import checkpoints as checkpoints
+from trainworks.api.checkpointing.checkpoints import copy_checkpoint as copy_checkpoint
+from trainworks.api.checkpointing.checkpoints import prune_checkpoints as prune_checkpoints
+from trainworks.api.checkpointing.checkpoints import restore_checkpoint as restore_checkpoint
+from trainworks.api.checkpointing.checkpoints import verify_checkpoints as verify_checkpoints
 from trainworks.api.cost import cost as cost
 from trainworks.api.developing.dev import dev as dev
 from trainworks.api.goodput import goodput as goodput

@@ -16,6 +16,7 @@ import trainworks
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = [name for name in trainworks.__all__ if name != "__version__"]
 RUNS = {
+    "copy_checkpoint",
     "describe",
     "dev",
     "drain",
@@ -25,8 +26,10 @@ RUNS = {
     "hold",
     "jobs",
     "nodes",
+    "prune_checkpoints",
     "release",
     "report",
+    "restore_checkpoint",
     "resume",
     "retry",
     "run",
@@ -34,6 +37,7 @@ RUNS = {
     "stop",
     "submit",
     "track",
+    "verify_checkpoints",
 }
 """Functions whose examples need a run or the reports of other nodes: the guides have them."""
 LAZY = """\

@@ -1,0 +1,237 @@
+"""Checkpoints of a run: list, verify, copy, restore and prune."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.agent.launch import take_run
+from trainworks.api.run_handle import Run, as_run
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.files import fsync_folder, naming_full_disk
+from trainworks.record.manifest import (
+    MANIFEST,
+    Damage,
+    Manifest,
+    check_file,
+    check_manifest,
+    complete_checkpoints,
+    delete_checkpoint,
+    read_manifest,
+)
+from trainworks.record.run_dir import RunDir
+
+Progress = Callable[[int, int], None]
+"""Receives bytes done and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """One checkpoint on disk."""
+
+    step: int
+    folder: Path
+    manifest: Manifest | None
+    """None if the checkpoint is not complete."""
+    damage: Damage | None = None
+    """The first problem that was found; None for an intact checkpoint, as far as it was read."""
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Size of all files; None if the manifest is not there."""
+        return self.manifest.num_bytes if self.manifest else None
+
+
+def checkpoints(run: Run | str | None = None, folder: Path | str = "runs") -> list[CheckpointFacts]:
+    """Checkpoints of a run, oldest first; manifests and sizes are checked, contents are not read.
+
+    Args:
+        run: the run, its id or its folder; the newest run when None.
+        folder: folder of all runs.
+
+    Raises:
+        UnknownRunError: no such run.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> folder = tempfile.mkdtemp()
+        >>> checkpoints(trainworks.run(["true"], folder=folder))
+        []
+    """
+    return [_facts(path, step) for step, path in as_run(run, folder).run_dir.checkpoint_folders()]
+
+
+def verify_checkpoints(
+    run: Run | str | None = None,
+    folder: Path | str = "runs",
+    *,
+    step: int | None = None,
+    progress: Progress | None = None,
+) -> list[CheckpointFacts]:
+    """Read every file of complete checkpoints, and compare it with its checksum.
+
+    Args:
+        run: the run, its id or its folder; the newest run when None.
+        folder: folder of all runs.
+        step: only the checkpoint of this step.
+        progress: follows the reading.
+
+    Raises:
+        UnknownRunError: no such run.
+        UsageError: no checkpoint of that step.
+    """
+    found = checkpoints(run, folder)
+    if step is not None:
+        found = [_of_step(found, step)]
+    total, done, verified = sum(each.num_bytes or 0 for each in found), 0, []
+    for each in found:
+        damage, manifest = each.damage, each.manifest
+        if manifest is None:
+            verified.append(each)
+            continue
+        for name, size in manifest.files.items():
+            damage = damage or check_file(each.folder, manifest, name)
+            done += size
+            if progress is not None:
+                progress(done, total)
+        verified.append(CheckpointFacts(each.step, each.folder, manifest, damage))
+    return verified
+
+
+def copy_checkpoint(
+    run: Run | str | None = None, *, to: Path, folder: Path | str = "runs", step: int | None = None
+) -> CheckpointFacts:
+    """Copy a complete checkpoint into another folder, where it is complete or absent.
+
+    Args:
+        run: the run, its id or its folder; the newest run when None.
+        to: gets a folder `step-NNNNNNNN`. A checkpoint of that step that is intact there stays.
+        folder: folder of all runs.
+        step: of the checkpoint; the newest complete one when None.
+
+    Raises:
+        UnknownRunError: no such run.
+        UsageError: no complete checkpoint, or none of that step.
+        EnvironmentProblem: the checkpoint is damaged, or cannot be copied.
+        DiskFullError: the disk is full.
+    """
+    found = as_run(run, folder)
+    complete = [each for each in checkpoints(found) if each.manifest is not None]
+    if not complete:
+        raise UsageError(f"run {found.id} has no complete checkpoint")
+    return _copied(complete[-1] if step is None else _of_step(complete, step), to)
+
+
+def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path | str = "runs") -> CheckpointFacts:
+    """Bring a copied checkpoint back to its run, which resumes from the newest that it has.
+
+    Args:
+        source: the folder of the checkpoint.
+        run: the run, its id or its folder; the newest run when None.
+        folder: folder of all runs.
+
+    Raises:
+        UnknownRunError: no such run.
+        UsageError: the folder is not a complete checkpoint, or the run is live.
+        EnvironmentProblem: the checkpoint is damaged, or cannot be copied.
+    """
+    manifest = check_manifest(source)
+    if isinstance(manifest, Damage):
+        raise UsageError(f"`{source}` is not a complete checkpoint: {manifest}")
+    found = as_run(run, folder)
+    with _idle(found.run_dir):
+        return _copied(CheckpointFacts(manifest.step, source, manifest), found.run_dir.checkpoints)
+
+
+def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1) -> int:
+    """Delete all but the newest complete checkpoints of a run that is not live, and those that are not complete.
+
+    Args:
+        run: the run, its id or its folder; the newest run when None.
+        folder: folder of all runs.
+        keep: complete checkpoints to keep, at least 1.
+
+    Returns:
+        Bytes that were freed.
+
+    Raises:
+        UnknownRunError: no such run.
+        UsageError: the run is live, or has no complete checkpoint.
+    """
+    if keep < 1:
+        raise UsageError(f"`keep` must be at least 1, got {keep}")
+    found = as_run(run, folder)
+    with _idle(found.run_dir):
+        complete = [path for _, path in complete_checkpoints(found.run_dir)]
+        if not complete:
+            raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
+        freed = 0
+        for _, path in found.run_dir.checkpoint_folders():
+            if path not in complete[-keep:]:
+                freed += sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+                delete_checkpoint(path)
+    return freed
+
+
+@contextmanager
+def _idle(run_dir: RunDir) -> Iterator[None]:
+    """Keep a run from being resumed; refuse one that is live."""
+    lock = take_run(run_dir)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _facts(path: Path, step: int) -> CheckpointFacts:
+    found = check_manifest(path)
+    return CheckpointFacts(step, path, None, found) if isinstance(found, Damage) else CheckpointFacts(step, path, found)
+
+
+def _of_step(found: list[CheckpointFacts], step: int) -> CheckpointFacts:
+    for each in found:
+        if each.step == step:
+            return each
+    known = ", ".join(str(each.step) for each in found) or "none"
+    raise UsageError(f"no checkpoint of step {step}", hint=f"the steps that there are: {known}")
+
+
+def _copied(checkpoint: CheckpointFacts, to: Path) -> CheckpointFacts:
+    """Copy file by file, verified at the destination, the manifest last; then rename the folder into place."""
+    assert checkpoint.manifest is not None
+    manifest, target = checkpoint.manifest, to / f"step-{checkpoint.step:08}"
+    if (there := read_manifest(target)) is not None:
+        if there.checksums == manifest.checksums and _damage(target, there) is None:
+            return CheckpointFacts(checkpoint.step, target, there)
+        raise UsageError(f"`{target}` is another checkpoint", hint="copy to another folder, or delete that one")
+    aside = target.with_name(f".{target.name}.copying")
+    try:
+        with naming_full_disk(to):
+            shutil.rmtree(aside, ignore_errors=True)
+            for name in (*manifest.files, MANIFEST):
+                _copy_file(checkpoint.folder / name, aside / name)
+            if damage := _damage(aside, manifest):
+                shutil.rmtree(aside, ignore_errors=True)
+                raise EnvironmentProblem(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")
+            shutil.rmtree(target, ignore_errors=True)  # one that is not complete
+            aside.rename(target)
+            fsync_folder(to)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot copy to `{to}`: {error.strerror or error}") from None
+    return CheckpointFacts(checkpoint.step, target, manifest)
+
+
+def _damage(folder: Path, manifest: Manifest) -> Damage | None:
+    found = (check_file(folder, manifest, name) for name in manifest.files)
+    return next((damage for damage in found if damage is not None), None)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    with target.open("rb") as written:
+        os.fsync(written.fileno())
