@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import kubernetes_validate
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from tests.fakes import FakeClock
+from tests.kubernetes.pod_security import violations
 from tests.observe.prometheus import judge, program
 from trainworks.api.observing import monitor
 from trainworks.api.observing.monitor import follow_nodes, render_monitoring, rendered_dashboards
@@ -83,7 +85,7 @@ def test_one_system_alone_tells_people_of_an_alert(rendered: Path, zabbix: bool)
     files = render_monitoring(zabbix=zabbix, page=PAGER, ticket=TICKETS)
     (rendered / "alertmanager.yml").write_text(files["alertmanager.yml"])
     for rule in yaml.safe_load(files["alerts.yml"])["groups"][0]["rules"]:
-        labels = rule["labels"]
+        labels = {name: value for name, value in rule["labels"].items() if "{{" not in value}
         by_zabbix = zabbix and rule["alert"] in IN_ZABBIX
         receiver = "zabbix" if by_zabbix else {"critical": "page", "warning": "ticket"}[labels["severity"]]
         options = ["--config.file", rendered / "alertmanager.yml", f"--verify.receivers={receiver}"]
@@ -154,6 +156,74 @@ def test_an_alert_that_fires_in_its_quiet_case_is_noticed(rendered: Path) -> Non
 def test_severity_chooses_who_is_told(rendered: Path, labels: list[str], receiver: str) -> None:
     options = ["--config.file", rendered / "alertmanager.yml", f"--verify.receivers={receiver}"]
     judge("amtool", "config", "routes", "test", *options, *labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        (["severity=critical", "team=vision"], "team-vision,page"),
+        (["severity=warning", "team=vision"], "team-vision,ticket"),
+        (["severity=warning", "team=speech"], "ticket"),
+        (["severity=critical"], "page"),
+    ],
+)
+def test_a_team_hears_of_its_runs_and_others_hear_of_them_as_before(
+    tmp_path: Path, labels: list[str], receivers: str
+) -> None:
+    teams = {"vision": "https://chat.example/vision"}
+    files = render_monitoring(page=PAGER, ticket=TICKETS, teams=teams)
+    (tmp_path / "alertmanager.yml").write_text(files["alertmanager.yml"])
+    judge("amtool", "check-config", tmp_path / "alertmanager.yml")
+    options = ["--config.file", tmp_path / "alertmanager.yml", f"--verify.receivers={receivers}"]
+    judge("amtool", "config", "routes", "test", *options, *labels)
+
+
+def test_an_alert_of_a_run_has_the_team_that_the_queue_knows(rendered: Path) -> None:
+    series = {f'trainworks_run_state{{run="{run}",state="FAILED"}}': "1+0x5" for run in ("a", "b")}
+    series['trainworks_job_node_info{run="a",team="vision",node="node1"}'] = "1 stale"
+    (alert,) = (alert for alert in ALERTS if alert.name == "RunFailed")
+    alerts = [
+        {
+            "exp_labels": {"severity": "critical", "run": run, **team},
+            "exp_annotations": {**alert.annotations(None), "summary": f"Run {run} has failed."},
+        }
+        for run, team in (("a", {"team": "vision"}), ("b", {}))
+    ]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": "3m", "alertname": "RunFailed", "exp_alerts": alerts}],
+    }
+    content = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": [test]}
+    (rendered / "team_test.yml").write_text(yaml.safe_dump(content))
+    judge("promtool", "test", "rules", rendered / "team_test.yml")
+
+
+def test_kubernetes_takes_the_exporter_of_its_nodes(golden) -> None:
+    text = render_monitoring(kubernetes=True, image="registry.example/trainworks:1")["exporter.yaml"]
+    golden("monitor_exporter.yaml", text)
+    found = {document["kind"]: document for document in yaml.safe_load_all(text)}
+    for document in found.values():
+        kubernetes_validate.validate(document, "1.34", strict=True)
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    command = pod["containers"][0]["command"]
+    assert command[:2] == ["trainworks", "exporter"]
+    help_text = CliRunner().invoke(app, ["exporter", "--help"]).output
+    assert all(word in help_text for word in command if word.startswith("--"))
+    assert violations(pod) == ["host network: hostNetwork=true"] or len(violations(pod)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"teams": {"a b": "https://x.example"}}, "`a b` is not the name of a team"),
+        ({"teams": {"a": "x.example"}}, "`x.example` is not an HTTP address"),
+        ({"image": "x"}, "an image is for nodes of Kubernetes"),
+    ],
+)
+def test_what_is_not_a_team_or_an_exporter_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        render_monitoring(**arguments)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +14,7 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.dcgm import dcgm_counters
+from trainworks.observe.monitoring.kubernetes import exporter_manifest
 from trainworks.observe.monitoring.prometheus import (
     MonitoringSetup,
     alertmanager_config,
@@ -35,6 +38,8 @@ def render_monitoring(
     slurmctld: str | None = None,
     zabbix: bool = False,
     docs: str | None = None,
+    image: str | None = None,
+    teams: Mapping[str, str] | None = None,
     notify: Notify = warn,
 ) -> dict[str, str]:
     """Text of every file by its name; paths in them are relative to their folder.
@@ -51,10 +56,12 @@ def render_monitoring(
         zabbix: add a template for Zabbix; Alertmanager then sends none of the alerts that the template has.
         docs: address of the start page of this documentation, where people on duty can read it; without it the
             runbooks of alerts are relative addresses.
+        image: with `kubernetes`, image of an exporter that runs on every node of the cluster.
+        teams: webhook by team, the account of Slurm or the queue of Kueue: alerts of its runs go there, too.
         notify: receives a warning if the token would travel unencrypted.
 
     Raises:
-        ArgumentError: a webhook or `docs` is not an HTTP address.
+        ArgumentError: a webhook or `docs` is not an HTTP address, or a team has no plain name.
     """
     setup = MonitoringSetup(
         scrape_interval_s=scrape_interval_s,
@@ -66,11 +73,10 @@ def render_monitoring(
         kubernetes=kubernetes,
         slurmctld=slurmctld,
         zabbix=zabbix,
+        teams=teams or {},
     )
     of_zabbix = IN_ZABBIX if zabbix else ()
-    for argument, url in {"page": page, "ticket": ticket, "docs": docs}.items():
-        if url is not None and urlsplit(url).scheme not in ("http", "https"):
-            raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
+    _check(setup, docs=docs, image=image)
     if token_file is not None and ca_file is None:
         notify("Prometheus sends the token to the exporters over plain HTTP; use TLS, and name their `--ca-file`")
     files = {
@@ -82,10 +88,24 @@ def render_monitoring(
     }
     if kubernetes:
         files["dcgm_counters.csv"] = dcgm_counters()
+    if image is not None:
+        files["exporter.yaml"] = exporter_manifest(image)
     if zabbix:
         alerts = {alert.name: alert for alert in ALERTS}
         files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s, docs=docs)
     return files
+
+
+def _check(setup: MonitoringSetup, *, docs: str | None, image: str | None) -> None:
+    addresses = [("page", setup.page), ("ticket", setup.ticket), ("docs", docs)]
+    for argument, url in (*addresses, *(("team", url) for url in setup.teams.values())):
+        if url is not None and urlsplit(url).scheme not in ("http", "https"):
+            raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
+    if wrong := [team for team in setup.teams if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", team)]:
+        hint = "write `--team vision=https://...`"
+        raise ArgumentError(f"`{wrong[0]}` is not the name of a team", argument="team", hint=hint)
+    if image is not None and not setup.kubernetes:
+        raise ArgumentError("an image is for nodes of Kubernetes", argument="image", hint="add `--kubernetes`")
 
 
 def rendered_dashboards() -> dict[str, str]:

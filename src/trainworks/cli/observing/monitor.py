@@ -40,6 +40,13 @@ def command(
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Prometheus runs in Kubernetes and finds nodes through its API.")
     ] = False,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="With --kubernetes: an exporter of this image on every node.")
+    ] = None,
+    team: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=URL", help="Webhook for alerts of a team's runs, beside the others."),
+    ] = None,
     slurmctld: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Slurm controller 25.11 or newer: scrape its own metrics.")
     ] = None,
@@ -80,6 +87,15 @@ def command(
             slurmctld=slurmctld,
             zabbix=zabbix,
             docs=docs,
+            image=image,
+            teams=dict(_team(text) for text in team or ()),
             notify=warn,
         )
         print_or_write(rendered, to)
+
+
+def _team(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not equals:
+        raise UsageError(f"`{text}` is not a team and its webhook", place="--team", hint="write `--team vision=URL`")
+    return name, url

@@ -6,8 +6,8 @@ The keys are those of Prometheus 2.42 and Alertmanager 0.25 (Debian 12); later v
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainworks.jobs.formats.manifest import to_yaml
@@ -33,6 +33,7 @@ class MonitoringSetup:
     kubernetes: bool = False
     slurmctld: str | None = None
     zabbix: bool = False
+    teams: Mapping[str, str] = field(default_factory=dict)
 
 
 def prometheus_config(setup: MonitoringSetup) -> str:
@@ -114,7 +115,13 @@ def _host(name: str) -> str:
 
 
 def alertmanager_config(setup: MonitoringSetup) -> str:
-    """`alertmanager.yml`: critical alerts page, others make a ticket, and a cause mutes its consequences."""
+    """`alertmanager.yml`: critical alerts page, others make a ticket, and a cause mutes its consequences.
+
+    A team hears of its runs, too: its route continues to those of everybody.
+    """
+    page = {"matchers": ['severity="critical"'], "receiver": "page", "repeat_interval": "4h"}
+    # Without a last route for all, that of a team would be the only one of a warning.
+    severities = [page, {"receiver": "ticket"}] if setup.teams else [page]
     return to_yaml(
         {
             "route": {
@@ -125,7 +132,8 @@ def alertmanager_config(setup: MonitoringSetup) -> str:
                 "repeat_interval": "12h",
                 "routes": [
                     *([{"matchers": [f'{OWNER}="zabbix"'], "receiver": "zabbix"}] if setup.zabbix else []),
-                    {"matchers": ['severity="critical"'], "receiver": "page", "repeat_interval": "4h"},
+                    *map(_route_of_team, setup.teams),
+                    *severities,
                 ],
             },
             "inhibit_rules": [
@@ -138,9 +146,18 @@ def alertmanager_config(setup: MonitoringSetup) -> str:
                 _receiver("page", setup.page),
                 _receiver("ticket", setup.ticket),
                 *([_receiver("zabbix", None)] if setup.zabbix else []),
+                *(_receiver(_of_team(team), url) for team, url in setup.teams.items()),
             ],
         }
     )
+
+
+def _route_of_team(team: str) -> dict[str, Any]:
+    return {"matchers": [f'team="{team}"'], "receiver": _of_team(team), "continue": True}
+
+
+def _of_team(team: str) -> str:
+    return f"team-{team}"
 
 
 def _inhibit(source: str, target: str, equal: str, *only: str) -> dict[str, Any]:

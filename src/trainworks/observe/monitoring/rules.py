@@ -12,6 +12,11 @@ from trainworks.observe.monitoring.prometheus import OWNER
 from trainworks.observe.monitoring.run_alerts import RUN_ALERTS
 
 ALERTS = (*RUN_ALERTS, *NODE_ALERTS)
+_TEAM_OF_RUN = (
+    "{{ with printf \"last_over_time(trainworks_job_node_info{run='%s'}[1d])\" $labels.run | query }}"
+    '{{ . | first | label "team" }}{{ end }}'
+)
+"""Template of a label: the team that the queue had of a run; a job that has failed is on no node any more."""
 RECORDED = {
     "run:trainworks_step_slowdown:ratio": (
         "max by (run) (trainworks_run_step_seconds / trainworks_run_planned_step_seconds)",
@@ -68,8 +73,9 @@ def alert_tests(rule_file: str, of_zabbix: Collection[str] = (), docs: str | Non
 
 
 def _labels(alert: AlertRule, of_zabbix: Collection[str]) -> dict[str, str]:
+    """Labels of an alert beside those of its expression; that of the team is empty for a run that has none."""
     owner = {OWNER: "zabbix"} if alert.name in of_zabbix else {}
-    return {"severity": alert.severity, **owner}
+    return {"severity": alert.severity, **owner, **({"team": _TEAM_OF_RUN} if alert in RUN_ALERTS else {})}
 
 
 def _rule(alert: AlertRule, of_zabbix: Collection[str], docs: str | None) -> dict[str, Any]:
@@ -85,7 +91,8 @@ def _rule(alert: AlertRule, of_zabbix: Collection[str], docs: str | None) -> dic
 def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str], docs: str | None) -> dict[str, Any]:
     wanted: dict[str, Any] = {"eval_time": case.at, "alertname": alert.name}
     if case is alert.fires:
-        labels = {**_labels(alert, of_zabbix), **case.labels}
+        labels = {name: text for name, text in _labels(alert, of_zabbix).items() if text != _TEAM_OF_RUN}
+        labels |= case.labels
         texts = {name: with_labels(text, labels) for name, text in alert.annotations(docs).items()}
         wanted["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": texts}]
     series = [{"series": name, "values": values} for name, values in case.series.items()]
