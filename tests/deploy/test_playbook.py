@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from trainworks.deploy.playbook import PlaybookRun, TaskResult, run_playbook
+from trainworks.api.deploying import stack
+from trainworks.cli.app import app
+from trainworks.deploy.playbook import HostCounts, PlaybookRun, TaskResult, run_playbook
 from trainworks.errors import EnvironmentProblem
 
+STACK = Path(__file__).parents[2] / "examples/cluster/stack.yaml"
 PLUGIN = "callback_plugins/result_lines.py"
 HOSTS = """
 all:
@@ -74,3 +79,18 @@ def test_a_playbook_that_cannot_be_read_is_an_error(project: Path) -> None:
     (project / "site.yaml").write_text("- hosts: [\n")
     with pytest.raises(EnvironmentProblem, match="reached no host"):
         ran(project)
+
+
+@pytest.mark.parametrize(("step", "code"), [("diff", 1), ("apply", 0)])
+def test_results_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, code: int) -> None:
+    result, counts = TaskResult("a", "changed", "Write the settings", "/etc/x"), HostCounts("a", 3, 1, 0, 0)
+    monkeypatch.setattr(stack, "run_playbook", lambda into, **options: PlaybookRun((result,), (counts,)))
+    arguments = ["deploy", step, str(STACK), "--into", str(tmp_path / "project"), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == code, done.output
+    assert json.loads(done.stdout) == {
+        "changed": True,
+        "failed": False,
+        "results": [{"host": "a", "outcome": "changed", "task": "Write the settings", "detail": "/etc/x"}],
+        "hosts": [{"host": "a", "ok": 3, "changed": 1, "unreachable": 0, "failed": 0}],
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +16,7 @@ from trainworks.cli.output import show
 from trainworks.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainworks.deploy.playbook import TaskResult
+    from trainworks.deploy.playbook import PlaybookRun, TaskResult
 
 
 class DeployStep(StrEnum):
@@ -44,7 +46,7 @@ def command(
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
 
     `apply` renders, then runs the project over ssh; it exits with 1 when a task failed or a host did not answer. `diff`
-    reports what `apply` would change; it exits with 1 on drift as well.
+    reports what `apply` would change; it exits with 1 on drift as well. With `--json` the results come at the end.
     """
     from trainworks.api.deploying.stack import apply_stack, check_stack, render_stack
 
@@ -56,12 +58,10 @@ def command(
             print_or_write(files, into)
         return
     if into is not None and step is not DeployStep.CHECK:
-        drift = step is DeployStep.DIFF
+        drift, show_result = step is DeployStep.DIFF, _nothing if as_json else _print_result
         with option_errors("--into", into):
-            done = apply_stack(stack_file, into, limit=limit, dry_run=drift, on_result=_print_result)
-        for host in done.hosts:
-            counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
-            typer.echo(f"{host.host}  {counts}")
+            done = apply_stack(stack_file, into, limit=limit, dry_run=drift, on_result=show_result)
+        _show_run(done, as_json=as_json)
         if done.failed or (drift and done.changed):
             raise typer.Exit(1)
         return
@@ -69,6 +69,20 @@ def command(
     show(report, as_json=as_json)
     if any(finding.severity == "error" for finding in report.findings):
         raise typer.Exit(1)
+
+
+def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
+    """Counts of each host; as JSON with every result that changed or failed."""
+    if as_json:
+        typer.echo(json.dumps({"changed": done.changed, "failed": done.failed, **asdict(done)}, indent=2))
+        return
+    for host in done.hosts:
+        counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
+        typer.echo(f"{host.host}  {counts}")
+
+
+def _nothing(result: TaskResult) -> None:
+    """The results come as JSON at the end."""
 
 
 def _print_result(result: TaskResult) -> None:
