@@ -109,7 +109,8 @@ def test_a_full_disk_gets_no_run(program, small_disk, verb):
 def test_resuming_a_finished_run_is_refused(program, write_run_file):
     program.run("run", write_run_file(program.folder, workload__train_for="3 steps"))
     code, _, stderr = program.run("resume")
-    assert (code, stderr) == (2, "error: run tiny-1 has finished: there is nothing to resume\n")
+    hint = "train it longer with `--train-for`, which counts from its first step"
+    assert (code, stderr) == (2, f"error: run tiny-1 has finished: there is nothing to resume\n\nhint: {hint}\n")
 
 
 def test_an_unknown_run(program):

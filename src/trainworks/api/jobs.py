@@ -167,11 +167,11 @@ class Job:
             UsageError: it has not ended, or it has succeeded.
         """
         self.refresh()
+        backend = self._changeable_backend()
+        self._wait_for_backend()
         if self.row.state is JobState.SUCCEEDED and not extends:
             hint = "retry one that failed or was stopped"
             raise UsageError(f"job {self.row.id} ({self.row.run_id}) is {self.row.state}", hint=hint)
-        backend = self._changeable_backend()
-        self._wait_for_backend()
         if isinstance(backend, LocalBackend):
             rendered = backend.render(spec or self.row.spec, self.run_dir)
             backend.retry(rendered, self.run_dir, str(self.row.id))

@@ -98,9 +98,9 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     """
     before = run_dir.read_resolved()
     settings = changes.by_key()
-    run_file = _with_settings(before.run_file, settings)
     if not before.is_workload and any(key.startswith(("workload.", "layout", "guard")) for key in settings):
         raise UsageError(f"run {before.run_id} runs a command, which has no workload, layout or guard to change")
+    run_file = _with_settings(before.run_file, settings)
     has_new_ranks = bool(changes.nodes or changes.nproc)
     if has_new_ranks:
         drops_layout = "layout" not in settings
