@@ -57,6 +57,7 @@ _PUBLIC = {
     "stop": "jobs",
     "storage": "storage",
     "submit": "runs",
+    "submit_array": "runs",
     "top": "observing.top",
     "track": "observing.track",
     "verify_checkpoints": "checkpointing.checkpoints",

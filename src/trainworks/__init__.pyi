@@ -38,6 +38,7 @@ from trainworks.api.runs import report as report
 from trainworks.api.runs import resume as resume
 from trainworks.api.runs import run as run
 from trainworks.api.runs import submit as submit
+from trainworks.api.runs import submit_array as submit_array
 from trainworks.api.score import accuracy as accuracy
 from trainworks.api.score import score as score
 from trainworks.api.size import size as size

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainworks.errors import DiskFullError
@@ -86,6 +86,16 @@ def take_lock(path: Path) -> int | None:
         os.close(handle)
         return None
     return handle
+
+
+def bytes_in(folder: Path) -> int:
+    """Size of all files below a folder; links are not followed, and a file that goes meanwhile does not count."""
+    size = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += (Path(path) / name).lstat().st_size
+    return size
 
 
 def free_bytes(path: Path) -> int:

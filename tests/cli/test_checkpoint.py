@@ -31,13 +31,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return ended
 
 
-def save(run_dir: RunDir, step: int) -> Path:
+def save(run_dir: RunDir, step: int, text: str = "") -> Path:
     """A complete checkpoint."""
     folder = run_dir.checkpoint(step)
     names = ("__0_0.distcp", "model/part")
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(name.encode() * step)
+        (folder / name).write_bytes((text + name).encode() * step)
     manifest = Manifest(
         step=step,
         attempt=1,
@@ -127,9 +127,16 @@ def test_a_damaged_checkpoint_is_neither_copied_nor_restored(run: Run, tmp_path:
     assert problems("ls") == {10: None, 20: None}
 
 
+def test_a_damaged_checkpoint_of_a_run_is_replaced_by_its_copy(run: Run, tmp_path: Path) -> None:
+    copied = trainworks.copy_checkpoint(run, to=tmp_path / "away").folder
+    flip_a_bit(run.run_dir.checkpoint(30) / "model/part")
+    trainworks.restore_checkpoint(copied, run)
+    assert problems("verify") == {10: None, 20: None, 30: None}
+
+
 def test_another_checkpoint_of_that_step_is_not_replaced(run: Run, tmp_path: Path) -> None:
-    there = trainworks.copy_checkpoint(run, to=tmp_path).folder
-    flip_a_bit(there / "model/part")
+    there = run.run_dir.checkpoint(30).rename(tmp_path / "step-00000030")
+    save(run.run_dir, 30, text="another")
     with pytest.raises(UsageError, match="is another checkpoint"):
         trainworks.copy_checkpoint(run, to=tmp_path)
     (there / MANIFEST).unlink()

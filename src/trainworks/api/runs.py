@@ -287,7 +287,22 @@ def submit(
 
 
 def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path | str | None = None) -> list[Run]:
-    """Submit one job per index, by default those of the batch script; see `array_members`."""
+    """Submit one job per index: the same command, which finds its index in TRAINWORKS_ARRAY_INDEX.
+
+    Args:
+        target: a command, a run file or a batch script, as for `run`.
+        indexes: `8` for 0 to 7, `3-10`, `0-20:4`, `1,3,5-7`, or `0-99%8` to run 8 at once; by default those of the
+            batch script.
+        folder: folder of all runs.
+
+    Raises:
+        UsageError: the indexes are invalid, the run is a workload, or a job cannot start as requested.
+
+    Examples:
+        >>> import tempfile
+        >>> [str(one.wait()) for one in submit_array(["true"], "2", folder=tempfile.mkdtemp())]
+        ['SUCCEEDED', 'SUCCEEDED']
+    """
     members = array_members(read_request(target), indexes)
     runs: list[Run] = []
     for member in members:

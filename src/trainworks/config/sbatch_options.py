@@ -4,8 +4,8 @@
 of quotes and backslashes, and a `#` outside of quotes ends it. A cluster may have plugins with options of their own, so
 an option that resembles none of sbatch is taken for one of a plugin.
 
-Source: sbatch(1) of Slurm 25.11 for the options; Pyxis 0.20 for those of containers; tests with sbatch 22.05 for the
-syntax of a line.
+Source: sbatch(1) of Slurm 25.11 for the options; https://github.com/NVIDIA/pyxis/wiki/Usage for those of containers;
+tests with sbatch 22.05 for the syntax of a line.
 """
 
 from __future__ import annotations

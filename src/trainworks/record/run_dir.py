@@ -208,7 +208,7 @@ class RunDir:
 
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after `step` optimizer steps."""
-        return self.checkpoints / f"step-{step:08d}"
+        return self.checkpoints / checkpoint_name(step)
 
     def checkpoint_folders(self) -> list[tuple[int, Path]]:
         """Step and folder of every checkpoint, complete or not, oldest first."""
@@ -289,6 +289,11 @@ class RunDir:
         """Remove what an earlier start of the development environment has written."""
         self.dev_server_file.unlink(missing_ok=True)
         self.dev_use_file.unlink(missing_ok=True)
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of the folder of a checkpoint: `step-00000300`."""
+    return f"step-{step:08d}"
 
 
 @lru_cache(maxsize=4)

@@ -12,7 +12,7 @@ from pathlib import Path
 from trainworks.agent.launch import take_run
 from trainworks.api.run_handle import Run, as_run
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import fsync_folder, naming_full_disk
+from trainworks.files import bytes_in, fsync_folder, naming_full_disk
 from trainworks.record.manifest import (
     MANIFEST,
     Damage,
@@ -23,7 +23,7 @@ from trainworks.record.manifest import (
     delete_checkpoint,
     read_manifest,
 )
-from trainworks.record.run_dir import RunDir
+from trainworks.record.run_dir import RunDir, checkpoint_name
 
 Progress = Callable[[int, int], None]
 """Receives bytes done and bytes in all."""
@@ -120,10 +120,13 @@ def copy_checkpoint(
         DiskFullError: the disk is full.
     """
     found = as_run(run, folder)
-    complete = [each for each in checkpoints(found) if each.manifest is not None]
+    complete = complete_checkpoints(found.run_dir)
+    if step is not None:
+        complete = [(manifest, path) for manifest, path in complete if manifest.step == step]
     if not complete:
-        raise UsageError(f"run {found.id} has no complete checkpoint")
-    return _copied(complete[-1] if step is None else _of_step(complete, step), to)
+        which = "" if step is None else f" of step {step}"
+        raise UsageError(f"run {found.id} has no complete checkpoint{which}", hint="trainworks checkpoint ls")
+    return _copied(*complete[-1], to)
 
 
 def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path | str = "runs") -> CheckpointFacts:
@@ -144,7 +147,7 @@ def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path 
         raise UsageError(f"`{source}` is not a complete checkpoint: {manifest}")
     found = as_run(run, folder)
     with _idle(found.run_dir):
-        return _copied(CheckpointFacts(manifest.step, source, manifest), found.run_dir.checkpoints)
+        return _copied(manifest, source, found.run_dir.checkpoints)
 
 
 def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1) -> int:
@@ -172,7 +175,7 @@ def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs",
         freed = 0
         for _, path in found.run_dir.checkpoint_folders():
             if path not in complete[-keep:]:
-                freed += sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+                freed += bytes_in(path)
                 delete_checkpoint(path)
     return freed
 
@@ -200,29 +203,32 @@ def _of_step(found: list[CheckpointFacts], step: int) -> CheckpointFacts:
     raise UsageError(f"no checkpoint of step {step}", hint=f"the steps that there are: {known}")
 
 
-def _copied(checkpoint: CheckpointFacts, to: Path) -> CheckpointFacts:
-    """Copy file by file, verified at the destination, the manifest last; then rename the folder into place."""
-    assert checkpoint.manifest is not None
-    manifest, target = checkpoint.manifest, to / f"step-{checkpoint.step:08}"
+def _copied(manifest: Manifest, source: Path, to: Path) -> CheckpointFacts:
+    """Copy file by file, verified at the destination, the manifest last; then rename the folder into place.
+
+    The same checkpoint there stays if it is intact, and is replaced if it is damaged.
+    """
+    target = to / checkpoint_name(manifest.step)
     if (there := read_manifest(target)) is not None:
-        if there.checksums == manifest.checksums and _damage(target, there) is None:
-            return CheckpointFacts(checkpoint.step, target, there)
-        raise UsageError(f"`{target}` is another checkpoint", hint="copy to another folder, or delete that one")
+        if there.checksums != manifest.checksums:
+            raise UsageError(f"`{target}` is another checkpoint", hint="copy to another folder, or delete that one")
+        if _damage(target, there) is None:
+            return CheckpointFacts(manifest.step, target, there)
     aside = target.with_name(f".{target.name}.copying")
     try:
         with naming_full_disk(to):
             shutil.rmtree(aside, ignore_errors=True)
             for name in (*manifest.files, MANIFEST):
-                _copy_file(checkpoint.folder / name, aside / name)
+                _copy_file(source / name, aside / name)
             if damage := _damage(aside, manifest):
                 shutil.rmtree(aside, ignore_errors=True)
-                raise EnvironmentProblem(f"the checkpoint of step {checkpoint.step} is damaged: {damage}")
-            shutil.rmtree(target, ignore_errors=True)  # one that is not complete
+                raise EnvironmentProblem(f"the checkpoint of step {manifest.step} is damaged: {damage}")
+            shutil.rmtree(target, ignore_errors=True)  # damaged or not complete
             aside.rename(target)
             fsync_folder(to)
     except OSError as error:
         raise EnvironmentProblem(f"cannot copy to `{to}`: {error.strerror or error}") from None
-    return CheckpointFacts(checkpoint.step, target, manifest)
+    return CheckpointFacts(manifest.step, target, manifest)
 
 
 def _damage(folder: Path, manifest: Manifest) -> Damage | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.run_handle import Run, as_run, runs
 from trainworks.errors import EnvironmentProblem, NotOwnerError
+from trainworks.files import bytes_in
 from trainworks.jobs.state import JobState
 
 _ASIDE = ".{}.removed"
@@ -73,11 +74,6 @@ def check_removable(run: Run) -> None:
         raise supervised(run.run_dir, run.status)
     if run.path.stat().st_uid != os.getuid():
         raise NotOwnerError(f"run {run.id} belongs to another user", hint="ask its owner to remove it")
-
-
-def bytes_in(folder: Path) -> int:
-    """Size of all files below a folder, in bytes; links are not followed."""
-    return sum((Path(path) / name).lstat().st_size for path, _, names in os.walk(folder) for name in names)
 
 
 def _delete(folder: Path, *, is_kept: bool) -> int:

@@ -25,7 +25,8 @@ def command(
     runs: RunsOption = None,
 ) -> None:
     """Deletes the files of runs that have ended. Their jobs stay in `ps --all` and in the costs."""
-    from trainworks.api.retention.removal import bytes_in, check_removable, ended_before
+    from trainworks.api.retention.removal import check_removable, ended_before
+    from trainworks.files import bytes_in
 
     if not names and older_than is None:
         raise UsageError("no run is named", hint="trainworks rm RUN, or trainworks rm --older-than '30 days'")

@@ -26,7 +26,7 @@ def exporter_manifest(image: str) -> str:
     The queue and the runs are not here: one exporter beside the queue has them.
 
     Args:
-        image: image with Trainworks, and `trainworks[gpu]` where nodes have GPUs.
+        image: image with Trainworks; with `trainworks[amd]` for nodes with AMD's GPUs.
     """
     return _HEADER + "---\n".join(to_yaml(document) for document in (_daemon_set(image), *_rights_of_prometheus()))
 
