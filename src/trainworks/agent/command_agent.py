@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from trainworks.agent.launch import run_mark
-from trainworks.config.command import shell_of
 from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
 from trainworks.jobs.environment import default_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
+from trainworks.jobs.program import shell_of
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun

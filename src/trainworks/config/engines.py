@@ -12,23 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, is_plugin
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
 from trainworks.config.spec import Spec
 from trainworks.errors import UsageError
-
-BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
-"""Values of `cluster.engine` that need no plugin."""
-ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"
-"""Entry point group in which an installed distribution registers its backend under a name."""
-PUBLISHED = {"ray": "trainworks-ray"}
-"""Known plugins: name of the backend, and the distribution that provides it."""
-
-
-def is_plugin(name: object) -> bool:
-    """Whether a plugin, installed or published, provides a backend of this name."""
-    return name in PUBLISHED or name in entry_points(group=ENTRY_POINTS).names
 
 
 def _known_engine(name: str) -> str:

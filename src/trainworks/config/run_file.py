@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainworks.config.autoscale import Autoscale
+from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data
-from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-import pynvml
 
 from trainworks.files import free_bytes
-from trainworks.host.nvml import ask
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -53,6 +51,8 @@ def num_cores() -> int:
 
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
     """NVIDIA accelerators of the driver in CUDA_VISIBLE_DEVICES; empty without a driver."""
+    import pynvml  # noqa: PLC0415, 20 ms that most commands do without
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -75,6 +75,10 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
 
 
 def _power_limit_w(handle: Any) -> float | None:
+    import pynvml  # noqa: PLC0415
+
+    from trainworks.host.nvml import ask  # noqa: PLC0415
+
     milliwatts = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else milliwatts / 1e3
 

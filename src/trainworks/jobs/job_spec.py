@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import accelerators_per_node
-from trainworks.record.resolved import Processes, ResolvedRun
+
+if TYPE_CHECKING:
+    from trainworks.config.run_file import RunFile
+    from trainworks.record.resolved import Processes, ResolvedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

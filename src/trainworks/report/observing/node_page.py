@@ -8,9 +8,9 @@ from dataclasses import replace
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.machine_load import MachineLoad
 from trainworks.measure.health.node_health import NodeHealth
-from trainworks.report.jobs import nodes_document
 from trainworks.report.proving.health import document as health_document
 from trainworks.report.rendering.document import Details, Document, Section
+from trainworks.report.runs.nodes import nodes_document
 from trainworks.report.runs.overview import machine_blocks
 
 
