@@ -61,6 +61,7 @@ _PUBLIC = {
     "top": "observing.top",
     "track": "observing.track",
     "verify_checkpoints": "checkpointing.checkpoints",
+    "usage": "observing.job_board",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

@@ -22,6 +22,7 @@ from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.observing.compare import compare as compare
+from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.top import top as top
 from trainworks.api.observing.track import track as track

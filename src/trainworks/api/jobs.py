@@ -19,7 +19,7 @@ from trainworks.host.clock import SystemClock
 from trainworks.host.users import this_host
 from trainworks.host.users import user_name as current_user
 from trainworks.jobs.job_row import Attempt, JobRow
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, is_array_id
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events import read_events
@@ -32,6 +32,7 @@ __all__ = [
     "JobRow",
     "JobState",
     "NodeStatus",
+    "array_states",
     "backend_on",
     "cause_text",
     "current_user",
@@ -39,8 +40,10 @@ __all__ = [
     "drain",
     "find_job",
     "hold",
+    "is_array_id",
     "job_of_run",
     "jobs",
+    "jobs_of_array",
     "missing_runs",
     "nodes",
     "refresh_jobs",
@@ -261,6 +264,8 @@ def jobs(
     name: str | None = None,
     mine: bool = False,
     limit: int | None = None,
+    array: str | None = None,
+    one_per_array: bool = False,
     notify: Notify = warn,
 ) -> list[Job]:
     """Submitted jobs, newest first.
@@ -270,11 +275,38 @@ def jobs(
         name: only jobs of this name.
         mine: only jobs of this user.
         limit: largest number of jobs.
+        array: only jobs of the array of this id.
+        one_per_array: only the newest of these jobs of each array; `array_states` counts the others.
         notify: receives warnings.
     """
     store = _store(notify)
-    rows = store.search(states=states, name=name, uid=os.getuid() if mine else None, limit=limit)
+    rows = store.search(
+        states=states,
+        name=name,
+        uid=os.getuid() if mine else None,
+        limit=limit,
+        array=array,
+        one_per_array=one_per_array,
+    )
     return [Job(store, row, notify) for row in rows]
+
+
+def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
+    """Jobs by state of each array that one of these jobs belongs to."""
+    arrays = {job.row.spec.array for job in listed if job.row.spec.array}
+    return open_store(store_url()).array_states(arrays) if arrays else {}
+
+
+def jobs_of_array(name: str, *, notify: Notify = warn) -> list[Job]:
+    """Jobs of the array of an id, oldest first.
+
+    Raises:
+        UnknownRunError: no job belongs to it.
+    """
+    found = jobs(array=name, notify=notify)
+    if not found:
+        raise UnknownRunError(f"no job of the array `{name}`", hint="see `trainworks ps --all`")
+    return found[::-1]
 
 
 def find_job(name: str, *, notify: Notify = warn) -> Job:

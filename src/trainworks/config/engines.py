@@ -96,6 +96,8 @@ class Idle(Spec):
 class JobOptions(Spec):
     """Requests to the queue. A backend that does not support one of them refuses the job before submission."""
 
+    team: Word | None = None
+    """Team that the job is billed to, in `trainworks usage`; also the account of Slurm, unless `slurm.account` says."""
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     """Order among waiting jobs: higher priorities start first."""
     preemptible: bool = True

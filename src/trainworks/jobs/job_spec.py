@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainworks.jobs.environment import accelerators_per_node
+
+ARRAY_ID = "TRAINWORKS_ARRAY_ID"
+"""Variable with the id of the array that a command is one of."""
+_ARRAY_LETTERS = "bcdfghjkmnpqrstvwxz"  # spell no words
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
@@ -54,6 +60,20 @@ class JobSpec:
     max_restarts: int = 0
     """Automatic restarts after a failure that a restart can fix."""
     working_folder: str = "."
+    team: str = ""
+    """Team that the job is billed to."""
+    array: str | None = None
+    """Id of the array that the job is one of: `array-kxbwtq`."""
+
+
+def new_array_id() -> str:
+    """Draw an id for an array, unlike any run id: `array-kxbwtq`."""
+    return "array-" + "".join(secrets.choice(_ARRAY_LETTERS) for _ in range(6))
+
+
+def is_array_id(name: str) -> bool:
+    """Whether a name has the form of an array's id."""
+    return re.fullmatch(f"array-[{_ARRAY_LETTERS}]{{6}}", name) is not None
 
 
 def spec_of_run(resolved: ResolvedRun) -> JobSpec:
@@ -81,6 +101,7 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes
+    array = run_file.envs.get(ARRAY_ID) or ""
     return JobSpec(
         run_id=run_id,
         name=run_file.name,
@@ -98,6 +119,8 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
         depends_on=job.depends_on,
         hold=job.hold,
         health=bool(job.health),
+        team=job.team or "",
+        array=array if is_array_id(array) else None,
     )
 
 
