@@ -34,6 +34,7 @@ from trainworks.api.proving.health import health as health
 from trainworks.api.proving.review import review as review
 from trainworks.api.retention.removal import remove as remove
 from trainworks.api.run_handle import find_run as find_run
+from trainworks.api.run_handle import find_runs as find_runs
 from trainworks.api.run_handle import runs as runs
 from trainworks.api.runs import report as report
 from trainworks.api.runs import resume as resume

@@ -33,8 +33,8 @@ __all__ = [
     "RunDir",
     "as_run",
     "backend_poller",
-    "find_all",
     "find_run",
+    "find_runs",
     "resume_command",
     "runs",
 ]
@@ -208,7 +208,7 @@ def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: No
         return Run(job.run_dir, notify)
 
 
-def find_all(
+def find_runs(
     names: Sequence[str], folder: Path | str = "runs", *, live: bool = False, notify: Notify = warn
 ) -> list[Run]:
     """The runs that `find_run` finds, and those of arrays; the newest run without a name.
@@ -221,6 +221,14 @@ def find_all(
 
     Raises:
         UnknownRunError: no such run or array.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> folder = tempfile.mkdtemp()
+        >>> [trainworks.run(["true"], folder=folder).id for _ in range(2)] == [
+        ...     run.id for run in find_runs(["true-1", "true-2"], folder)
+        ... ]
+        True
     """
     if not names:
         return [find_run(None, folder, notify=notify)]

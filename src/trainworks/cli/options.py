@@ -69,9 +69,7 @@ def find(run: str | None, runs: Path | None) -> Run:
 
 def find_each(names: list[str] | None, runs: Path | None, *, live: bool = False) -> list[Run]:
     """The runs that arguments name, all of an array by its id, or only those that live; the newest run without any."""
-    from trainworks.api.run_handle import find_all
-
-    return find_all(names or [], runs_folder(runs), live=live, notify=warn)
+    return trainworks.find_runs(names or [], runs_folder(runs), live=live, notify=warn)
 
 
 @contextmanager
