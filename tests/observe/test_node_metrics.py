@@ -17,7 +17,7 @@ from tests.observe.prometheus import values
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.errors import ArgumentError
 from trainworks.jobs.job_row import Placement
-from trainworks.jobs.store import JobStore, open_store
+from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily, exposition
@@ -70,14 +70,6 @@ class BusyNvml(FakeNvml):
         if function == NOT_THERE:
             return lambda handle: self._refuse()
         return (lambda handle, *others: BUSY[function]) if function in BUSY else super().__getattr__(function)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStore:
-    """A job store of this test's own."""
-    url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    monkeypatch.setenv("TRAINWORKS_STORE", url)
-    return open_store(url)
 
 
 def of_gpu(text: str, index: int) -> dict[str, float]:

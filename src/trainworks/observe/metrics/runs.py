@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metrics import MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
@@ -40,6 +41,8 @@ class RunSnapshot:
     """Throughput over them."""
     eta_s: float | None = None
     """Time from the last one to the end of the run at their pace; without checkpoints, restarts and waits to come."""
+    slowest: SlowestRank | None = None
+    """The rank that the others waited for in the last logging interval."""
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
@@ -114,6 +117,10 @@ def _latest(key: str) -> Callable[[RunSnapshot], float | None]:
     return read
 
 
+def _slowest(key: Literal["rank", "extra_s"]) -> Callable[[RunSnapshot], float | None]:
+    return lambda run: None if run.slowest is None else run.slowest[key]
+
+
 def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
     return lambda run: None if run.plan is None else read(run.plan)
 
@@ -154,6 +161,7 @@ def _planned_energy(run: RunSnapshot) -> float | None:
 
 
 _RECENT = "metrics.jsonl: up to 50 steps of the last 5 s"
+_INTERVAL = "metrics.jsonl: `slowest` of the last interval"
 _PLAN = "resolved.json: the plan"
 _EVENTS = "events.jsonl"
 _LEDGER = "the time ledger of `trainworks report`"
@@ -206,6 +214,13 @@ _METRICS = (
         "Planned time of a part of a step; the parts add up.",
         _PLAN,
         label="part",
+    ),
+    _metric("slowest_rank", _slowest("rank"), "Rank that the others waited for in the last interval.", _INTERVAL),
+    _metric(
+        "slowest_rank_extra_seconds",
+        _slowest("extra_s"),
+        "Time per step of that rank's own work beyond the median of the others.",
+        _INTERVAL,
     ),
     _metric("memory_peak_bytes", attrgetter("memory_peak_bytes"), "Peak memory of the fullest rank.", "metrics.jsonl"),
     _metric(

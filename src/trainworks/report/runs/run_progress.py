@@ -13,7 +13,7 @@ from trainworks.host import process
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metrics import MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -36,6 +36,8 @@ class Progress:
     """Time of the first launch."""
     relaunched_at: float | None = None
     """Time of the last launch."""
+    slowest: SlowestRank | None = None
+    """The rank that the others waited for in the last logging interval of this attempt."""
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
     """Step of the newest checkpoint that is not known to be damaged."""
@@ -127,7 +129,9 @@ class RunFollower:
         for row in cast(list[MetricsRow], rows):
             if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
                 self._recent.clear()
+                self._progress.slowest = None
             self._recent.append(row)
+            self._progress.slowest = row.get("slowest", self._progress.slowest)
             self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)
         if self._recent and self._recent[-1]["t"] >= since:
             latest = self._recent[-1]
