@@ -9,6 +9,7 @@ from typing import Literal
 
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
+from trainworks.plan.run.energy import run_energy
 from trainworks.record.metrics import MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
@@ -157,7 +158,7 @@ def _mfu(run: RunSnapshot) -> float | None:
 
 def _planned_energy(run: RunSnapshot) -> float | None:
     power_w = run.resolved.power_limit_w
-    return None if run.plan is None or power_w is None else power_w * run.plan.run_time_s
+    return None if run.plan is None or power_w is None else run_energy(run.plan, power_w).value
 
 
 _RECENT = "metrics.jsonl: up to 50 steps of the last 5 s"
@@ -234,8 +235,13 @@ _METRICS = (
         _PLAN,
     ),
     _metric("spent_seconds", attrgetter("spent_s"), "Time since the launch by category.", _LEDGER, label="category"),
-    _metric("energy_joules", attrgetter("energy_j"), "Energy of the accelerators so far.", "usage/, from NVML"),
-    _metric("planned_energy_joules", _planned_energy, "Power limit of the accelerators * planned run time.", _PLAN),
+    _metric("energy_joules", attrgetter("energy_j"), "Energy of the accelerators so far.", "usage/, from the driver"),
+    _metric(
+        "planned_energy_joules",
+        _planned_energy,
+        "Power limit of the accelerators by what the plan has them do, for the planned run time.",
+        _PLAN,
+    ),
     _metric("checkpoint_step", attrgetter("checkpoint_step"), "Step of the newest intact checkpoint.", _EVENTS),
     _metric("checkpoint_timestamp_seconds", attrgetter("checkpoint_at"), "Time of that checkpoint.", _EVENTS),
     _metric("checkpoint_bytes", attrgetter("checkpoint_bytes"), "Size of the last checkpoint.", _EVENTS),
