@@ -25,7 +25,6 @@ from trainworks.report.rendering.document import (
     Table,
     left,
 )
-from trainworks.report.rendering.plots import Bar, Bars, Segment
 from trainworks.report.request_text import request_text
 from trainworks.units import format_duration
 
@@ -195,16 +194,7 @@ def nodes_document(nodes: Sequence[NodeStatus]) -> Document:
         for node in nodes
     ]
     columns = left("node", "state", "cores", "accelerators", "jobs", "why", wrap=True)
-    bars = Bars([_use(node) for node in nodes], is_compact=True)
-    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)]), Section("In use", [bars], only="page")])
-
-
-def _use(node: NodeStatus) -> Bar:
-    """Share of a node's accelerators, or of its cores if it has none, that jobs hold."""
-    taken, whole = (node.accelerators_taken, node.accelerators) if node.accelerators else (node.cores_taken, node.cores)
-    share = taken / whole if whole else 0.0
-    parts = [Segment("in use", share, f"{share:.0%}", "compute"), Segment("free", 1 - share, "", "idle")]
-    return Bar(node.name, _accelerators(node) or f"{node.cores_taken:g} of {node.cores:g} cores", parts)
+    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)])])
 
 
 def _accelerators(node: NodeStatus) -> str:
