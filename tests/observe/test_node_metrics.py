@@ -17,7 +17,7 @@ from tests.observe.prometheus import values
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.errors import ArgumentError
 from trainworks.jobs.job_row import Placement
-from trainworks.jobs.store import JobStore, open_store
+from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily, exposition
@@ -70,14 +70,6 @@ class BusyNvml(FakeNvml):
         if function == NOT_THERE:
             return lambda handle: self._refuse()
         return (lambda handle, *others: BUSY[function]) if function in BUSY else super().__getattr__(function)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStore:
-    """A job store of this test's own."""
-    url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    monkeypatch.setenv("TRAINWORKS_STORE", url)
-    return open_store(url)
 
 
 def of_gpu(text: str, index: int) -> dict[str, float]:
@@ -180,10 +172,11 @@ def test_a_store_that_does_not_answer_fails_its_collector_alone(
 
 
 def test_an_error_that_nobody_foresaw_fails_its_collector_alone(tmp_path: Path, clock: FakeClock) -> None:
-    def broken() -> None:
-        raise RuntimeError("the library has changed")
-
-    metrics = NodeMetrics(["gpus", "fabric"], tmp_path, clock=clock, nvml=BusyNvml(1), amdsmi=broken, root=tmp_path)
+    nvml = BusyNvml(1)
+    nvml.activity = {}  # a library that has changed
+    metrics = NodeMetrics(["gpus", "fabric"], tmp_path, clock=clock, nvml=nvml, root=tmp_path)
+    metrics.text()
+    clock.sleep(2)
     found = values(metrics.text())
     success = 'trainworks_exporter_collector_success{collector="%s"}'
     assert (found[success % "gpus"], found[success % "fabric"]) == (0, 1)

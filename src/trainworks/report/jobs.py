@@ -212,6 +212,29 @@ def facts(row: JobRow | Attempt | NodeStatus) -> dict[str, Any]:
     return dataclasses.asdict(row)
 
 
+def nodes_document(nodes: Sequence[NodeStatus]) -> Document:
+    """Free and used resources of every node."""
+    rows = [
+        [
+            node.name,
+            node.state,
+            f"{node.cores_taken:g} of {node.cores:g}",
+            _accelerators(node),
+            ", ".join(node.jobs),
+            node.reason or "",
+        ]
+        for node in nodes
+    ]
+    columns = left("node", "state", "cores", "accelerators", "jobs", "why", wrap=True)
+    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)])])
+
+
+def _accelerators(node: NodeStatus) -> str:
+    if not node.accelerators:
+        return ""
+    return f"{node.accelerators_taken} of {node.accelerators} {node.accelerator or ''}".strip()
+
+
 def rebuilt_document(rows: Sequence[tuple[str, str | None, str | None]]) -> Document:
     """Runs that a rebuild added to the job store: id, state and note of each."""
     cells = [[run, state or "left out", note or ""] for run, state, note in rows]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -82,9 +82,10 @@ def pages(site: Site) -> APIRouter:
     _form_pages(router, site)
 
     @router.get("/nodes")
-    def nodes_page(visitor: VisitorOf) -> str:
+    def nodes_page(visitor: VisitorOf, cluster: Literal["", "slurm", "kubernetes"] = "") -> str:
         machine = site.machine()
-        return render(node_page.document(site.nodes(), machine.load, machine.health), "site.html", visitor)
+        document = node_page.document(site.nodes(cluster or None), machine.load, machine.health)
+        return render(document, "nodes.html", visitor, cluster=cluster, clusters=("", *site.clusters()))
 
     @router.get("/costs")
     def costs_page(visitor: VisitorOf) -> str:

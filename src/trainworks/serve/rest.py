@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import to_json
 
 from trainworks.api.jobs import Attempt, JobRow, NodeStatus
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
@@ -165,25 +166,25 @@ def _run_routes(router: APIRouter, site: Site) -> None:
 
 
 def _record_routes(router: APIRouter, site: Site) -> None:
-    @router.get("/runs/{run}/metrics", tags=["runs"])
+    @router.get("/runs/{run}/metrics", tags=["runs"], response_model=dict[str, list[float | None]])
     def list_metrics(
         run: Name,
         names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(COLUMNS)}.")] = "loss",
         points: Annotated[int, Query(ge=2, le=20_000)] = 1000,
         first: Annotated[int, Query(ge=0, le=2**53)] = 0,
         last: Whole = None,
-    ) -> dict[str, list[float | None]]:
+    ) -> Response:
         """Metrics of the steps that count, thinned so that the first name keeps its spikes; null is not a number."""
         wanted = tuple(name.strip() for name in names.split(","))
         if unknown := [name for name in wanted if name not in COLUMNS]:
             raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
         view, key = site.views.view(run), (wanted, points, first, last)
-        found = site.shared.get(
-            ("metrics", view.run.path, key),
-            lambda: view.metrics(wanted, points=points, first=first, last=last),
-            stamp=view.stamp(),
-        )
-        return {name: [finite(value) for value in values] for name, values in found.items()}
+
+        def compute() -> bytes:
+            return to_json(finite(view.metrics(wanted, points=points, first=first, last=last)))
+
+        text = site.shared.get(("metrics", view.run.path, key), compute, stamp=view.stamp())
+        return Response(text, media_type="application/json")
 
     @router.get("/runs/{run}/events", tags=["runs"])
     def list_events(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -94,6 +96,12 @@ class Site:
     def nodes(self, cluster: str | None = None) -> list[NodeStatus]:
         """Nodes of this machine's queue, or of a cluster; a few seconds old."""
         return self.shared.get(("nodes", cluster), lambda: nodes(cluster), age_s=_LOAD_AGE_S)
+
+    def clusters(self) -> list[str]:
+        """Engines whose nodes this machine can ask for, besides its own queue."""
+        kubernetes = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
+        found = {"slurm": shutil.which("sinfo") is not None, "kubernetes": kubernetes.is_file()}
+        return [engine for engine, is_here in found.items() if is_here]
 
     def machine(self) -> MachineState:
         """Load of this machine, a few seconds old, and its health, checked every few minutes."""

@@ -13,8 +13,7 @@ from trainworks.cli.output import show_document
 
 def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """Free and used resources of every node, and why a node is drained or down."""
-    from trainworks.report.jobs import facts
-    from trainworks.report.runs.nodes import nodes_document
+    from trainworks.report.jobs import facts, nodes_document
 
     nodes = trainworks.nodes(cluster)
     if as_json:

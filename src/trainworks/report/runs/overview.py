@@ -9,6 +9,7 @@ from typing import Any
 
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.machine_load import AcceleratorLoad, MachineLoad
+from trainworks.report.jobs import nodes_document
 from trainworks.report.rendering.document import (
     Block,
     Cell,
@@ -21,7 +22,6 @@ from trainworks.report.rendering.document import (
     left,
     right,
 )
-from trainworks.report.runs.nodes import nodes_document
 from trainworks.results import Result
 from trainworks.units import format_bytes, format_count, format_duration
 
