@@ -26,6 +26,8 @@ from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
 from trainworks.config.spec import field_docs
+from trainworks.config.stack_parts import nodes, scheduler, storage
+from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
@@ -174,16 +176,21 @@ def stack_file_page() -> str:
     )
     models: list[tuple[str, type[BaseModel]]] = [
         ("", stack.Stack),
-        ("nodes[]", stack.NodeGroup),
-        ("nodes[].hardware", stack.Hardware),
-        ("gpu", stack.GpuSoftware),
-        ("slurm", stack.SlurmScheduler),
-        ("slurm.partitions[]", stack.Partition),
-        ("mounts[]", stack.SharedMount),
-        ("scratch", stack.Scratch),
-        ("environments[]", stack.SoftwareEnvironment),
-        ("monitoring", stack.Monitoring),
-        ("users[]", stack.StackUser),
+        ("nodes[]", nodes.NodeGroup),
+        ("nodes[].hardware", nodes.Hardware),
+        ("gpu", parts.GpuSoftware),
+        ("slurm", scheduler.SlurmScheduler),
+        ("slurm.partitions[]", scheduler.Partition),
+        ("slurm.qos[]", scheduler.QualityOfService),
+        ("slurm.accounts[]", scheduler.SlurmAccount),
+        ("slurm.power", scheduler.SlurmPower),
+        ("mounts[]", storage.SharedMount),
+        ("mounts[].folders[]", storage.StripedFolder),
+        ("scratch", storage.Scratch),
+        ("metadata", storage.MetadataArray),
+        ("environments[]", parts.SoftwareEnvironment),
+        ("monitoring", parts.Monitoring),
+        ("users[]", scheduler.StackUser),
     ]
     return _page("Stack file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 
