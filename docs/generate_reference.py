@@ -25,6 +25,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
+from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
@@ -149,6 +150,7 @@ def run_file_page() -> str:
         ("cluster.autoscale.slurm.node", autoscale.CloudNode),
         ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
         ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
+        ("environment", run_environment.RunEnvironment),
         ("software", software.TrainingSoftware),
         ("layout", layout.Layout),
         ("job", engines.JobOptions),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import accelerators_per_node
@@ -51,6 +52,8 @@ class JobSpec:
     max_restarts: int = 0
     """Automatic restarts after a failure that a restart can fix."""
     working_folder: str = "."
+    environment: Literal["lock", "conda", "image"] | None = None
+    """Kind of the packages that the run file names for its ranks."""
 
 
 def spec_of_run(resolved: ResolvedRun) -> JobSpec:
@@ -95,6 +98,7 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
         depends_on=job.depends_on,
         hold=job.hold,
         health=bool(job.health),
+        environment=run_file.environment.kind if run_file.environment else None,
     )
 
 
