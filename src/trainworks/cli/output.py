@@ -14,11 +14,10 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trainworks.api.deploying.proposal import Proposed
     from trainworks.api.run_request import RunRequest
     from trainworks.config.load import Source
     from trainworks.config.run_file import RunFile
-    from trainworks.plan.network.plan import NetworkPlan
-    from trainworks.plan.sizing.result import Proposal
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
 
@@ -87,7 +86,7 @@ def show_unused(request: RunRequest) -> None:
         say(f"note: {unused}", err=True)
 
 
-def write_proposed_stack(proposal: Proposal | NetworkPlan, path: Path) -> None:
+def write_proposed_stack(proposal: Proposed, path: Path) -> None:
     """Write the stack file of a proposed cluster, and say on stderr what follows."""
     from trainworks.api.deploying.proposal import stack_yaml
 

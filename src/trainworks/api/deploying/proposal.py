@@ -9,7 +9,11 @@ from trainworks.plan.sizing.result import Proposal
 from trainworks.units import format_bytes
 
 
-def stack_yaml(proposal: Proposal | NetworkPlan) -> str:
+Proposed = Proposal | NetworkPlan
+"""What `size` and `network` return for one cluster."""
+
+
+def stack_yaml(proposal: Proposed) -> str:
     """The stack file of a proposed cluster, as text.
 
     Args:
