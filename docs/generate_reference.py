@@ -25,6 +25,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
 from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
+from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
 from trainworks.config.stack_parts import nodes, scheduler, storage
 from trainworks.config.stack_parts import software as parts
@@ -151,6 +152,7 @@ def run_file_page() -> str:
         ("cluster.autoscale.slurm.node", autoscale.CloudNode),
         ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
         ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
+        ("environment", run_environment.RunEnvironment),
         ("software", software.TrainingSoftware),
         ("layout", layout.Layout),
         ("job", engines.JobOptions),

@@ -30,6 +30,7 @@ _PUBLIC = {
     "describe": "jobs",
     "dev": "developing.dev",
     "drain": "jobs",
+    "env": "environments.env",
     "find_job": "jobs",
     "find_run": "run_handle",
     "find_runs": "run_handle",

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainworks.api.environments.files import with_image
 from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
 from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.sbatch import is_batch_script, load_batch_script
@@ -178,6 +179,10 @@ def _member(request: RunRequest, array: str, index: int, members: Sequence[int])
     return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))
 
 
+_ENGINES = {"jobset": "kubernetes", "trainjob": "kubernetes", "skypilot": "skypilot"}
+"""Formats whose nodes start from an image, and the engine with the key of it."""
+
+
 def job_in_format(request: RunRequest, name: str) -> str:
     """The job as text for an engine that Trainworks does not talk to; this machine is not probed.
 
@@ -188,7 +193,11 @@ def job_in_format(request: RunRequest, name: str) -> str:
     Raises:
         UsageError: the format cannot express the job.
     """
-    run_file = request.run_file
+    run_file = with_image(request.run_file, _ENGINES.get(name))
+    if run_file.environment is not None and (run_file.environment.file or name not in _ENGINES):
+        key = f"environment.{run_file.environment.kind}"
+        hint = "bake the packages into an image" if name in _ENGINES else f"remove `{key}`"
+        raise UsageError(f"a job as {name} does not support `{key}`: nothing on its nodes builds it", hint=hint)
     if run_file.job.health:
         raise UsageError(f"a job as {name} cannot check its nodes", hint="remove `job.health`")
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")

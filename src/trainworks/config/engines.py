@@ -16,7 +16,7 @@ from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, i
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
-from trainworks.config.spec import Spec
+from trainworks.config.spec import Image, Spec
 from trainworks.errors import UsageError
 
 
@@ -40,9 +40,6 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,
 
 Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
 """A path or an image: no blank, comma, quote or shell character."""
-
-Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./][A-Za-z0-9._@/:+=#-]*$", max_length=4096)]
-"""A container image, also with the `#` that Enroot writes after the name of a registry, or its file."""
 
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
 """A program on the search path or by its own path; never passed to a shell."""

@@ -15,6 +15,7 @@ from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
+from trainworks.config.environment import RunEnvironment, environment_from_text
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
@@ -373,6 +374,12 @@ class RunFile(Spec):
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of `setup` and `run`; null takes the value from the shell that starts the run."""
+    environment: Annotated[
+        RunEnvironment | None,
+        BeforeValidator(environment_from_text, json_schema_input_type=RunEnvironment | str | None),
+    ] = None
+    """Packages of the ranks: a lock file, a conda file or an image; a file name alone is short for `{lock: ...}` or
+    `{conda: ...}`. By default those of Trainworks, and for a command those of the shell."""
     workdir: Annotated[str, AfterValidator(_path)] | None = None
     """Working directory of `setup` and `run`; the current one by default."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
@@ -422,6 +429,12 @@ class RunFile(Spec):
         for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:
                 raise FieldError(f"`{key}` needs `run`")
+        if self.starts == "once" and self.environment is not None and self.nodes > 1:
+            raise FieldError(
+                f"`environment` with `framework: {self.framework}` works on one node, got {self.nodes}: its launcher "
+                "starts ranks on nodes that may still build",
+                hint="set `cluster.nodes: 1`, or activate an environment in the command",
+            )
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trainworks.jobs.environment import accelerators_per_node
 
@@ -64,6 +64,8 @@ class JobSpec:
     """Team that the job is billed to."""
     array: str | None = None
     """Id of the array that the job is one of: `array-kxbwtq`."""
+    environment: Literal["lock", "conda", "image"] | None = None
+    """Kind of the packages that the run file names for its ranks."""
 
 
 def new_array_id() -> str:
@@ -121,6 +123,7 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
         health=bool(job.health),
         team=job.team or "",
         array=array if is_array_id(array) else None,
+        environment=run_file.environment.kind if run_file.environment else None,
     )
 
 

@@ -13,6 +13,7 @@ from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
+from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.results import Result
 
 
@@ -235,6 +236,8 @@ class ResolvedRun(Result, Spec):
     working_folder: str
     commit: str | None = None
     """Git commit of the working folder, with `-dirty` if files differ from it; None outside of a repository."""
+    environment: ResolvedEnvironment | None = None
+    """Packages of the ranks; None for those of Trainworks, or of the shell of a command."""
     processes: Processes
     host: HostFacts
     forecast: Forecast | None = None
@@ -250,7 +253,7 @@ class ResolvedRun(Result, Spec):
 
     def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
         """This plan for the run of an earlier one, whose origin, node check and observers stay."""
-        kept = ("created_at", "working_folder", "commit", "node_check", "observers")
+        kept = ("created_at", "working_folder", "commit", "environment", "node_check", "observers")
         return self.model_copy(update={name: getattr(before, name) for name in kept})
 
     @property

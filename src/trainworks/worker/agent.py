@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
+from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
 from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
@@ -44,6 +45,8 @@ def main(
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
         resolved = run_dir.read_resolved()
+        if resolved.environment is None:
+            run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
