@@ -261,11 +261,13 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
     interrupt(running)
     finished(running)
     newest = complete_checkpoints(program.run_dir)[-1][1]
-    part = next(newest.glob("*.distcp"))
+    part = next(newest.glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1])
     code, _, stderr = program.run("resume")
     assert (code, program.curve()) == (0, uninterrupted)
-    assert re.search(r"checkpoint of step \d+ is damaged: __\d_0.distcp: .* bytes instead of .*; resuming", stderr)
+    assert re.search(
+        r"checkpoint of step \d+ is damaged: rank-\d.safetensors: .* bytes instead of .*; resuming", stderr
+    )
     assert "is damaged: " in program.run("report")[1]
 
 
@@ -275,12 +277,12 @@ def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise
     interrupt(running)
     finished(running)
     for _, folder in complete_checkpoints(program.run_dir):
-        content = bytearray((folder / ".metadata").read_bytes())
+        content = bytearray((folder / "metadata.json").read_bytes())
         content[len(content) // 2] ^= 1
-        (folder / ".metadata").write_bytes(content)
+        (folder / "metadata.json").write_bytes(content)
     code, _, stderr = program.run("resume")
     assert (code, "Traceback" in stderr) == (3, False)
     error = stderr[stderr.index("error: ") :]
-    assert "no checkpoint can be loaded: step" in error and ".metadata: checksum differs; step 24: " in error
+    assert "no checkpoint can be loaded: step" in error and "metadata.json: checksum differs; step 24: " in error
     assert "start a new run: trainworks run" in error and "trainworks resume" not in error
     program.assert_nothing_left()
