@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageIn
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.serialization import _get_layout
 
-from trainworks.worker.checkpoint.metadata import Place, UnreadableCheckpointError
+from trainworks.worker.checkpoint.metadata import ByteRange, UnreadableCheckpointError
 
 LEGACY_METADATA = ".metadata"
 _CLASSES = (
@@ -47,7 +47,7 @@ def _read(path: Path) -> Metadata:
             metadata = _Unpickler(file).load()
             assert isinstance(metadata, Metadata)
             for info in metadata.storage_data.values():
-                Place(info.relative_path, info.offset, info.length)
+                ByteRange(info.relative_path, info.offset, info.length)
         except UnreadableCheckpointError:
             raise
         except Exception as error:  # a damaged pickle raises nearly everything

@@ -41,7 +41,7 @@ class UnreadableCheckpointError(EnvironmentProblem):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ByteRange:
     """Bytes of a file of the checkpoint."""
 
     file: str
@@ -53,7 +53,7 @@ class Place:
             raise UnreadableCheckpointError(f"no place in a checkpoint: `{self.file}` {self.start} {self.num_bytes}")
 
 
-def encode(metadata: Metadata, places: Mapping[MetadataIndex, Place]) -> bytes:
+def encode(metadata: Metadata, places: Mapping[MetadataIndex, ByteRange]) -> bytes:
     """The content of metadata.json."""
     tensors, values = {}, {}
     for name, entry in metadata.state_dict_metadata.items():
@@ -70,7 +70,7 @@ def encode(metadata: Metadata, places: Mapping[MetadataIndex, Place]) -> bytes:
 
 
 def decode(content: bytes) -> Metadata:
-    """Metadata as `torch.distributed.checkpoint` wants it, with a `Place` for every index.
+    """Metadata as `torch.distributed.checkpoint` wants it, with a `ByteRange` for every index.
 
     Raises:
         UnreadableCheckpointError: the content is not what `encode` writes.
@@ -83,7 +83,7 @@ def decode(content: bytes) -> Metadata:
                 hint="load it with the version of Trainworks that wrote it",
             )
         entries: dict[str, Any] = {}
-        places: dict[MetadataIndex, Place] = {}
+        places: dict[MetadataIndex, ByteRange] = {}
         for name, tensor in fields["tensors"].items():
             chunks = [(_size(each["offset"]), _size(each["shape"]), _read_place(each)) for each in tensor["chunks"]]
             places |= {MetadataIndex(name, offset): place for offset, _, place in chunks}
@@ -101,16 +101,16 @@ def decode(content: bytes) -> Metadata:
     return Metadata(entries, planner_data=paths, storage_data=places, storage_meta=StorageMeta())
 
 
-def _chunk(chunk: ChunkStorageMetadata, place: Place) -> dict[str, Any]:
+def _chunk(chunk: ChunkStorageMetadata, place: ByteRange) -> dict[str, Any]:
     return {"offset": list(chunk.offsets), "shape": list(chunk.sizes), **_place(place)}
 
 
-def _place(place: Place) -> dict[str, Any]:
+def _place(place: ByteRange) -> dict[str, Any]:
     return {"file": place.file, "start": place.start, "bytes": place.num_bytes}
 
 
-def _read_place(fields: Mapping[str, Any]) -> Place:
-    return Place(fields["file"], fields["start"], fields["bytes"])
+def _read_place(fields: Mapping[str, Any]) -> ByteRange:
+    return ByteRange(fields["file"], fields["start"], fields["bytes"])
 
 
 def _size(numbers: list[int]) -> torch.Size:

@@ -32,7 +32,7 @@ from torch.futures import Future
 from trainworks.errors import UsageError
 from trainworks.record.manifest import METADATA
 from trainworks.worker.checkpoint.legacy import LegacyReader
-from trainworks.worker.checkpoint.metadata import Place, UnreadableCheckpointError, decode, encode
+from trainworks.worker.checkpoint.metadata import ByteRange, UnreadableCheckpointError, decode, encode
 
 _Extents = dict[MetadataIndex, tuple[int, int]]
 """Start and size in bytes."""
@@ -99,7 +99,7 @@ class ShardWriter(StorageWriter):
         name: str = plan.storage_data
         values = {item.index: _value_bytes(planner, item) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         header, starts = _header(plan.items, values)
-        places = {index: Place(name, len(header) + start, size) for index, (start, size) in starts.items()}
+        places = {index: ByteRange(name, len(header) + start, size) for index, (start, size) in starts.items()}
         with (self._folder / name).open("wb") as file:
             crc = _append(file, header, 0)
             for item in plan.items:
@@ -136,7 +136,7 @@ class ShardReader(StorageReader):
         super().__init__()
         self._folder = folder
         self._metadata = decode((folder / METADATA).read_bytes())
-        self._places: dict[MetadataIndex, Place] = {}
+        self._places: dict[MetadataIndex, ByteRange] = {}
         self._parts: dict[MetadataIndex, tuple[torch.dtype, torch.Size]] = {}
         """Type and shape of every stored part of a tensor."""
 
@@ -207,7 +207,7 @@ class ShardReader(StorageReader):
         return True
 
 
-def _content(file: BinaryIO, place: Place) -> bytearray:
+def _content(file: BinaryIO, place: ByteRange) -> bytearray:
     """The bytes of one place, or an error if the file ends before."""
     content = bytearray(place.num_bytes)
     view, position = memoryview(content), 0
