@@ -74,18 +74,25 @@ def check_manifest(folder: Path) -> Manifest | Damage:
     Manifests of versions without checksums are accepted.
     """
     try:
-        content = (folder / MANIFEST).read_bytes()
+        manifest = parse_manifest((folder / MANIFEST).read_bytes())
+    except OSError as error:
+        return _unreadable(MANIFEST, error)
+    if isinstance(manifest, Damage):
+        return manifest
+    found = (_check_size(folder, name, size) for name, size in manifest.files.items())
+    return next((damage for damage in found if damage is not None), manifest)
+
+
+def parse_manifest(content: bytes) -> Manifest | Damage:
+    """Check the content of a manifest."""
+    try:
         fields = json.loads(content)
         is_sealed = fields.pop(_OWN_CHECKSUM, None) is not None or "checksums" in fields or METADATA in fields["files"]
         if is_sealed and content != _sealed(fields):
             return Damage(MANIFEST, "checksum differs")
-        manifest = Manifest.model_validate_json(json.dumps(fields))
-    except OSError as error:
-        return _unreadable(MANIFEST, error)
+        return Manifest.model_validate_json(json.dumps(fields))
     except (ValueError, AttributeError, TypeError, KeyError):  # not JSON, not an object, or other fields
         return Damage(MANIFEST, "not a manifest")
-    found = (_check_size(folder, name, size) for name, size in manifest.files.items())
-    return next((damage for damage in found if damage is not None), manifest)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
