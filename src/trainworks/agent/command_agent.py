@@ -20,6 +20,7 @@ from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.jobs.environment import default_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
 from trainworks.jobs.program import shell_of
@@ -72,6 +73,7 @@ class _CommandNode:
             )
         ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
         self._follow_usage()
+        follow_notices(self._run_dir, self._node, self._resolved.run_file.recover.notices)
         while True:
             codes = [rank.exit_code() for rank in ranks]
             failed = next((index for index, code in enumerate(codes) if code), None)

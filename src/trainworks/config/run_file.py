@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
+from trainworks.config.checkpoint_copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
@@ -310,6 +311,9 @@ class Checkpoint(Spec):
     """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
     to: str = "runs"
     """Parent folder of the run directory."""
+    copies: CheckpointCopies = ()
+    """Further places, each of which gets the newest checkpoint while training goes on: a folder, or
+    `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
 
 
 class Recover(Spec):
@@ -323,6 +327,9 @@ class Recover(Spec):
     hang_timeout: AutoDurationS = "auto"
     """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
     the last checkpoint. `auto` is 20 median steps, at least 10 s."""
+    notices: Literal["auto", "off", "aws", "gcp", "azure"] = "auto"
+    """Cloud that every node asks whether it takes the node back; the job then saves in the time left, and ends to
+    continue on other nodes. `auto` is the cloud that the machine's firmware names, and none elsewhere."""
 
 
 class Guard(Spec):

@@ -31,10 +31,14 @@ EventKind = Literal[
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
     "checkpoint_failed",  # step, message
+    "checkpoint_copied",  # step, to, bytes, seconds: it is complete in another place of `checkpoint.copies`
+    "checkpoint_copy_failed",  # step, to, message: tried again
     "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): no update of the weights
     "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, without these batches
     "profile",  # first_step, last_step, ranks, folder: the traces of these steps are written
     "profile_refused",  # first_step, last_step, message: the steps could not be recorded
+    "notice",  # node, cloud, what, ends, deadline_at: of the cloud's metadata service
+    "notice_answered",  # node, cloud, what, saves, left_s, needed_s, message: the job ends for a notice
     "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): the job counts as idle
     "busy",  # idle_for_s: the job uses its nodes again
     "stop_requested",  # reason

@@ -85,6 +85,11 @@ class RunDir:
         return self.path / "stop"
 
     @property
+    def save_request_file(self) -> Path:
+        """Present after a request for a checkpoint at the next logging step; rank 0 removes it."""
+        return self.path / "save"
+
+    @property
     def environment_file(self) -> Path:
         """Environment variables of the submitter, readable by the owner only."""
         return self.path / ".environment.json"

@@ -20,6 +20,7 @@ from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
 from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
@@ -50,6 +51,7 @@ def main(
         _start_fork_server(resolved)
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
+        follow_notices(run_dir, int(node), resolved.run_file.recover.notices)
         data_folder = _prepare_data(resolved, run_dir, int(node))
         elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch
         exit_code: int = elastic.run_node(

@@ -139,7 +139,9 @@ class Trainer:
     def _flush(self, step: int) -> Agreement:
         self.heartbeat.mark(Phase.COMMUNICATION, step)
         every_s = self.plan.checkpoint_every_s
-        due = every_s is not None and time.monotonic() - self._last_save_at >= every_s
+        due = self.stop.take_save_request() or (
+            every_s is not None and time.monotonic() - self._last_save_at >= every_s
+        )
         failed = self.checkpointer.failure is not None
         try:
             agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted()))
