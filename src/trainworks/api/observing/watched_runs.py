@@ -71,6 +71,7 @@ class WatchedRun:
             step_s=progress.step_s,
             tokens_per_s=progress.tokens_per_s,
             eta_s=progress.eta_s(resolved.plan.num_steps) if resolved.plan else None,
+            evaluation=progress.evaluation,
             memory_peak_bytes=progress.memory_peak_bytes,
             checkpoint_step=progress.checkpoint_step,
             checkpoint_at=progress.checkpoint_at,
