@@ -24,7 +24,19 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
-from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
+from trainworks.config import (
+    autoscale,
+    data,
+    engines,
+    layout,
+    model,
+    notify,
+    optimizer,
+    run_file,
+    software,
+    stack,
+    track,
+)
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
 from trainworks.config.stack_parts import nodes, scheduler, storage
@@ -138,10 +150,11 @@ def run_file_page() -> str:
     models: list[tuple[str, type[BaseModel]]] = [
         ("", run_file.RunFile),
         ("workload", run_file.Workload),
-        ("workload.model", run_file.Model),
+        ("workload.model", model.Model),
         ("workload.data", data.Data),
         ("workload.data.source[]", data.DataSource),
-        ("workload.optimizer", run_file.Optimizer),
+        ("workload.eval", data.Evaluation),
+        ("workload.optimizer", optimizer.Optimizer),
         ("cluster", run_file.Cluster),
         ("cluster.slurm", engines.Slurm),
         ("cluster.slurm.container", engines.Container),
@@ -280,6 +293,7 @@ def record_page() -> str:
         _event_table(),
         f"## metrics.jsonl\n\n{_about(metrics)}",
         _field_table(metrics, "MetricsRow"),
+        _record_section(None, metrics, "EvaluationResult"),
         _record_section(None, metrics, "SlowestRank"),
         _record_section("status.json", status, "RunStatus"),
         _record_section(None, usage, "NodeUsage"),
@@ -291,7 +305,7 @@ def record_page() -> str:
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
         *(_record_section(None, model_shape, name) for name in ("ModelShape", "LatentAttention", "SmallParameters")),
-        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms")),
+        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms", "PlannedEvaluation")),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
         *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
     )

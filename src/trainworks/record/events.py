@@ -44,7 +44,7 @@ EventKind = Literal[
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text
-    "finished",  # step
+    "finished",  # step; early if evaluations did not improve any more
 ]
 
 Event = dict[str, Any]

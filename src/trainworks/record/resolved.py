@@ -163,6 +163,27 @@ class PlannedLayout(Spec):
     """Median step of a few, where the layout was tuned (`--tune`)."""
 
 
+class PlannedEvaluation(Spec):
+    """Evaluations of a run, and what they cost."""
+
+    every_steps: int
+    count: int
+    batches: int
+    """Global batches of each; at most so many, where the held-out data is not counted yet."""
+    batch_s: float
+    """Predicted time of one batch: forward alone."""
+
+    @property
+    def evaluation_s(self) -> float:
+        """Predicted time of one evaluation."""
+        return self.batches * self.batch_s
+
+    @property
+    def total_s(self) -> float:
+        """Predicted time of all of them."""
+        return self.count * self.evaluation_s
+
+
 class Plan(Spec):
     """The prediction that the run has to answer for."""
 
@@ -185,6 +206,8 @@ class Plan(Spec):
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None
     log_every_steps: int
+    evaluation: PlannedEvaluation | None = None
+    """None for a run that does not evaluate."""
     run_time_s: float
     """Predicted time from launch to the last step."""
 

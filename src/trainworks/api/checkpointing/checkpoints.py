@@ -13,6 +13,7 @@ from trainworks.api.checkpointing.files import copy_files
 from trainworks.api.run_handle import Run, as_run
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in
+from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import (
     Damage,
     Manifest,
@@ -150,7 +151,9 @@ def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path 
 
 
 def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1) -> int:
-    """Delete all but the newest complete checkpoints of a run that is not live, and those that are not complete.
+    """Delete all but the newest complete checkpoints of a run that is not live and the best one by its evaluations.
+
+    Checkpoints that are not complete go, too.
 
     Args:
         run: the run, its id or its folder; the newest run when None.
@@ -171,9 +174,10 @@ def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs",
         complete = [path for _, path in complete_checkpoints(found.run_dir)]
         if not complete:
             raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
-        freed = 0
+        best, freed = best_evaluation(found.run_dir), 0
+        kept = {*complete[-keep:], *([found.run_dir.checkpoint(best.step)] if best else [])}
         for _, path in found.run_dir.checkpoint_folders():
-            if path not in complete[-keep:]:
+            if path not in kept:
                 freed += bytes_in(path)
                 delete_checkpoint(path)
     return freed

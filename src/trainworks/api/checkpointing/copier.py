@@ -89,6 +89,9 @@ class Copier:
             message=problem,
         )
 
+    def close(self) -> None:
+        """Nothing stays open between two copies."""
+
 
 def linked(manifest: Manifest, folder: Path, staging: Path) -> bool:
     """Hard links to all files of a checkpoint, which the run may then delete; False if it already has."""
