@@ -230,7 +230,7 @@ class Checkpoint(Spec):
     to: str = "runs"
     """Parent folder of the run directory."""
     copies: CheckpointCopies = ()
-    """Further places, each of which gets the newest checkpoint while training goes on: a folder, or
+    """Further places, each of which gets the newest checkpoint beside training: a folder, or
     `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
 
 

@@ -158,7 +158,7 @@ class PlannedLayout(Spec):
     step_s: float
     """Predicted."""
     memory_bytes: int
-    """Of the fullest rank, predicted."""
+    """Predicted memory of the fullest rank."""
     measured_s: float | None = None
     """Median step of a few, where the layout was tuned (`--tune`)."""
 
