@@ -67,8 +67,9 @@ def sign_in_page(status: int = 401) -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Fields of a form that was sent."""
-    return dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+    """Fields of a form that was sent, with the line ends of a file: a browser sends CR LF."""
+    fields = parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    return {name: text.replace("\r\n", "\n") for name, text in fields}
 
 
 FormOf = Annotated[Mapping[str, str], Depends(_form)]
