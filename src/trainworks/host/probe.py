@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-import pynvml
 
 from trainworks.files import free_bytes
 from trainworks.host.amd import visible_amd_gpus
-from trainworks.host.nvml import ask
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -54,6 +52,8 @@ def num_cores() -> int:
 
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
     """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver."""
+    import pynvml  # noqa: PLC0415, 20 ms that most commands do without
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -88,6 +88,10 @@ def _amd_accelerators() -> tuple[AcceleratorFacts, ...]:
 
 
 def _power_limit_w(handle: Any) -> float | None:
+    import pynvml  # noqa: PLC0415
+
+    from trainworks.host.nvml import ask  # noqa: PLC0415
+
     milliwatts = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else milliwatts / 1e3
 

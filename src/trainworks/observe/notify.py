@@ -131,8 +131,13 @@ def _after(box: Outbox, event: Event, look: RunLook, options: Notifications) -> 
         return box.model_copy(update=start)
     if event["kind"] == "attempt":
         return box.model_copy(update={"resumed_from": event.get("resumed_from_step")})
-    if event["kind"] != "state":
-        return box
+    if event["kind"] == "notice_answered":
+        return box.with_message(_loses_node(look, event), options, now)
+    return _after_state(box, event, look, options) if event["kind"] == "state" else box
+
+
+def _after_state(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
+    now = float(event["t"])
     if event["state"] in ("RECOVERING", "QUEUED", "PREEMPTED"):
         failed_at = now if box.failed_at is None else box.failed_at
         return box.model_copy(update={"failed_at": failed_at, "failure": cause_text(event)})
@@ -156,6 +161,10 @@ def _finished(box: Outbox, look: RunLook) -> RunMessage:
 
 def _failed(look: RunLook) -> RunMessage:
     return RunMessage(occasion="failed", title=f"{look.run} failed", body=_text([look.failure, look.progress]))
+
+
+def _loses_node(look: RunLook, answered: Event) -> RunMessage:
+    return RunMessage(occasion="danger", title=f"{look.run} loses a node", body=_text([answered["message"]]))
 
 
 def _recovered(box: Outbox, look: RunLook, now: float) -> RunMessage:

@@ -85,6 +85,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         f" + allocator {format_bytes(memory.allocator_bytes)}"
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
         "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
+        "evaluation": _evaluation(plan),
         "run time": f"{format_duration(plan.run_time_s)} predicted",
         "energy": _energy(plan, resolved.power_limit_w),
         "learning": _learning(plan),
@@ -112,6 +113,15 @@ def _learning(plan: Plan) -> str:
     before_s = sum(plan.expected.by_rate_s.values())
     runs = f"{count} run{'s' if count > 1 else ''}"
     return f"learned from {runs} here: {format_duration(before_s)} a step without (`--without-learning`)"
+
+
+def _evaluation(plan: Plan) -> str:
+    each = plan.evaluation
+    if each is None:
+        return ""
+    times = f"{each.count:,} times, every {each.every_steps:,} steps, {each.batches:,} batches"
+    share = each.total_s / plan.run_time_s
+    return f"{times}: {format_duration(each.evaluation_s)} each, {share:.0%} of the run time"
 
 
 def _interval(plan: Plan) -> str:

@@ -93,7 +93,7 @@ def pages(site: Site) -> APIRouter:
 
     @router.get("/costs")
     def costs_page(visitor: VisitorOf) -> str:
-        document = site.shared.get("costs page", lambda: job_costs.document(site.board.held()), age_s=30.0)
+        document = site.shared.get("costs page", lambda: job_costs.document(site.board.usage()), age_s=30.0)
         return render(document, "site.html", visitor)
 
     @router.get("/login")

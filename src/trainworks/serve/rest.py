@@ -100,7 +100,7 @@ def rest(site: Site) -> APIRouter:
     @router.get("/costs", tags=["cluster"])
     def list_costs() -> list[HeldTime]:
         """Accelerator and core hours, and their price, by month, owner and team."""
-        return site.shared.get("costs", site.board.held, age_s=30.0)
+        return site.shared.get("costs", lambda: list(site.board.usage().held), age_s=30.0)
 
     return router
 

@@ -11,6 +11,7 @@ from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import PlaybookRun, TaskResult, run_playbook
 from trainworks.deploy.project import project_files
+from trainworks.deploy.proposed_stack import refuse_placeholders
 from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import target_files
@@ -52,12 +53,13 @@ def render_stack(path: Path | str) -> dict[str, str]:
 
     Raises:
         UsageError: the file does not exist or cannot be read, or a finding of `check_stack` is an error.
-        RunFileError: a key, a value or a name of it is not valid.
+        RunFileError: a key, a value or a name of it is not valid, or a proposed value is not filled in.
 
     >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
     True
     """
     stack, source = _read(Path(path))
+    refuse_placeholders(source)
     for finding in check_stack(path).findings:
         if finding.severity == "error":
             message = f"the stack cannot be installed ({finding.rule}): {finding.message}"

@@ -77,6 +77,7 @@ class WatchedRun:
             tokens_per_s=progress.tokens_per_s,
             eta_s=progress.eta_s(resolved.plan.num_steps) if resolved.plan else None,
             slowest=progress.slowest,
+            evaluation=progress.evaluation,
             memory_peak_bytes=progress.memory_peak_bytes,
             checkpoint_step=progress.checkpoint_step,
             checkpoint_at=progress.checkpoint_at,

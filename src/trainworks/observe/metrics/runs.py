@@ -10,12 +10,12 @@ from typing import Literal
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 from trainworks.plan.run.energy import run_energy
-from trainworks.record.metrics import MetricsRow, SlowestRank
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None
-MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
+MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "other_s")
 """Parts of a step in the metrics of a run."""
 
 
@@ -45,6 +45,8 @@ class RunSnapshot:
     slowest: SlowestRank | None = None
     """The rank that the others waited for in the last logging interval."""
     memory_peak_bytes: int | None = None
+    evaluation: tuple[int, EvaluationResult] | None = None
+    """Step and result of the last evaluation on held-out data."""
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
     checkpoint_bytes: int | None = None
@@ -122,6 +124,15 @@ def _slowest(key: Literal["rank", "extra_s"]) -> Callable[[RunSnapshot], float |
     return lambda run: None if run.slowest is None else run.slowest[key]
 
 
+def _held_out(key: str) -> Callable[[RunSnapshot], float | None]:
+    def read(run: RunSnapshot) -> float | None:
+        found: Mapping[str, object] = run.evaluation[1] if run.evaluation else {}
+        value = found.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+    return read
+
+
 def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
     return lambda run: None if run.plan is None else read(run.plan)
 
@@ -186,6 +197,14 @@ _METRICS = (
     _metric("planned_steps", _planned(attrgetter("num_steps")), "Optimizer steps of the whole run.", _PLAN),
     _metric("last_step_timestamp_seconds", _latest("t"), "Time of the last recorded step.", "metrics.jsonl"),
     _metric("loss", _latest("loss"), "Loss of the last step, mean over the tokens, in nats.", "metrics.jsonl"),
+    _metric("held_out_loss", _held_out("loss"), "Loss of the last evaluation on held-out data.", "metrics.jsonl"),
+    _metric("held_out_accuracy", _held_out("accuracy"), "Accuracy of the last evaluation, 0 to 1.", "metrics.jsonl"),
+    _metric(
+        "held_out_step",
+        lambda run: run.evaluation[0] if run.evaluation else None,
+        "Step of the last evaluation on held-out data.",
+        "metrics.jsonl",
+    ),
     _metric("gradient_norm", _latest("grad_norm"), "Gradient norm of the last step before clipping.", "metrics.jsonl"),
     _metric("learning_rate", _latest("lr"), "Learning rate of the last step.", "metrics.jsonl"),
     _metric("tokens_per_second", attrgetter("tokens_per_s"), "Throughput of the whole job.", _RECENT),

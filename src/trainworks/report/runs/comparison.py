@@ -99,7 +99,7 @@ def build_comparison(
     skipped = warmup_steps(len(steps))
     steady = steps.where(slice(skipped, None))
     num_other_steps = len(history.effective) - len(steps)
-    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady["step_s"]))
+    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady.training_s))
     terms = _step_time_terms(plan, steady, step_time.measured)
     memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
     run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
@@ -178,7 +178,7 @@ def _energy(energy: Difference, interval: tuple[float, float] | None) -> tuple[s
 
 
 def _tokens_per_s(steps: Steps) -> Floats:
-    step_s = steps["step_s"]
+    step_s = steps.training_s
     return np.divide(steps["tokens"], step_s, out=np.zeros(len(steps)), where=step_s > 0)
 
 

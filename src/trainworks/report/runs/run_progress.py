@@ -13,7 +13,7 @@ from trainworks.host import process
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import MetricsRow, SlowestRank
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -32,6 +32,8 @@ class Progress:
     recent: list[MetricsRow] = field(default_factory=list)
     """The last steps of the current attempt: up to 50, from about the last 5 seconds."""
     new_events: list[Event] = field(default_factory=list)
+    evaluation: tuple[int, EvaluationResult] | None = None
+    """Step and result of the last evaluation."""
     launched_at: float | None = None
     """Time of the first launch."""
     relaunched_at: float | None = None
@@ -132,6 +134,8 @@ class RunFollower:
                 self._progress.slowest = None
             self._recent.append(row)
             self._progress.slowest = row.get("slowest", self._progress.slowest)
+            if "evaluation" in row:
+                self._progress.evaluation = row["step"], row["evaluation"]
             self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)
         if self._recent and self._recent[-1]["t"] >= since:
             latest = self._recent[-1]
