@@ -142,7 +142,7 @@ def of_peer(
         command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 600
         for page in pages:
             while not asyncio.run(has_answer(port, page)):
                 if process.poll() is not None or time.monotonic() > until:

@@ -48,6 +48,23 @@ class BusyNvml(FakeNvml):
         super().__init__([gpu(index) for index in range(count)])
         self.activity = dict.fromkeys(range(100), 50.0)
         self.freed = 0
+        self.xids: list[tuple[int, int]] = []
+        """GPU and code of XIDs that nothing has read."""
+
+    def nvmlEventSetCreate(self) -> Any:  # noqa: N802
+        return object()
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: Any) -> None:  # noqa: N802
+        """All GPUs have the events."""
+
+    def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:  # noqa: N802
+        if not self.xids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        gpu_index, code = self.xids.pop(0)
+        return SimpleNamespace(device=gpu_index, eventData=code)
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
+        return handle
 
     def nvmlGpmQueryDeviceSupport(self, handle: int) -> Any:  # noqa: N802
         return SimpleNamespace(isSupportedDevice=1)
@@ -110,6 +127,22 @@ def test_activity_is_a_mean_between_two_scrapes() -> None:
     assert (second["PROF_SM_ACTIVE"], second["PROF_PIPE_TENSOR_ACTIVE"]) == (0.5, 0.5)
     assert second["PROF_NVLINK_TX_BYTES"] == 50 * 2**20
     assert nvml.freed == 1
+
+
+def test_the_last_xid_of_a_gpu_stays() -> None:
+    nvml = BusyNvml(2)
+    reader = GpuReader(nvml)
+    assert of_gpu(exposition(reader.samples()), 1)["DEV_XID_ERRORS"] == 0
+    nvml.xids += [(1, 31), (1, 79)]
+    for _ in range(2):
+        text = exposition(reader.samples())
+        assert (of_gpu(text, 0)["DEV_XID_ERRORS"], of_gpu(text, 1)["DEV_XID_ERRORS"]) == (0, 79)
+
+
+def test_a_driver_without_events_has_no_xid() -> None:
+    nvml = BusyNvml(1)
+    nvml.nvmlEventSetCreate = nvml._refuse  # type: ignore[method-assign]
+    assert "DEV_XID_ERRORS" not in of_gpu(exposition(GpuReader(nvml).samples()), 0)
 
 
 def test_a_lost_gpu_is_counted_and_the_others_are_read() -> None:

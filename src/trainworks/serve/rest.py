@@ -145,14 +145,14 @@ def _run_routes(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{run}", tags=["runs"], response_model=Report)
     def report_run(run: Name) -> Response:
         """The report: state, planned and measured, where the time went, attempts, checkpoints, thinned curves."""
-        view = site.views.view(run)
+        view = site.view(run)
         text = site.shared.get(("report", view.run.path), lambda: view.report().model_dump_json(), stamp=view.stamp())
         return Response(text, media_type="application/json")
 
     @router.get("/runs/{run}/findings", tags=["runs"])
     def list_findings(run: Name) -> list[str]:
         """One sentence per difference from the plan worth a sentence, the largest first."""
-        comparison = site.views.view(run).report().comparison
+        comparison = site.view(run).report().comparison
         return list(comparison.findings) if comparison else []
 
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
@@ -160,7 +160,7 @@ def _run_routes(router: APIRouter, site: Site) -> None:
         """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
         return [
             SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
-            for event in site.views.view(run).events()
+            for event in site.view(run).events()
             if event.get("kind") == "checkpoint"
         ]
 
@@ -178,7 +178,7 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         wanted = tuple(name.strip() for name in names.split(","))
         if unknown := [name for name in wanted if name not in COLUMNS]:
             raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
-        view, key = site.views.view(run), (wanted, points, first, last)
+        view, key = site.view(run), (wanted, points, first, last)
 
         def compute() -> bytes:
             return to_json(finite(view.metrics(wanted, points=points, first=first, last=last)))
@@ -193,12 +193,12 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> list[dict[str, Any]]:
         """Events in the order in which they were written."""
-        return [finite(event) for event in site.views.view(run).events()[after : after + limit]]
+        return [finite(event) for event in site.view(run).events()[after : after + limit]]
 
     @router.get("/runs/{run}/logs", tags=["runs"])
     def list_logs(run: Name) -> list[str]:
         """Names of the logs that are on this machine."""
-        return log_names(site.views.view(run).run.run_dir)
+        return log_names(site.view(run).run.run_dir)
 
     @router.get("/runs/{run}/logs/{log}", tags=["runs"])
     def read_run_log(
@@ -209,7 +209,7 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 500,
     ) -> LogPart:
         """The last lines of a log."""
-        return last_lines(site.views.view(run).run.run_dir, log, text=text, level=level, limit=limit)
+        return last_lines(site.view(run).run.run_dir, log, text=text, level=level, limit=limit)
 
 
 def finite(value: Any) -> Any:

@@ -168,6 +168,7 @@ DASHBOARDS = (
                 "short",
                 {"{{check}}": f"max by (check) (trainworks_health_check_status{_NODE}) > 0"},
             ),
+            DashboardPanel("Last XID", "none", {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_DEV_XID_ERRORS{_NODE})"}),
             DashboardPanel(
                 "Errors of NVLink within an hour",
                 "short",
