@@ -8,7 +8,6 @@ from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.sizing.result import Proposal
 from trainworks.units import format_bytes
 
-
 Proposed = Proposal | NetworkPlan
 """What `size` and `network` return for one cluster."""
 
