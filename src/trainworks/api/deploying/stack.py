@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
+from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
@@ -119,7 +120,8 @@ def _read(path: Path) -> tuple[Stack, Source]:
         UsageError: the file does not exist or cannot be read.
         RunFileError: a key, a value or a name of it is not valid.
     """
-    stack, source = load_stack(path)
+    with explaining_names():
+        stack, source = load_stack(path)
     try:
         check_names(stack)
     except ArgumentError as error:
