@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from trainworks.config.load import Source, problems_of, read_text
 from trainworks.config.quantities import FieldError
 from trainworks.config.spec import Spec
+from trainworks.config.stack_parts.fabric import Fabric
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
 from trainworks.config.stack_parts.software import GpuSoftware, Monitoring, SoftwareEnvironment
@@ -35,6 +36,8 @@ class Stack(Spec):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     gpu: GpuSoftware | None = None
     """Software of NVIDIA GPUs; without it, the project installs no driver, for images that have one."""
+    fabric: Fabric | None = None
+    """Network that ranks talk over; without it, adapters and switches are left as they are."""
     slurm: SlurmScheduler
     mounts: tuple[SharedMount, ...] = ()
     scratch: Scratch | None = None
@@ -94,9 +97,13 @@ class Stack(Spec):
         return self
 
     @model_validator(mode="after")
-    def _metadata_has_hosts(self) -> Stack:
+    def _storage_and_managers_are_hosts(self) -> Stack:
         if self.metadata is not None and not self.hosts("storage"):
             raise FieldError("`metadata` is on hosts with the role `storage`, and there are none")
+        names = {name for group in self.nodes for name in group.names}
+        wanted = self.fabric.subnet_managers if self.fabric else ()
+        if missing := [name for name in wanted if name not in names]:
+            raise FieldError(f"no host `{missing[0]}` for the subnet manager", hint="name one of `nodes`")
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
 
-_RULES = ("TW73",)
+_RULES = ("TW73", "TW74")
 
 
 def check_stack(path: Path | str) -> ReviewReport:
