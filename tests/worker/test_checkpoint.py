@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import create_run_dir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer

@@ -125,7 +125,7 @@ class Supervisor:
     def _answer(self, notice: Event) -> None:
         """End the job on a node that its cloud takes back, with a checkpoint if the time is enough for one.
 
-        After mere advice it saves and goes on.
+        After mere advice it saves and continues.
         """
         if not notice["ends"]:
             self._run_dir.save_request_file.touch()

@@ -17,6 +17,7 @@ EventKind = Literal[
     "nodes_unhealthy",  # nodes (by number), message: ranks do not start on them
     "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written
     "agent_started",  # node
+    "environment",  # node, key, seconds (0 if the node had it): the packages of the ranks are there
     "agent_lost",  # node, exit_code
     "restart",  # node (null for all of them): the supervisor starts the agent again
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
@@ -44,7 +45,7 @@ EventKind = Literal[
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text
-    "finished",  # step
+    "finished",  # step; early if evaluations did not improve any more
 ]
 
 Event = dict[str, Any]

@@ -25,6 +25,7 @@ from trainworks.api.run_handle import Run, as_run
 from trainworks.config.checkpoint_copies import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in
+from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import (
     Damage,
     Manifest,
@@ -215,7 +216,9 @@ def checkpoint_copies(
 def prune_checkpoints(
     run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1, copies: bool = False
 ) -> int:
-    """Delete all but the newest complete checkpoints of a run that is not live, and those that are not complete.
+    """Delete all but the newest complete checkpoints of a run that is not live and the best one by its evaluations.
+
+    Checkpoints that are not complete go, too.
 
     Args:
         run: the run, its id or its folder; the newest run when None.
@@ -237,9 +240,10 @@ def prune_checkpoints(
         complete = [path for _, path in complete_checkpoints(found.run_dir)]
         if not complete:
             raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
-        freed = 0
+        best, freed = best_evaluation(found.run_dir), 0
+        kept = {*complete[-keep:], *([found.run_dir.checkpoint(best.step)] if best else [])}
         for _, path in found.run_dir.checkpoint_folders():
-            if path not in complete[-keep:]:
+            if path not in kept:
                 freed += bytes_in(path)
                 delete_checkpoint(path)
         return freed + (prune_copies(places(found.run_dir), keep) if copies else 0)

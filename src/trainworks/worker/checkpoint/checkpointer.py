@@ -90,6 +90,8 @@ class Checkpointer:
         """Checkpoints on disk that cannot be loaded, by step; the same on every rank."""
         self._unreported: list[int] = []
         """Steps of them that no event names yet."""
+        self.kept_step: int | None = None
+        """Step whose checkpoint is not deleted for its age: the best evaluation."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
@@ -180,11 +182,12 @@ class Checkpointer:
         self._delete_old()
 
     def _delete_old(self) -> None:
-        """Keep the newest `keep` checkpoints; damaged ones neither count nor go."""
+        """Keep the newest `keep` checkpoints and that of `kept_step`; damaged ones neither count nor go."""
         complete = complete_checkpoints(self._run_dir)
         loadable = [folder for manifest, folder in complete if manifest.step not in self._damaged]
         for folder in loadable[: -self._keep]:
-            delete_checkpoint(folder)
+            if self.kept_step is None or folder != self._run_dir.checkpoint(self.kept_step):
+                delete_checkpoint(folder)
 
     def _note_failure(self, step: int) -> None:
         try:
