@@ -22,6 +22,7 @@ _PUBLIC = {
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",
+    "checkpoint_copies": "checkpointing.checkpoints",
     "checkpoints": "checkpointing.checkpoints",
     "compare": "observing.compare",
     "compare_layout": "plan",

@@ -3,6 +3,7 @@ from trainworks.api.benchmarks.verdicts import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
+from trainworks.api.checkpointing.checkpoints import checkpoint_copies as checkpoint_copies
 from trainworks.api.checkpointing.checkpoints import checkpoints as checkpoints
 from trainworks.api.checkpointing.checkpoints import copy_checkpoint as copy_checkpoint
 from trainworks.api.checkpointing.checkpoints import prune_checkpoints as prune_checkpoints
