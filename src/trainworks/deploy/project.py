@@ -165,6 +165,8 @@ def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
     """Files below a folder of the package, by their paths."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         name = f"{path}{entry.name}"
+        if entry.name == "__pycache__":  # pip compiles what it installs, the plugin of Ansible too
+            continue
         if entry.is_dir():
             yield from _static(entry, f"{name}/")
         else:
