@@ -67,6 +67,7 @@ for folder in ${SHARED_SOFTWARE:-}; do
     mount -o remount,bind,ro "$root$folder"
 done
 chmod 755 "$root/root" # software below it is for all users
+[ -z "${TRAINWORKS:-}" ] || ln -sf "$TRAINWORKS" "$root/usr/local/bin/trainworks"
 cp -a "$(dirname "$0")/files/." "$root/"
 # as the installer of Debian leaves it
 printf '127.0.0.1\tlocalhost\n127.0.1.1\t%s\n' "$name" > "$root/etc/hosts"

@@ -30,7 +30,8 @@ class NodeCheck:
 def prolog(check: NodeCheck) -> str:
     """Script for `Prolog=`: writes the reason to the system log and fails (exit 1), so that Slurm drains the node."""
     log = 'logger --tag trainworks-prolog -- "$node: $reason"'
-    return _script("Prolog: fail on a bad node, which Slurm then drains", check, [log, "exit 1"])
+    said = ['echo "$reason"', log, "exit 1"]  # slurmd writes what a prolog prints to its own log
+    return _script("Prolog: fail on a bad node, which Slurm then drains", check, said)
 
 
 def health_check(check: NodeCheck) -> str:
@@ -76,7 +77,7 @@ def _checks(check: NodeCheck) -> list[str]:
         free = f"$(df --output=avail --block-size=1G {shlex.quote(folder)} | tail -n 1)"
         lines.append(_require(f'[ "{free}" -ge {minimum_gb} ]', f"{folder} has less than {minimum_gb} GiB free"))
     if check.accelerators:
-        listed = "$(nvidia-smi --query-gpu=uuid --format=csv,noheader | wc -l)"
+        listed = "$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2> /dev/null | wc -l)"
         lines.append(_require(f'[ "{listed}" -eq {check.accelerators} ]', f"not {check.accelerators} accelerators"))
     return lines
 
