@@ -18,6 +18,7 @@ _SUBJECTS = {
     "CalibrationResult": "calibration",
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",
+    "ClusterVerification": "proving.cluster_verification",
     "CostReport": "cost",
     "Diagnosis": "runs.why",
     "FleetHealth": "proving.fleet_health",
