@@ -88,6 +88,7 @@ def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: s
 
 def _train(run_dir: RunDir, data_folder: Path, node: int, rank_state: RankState) -> None:
     resolved = run_dir.read_resolved()
+    resolved = resolved.on_nodes(int(os.environ["WORLD_SIZE"]) // resolved.processes.processes_per_node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
     rank = _join(resolved, run_dir, data_folder, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)
