@@ -6,10 +6,14 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick check mypy ruff lint-imports reference docs clean
+.PHONY: demo drill test quick check mypy ruff lint-imports reference docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
+
+# Every fault, on two nodes of this machine.
+drill: $(VENV)/.train
+	$(BIN)/trainworks drill examples/drill.yaml
 
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3

@@ -32,6 +32,7 @@ _PUBLIC = {
     "drain": "jobs",
     "find_job": "jobs",
     "find_run": "run_handle",
+    "drill": "proving.drill",
     "fleet_health": "proving.health",
     "goodput": "goodput",
     "health": "proving.health",

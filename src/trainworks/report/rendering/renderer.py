@@ -20,6 +20,7 @@ _SUBJECTS = {
     "ClusterPlan": "cluster_plan",
     "CostReport": "cost",
     "Diagnosis": "runs.why",
+    "DrillReport": "proving.drill",
     "FleetHealth": "proving.fleet_health",
     "GoodputForecast": "goodput",
     "LayoutComparison": "layout_comparison",
