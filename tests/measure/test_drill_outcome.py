@@ -72,6 +72,7 @@ def test_the_next_fault_is_none_of_this_one() -> None:
     [
         ([event("decision", 12.8, action="continue on fewer nodes")], [], "continue on fewer nodes"),
         ([event("checkpoint_damaged", 14.0)], [], "restart in place, roll back one checkpoint"),
+        ([event("straggler", 22.0)], [], "restart in place"),
         ([], [13.5], "end, resume"),
         ([event("stopped", 13.1)], [13.5], "stop with a checkpoint, resume"),
     ],

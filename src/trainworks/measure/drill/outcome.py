@@ -105,7 +105,7 @@ def _decision(since: Sequence[Event], *, resumed: bool) -> str:
     found = said[-1] if said else _IN_PLACE if "ranks_started" in kinds else "continue"
     if resumed:
         found = "stop with a checkpoint, resume" if "stopped" in kinds else "end, resume"
-    if "straggler" in kinds and not said:
+    elif "straggler" in kinds and found == "continue":
         found = "name the rank, continue"
     return f"{found}, roll back one checkpoint" if "checkpoint_damaged" in kinds else found
 

@@ -65,8 +65,10 @@ class Scenario:
             until = run.clock.now() + lasting_s
             run.wait(lambda: run.clock.now() >= until, lasting_s + 1)
             undo()
-            undo, attempt = None, min(attempt, self._attempt() - 1)
-        self._await_steps(attempt, undo)
+            undone_at = run.clock.now()
+            self._await_steps(lambda: self._last_row_at() > undone_at, None)
+        else:
+            self._await_steps(lambda: self._attempt() > attempt, undo)
 
     def finish(self) -> None:
         """Wait for the end of the run."""
@@ -86,6 +88,10 @@ class Scenario:
         ]
         return found + [FaultOutcome(fault, skipped=why) for fault, why in self.skipped.items()]
 
+    def _last_row_at(self) -> float:
+        rows = self.run.rows()
+        return float(rows[-1]["t"]) if rows else 0.0
+
     def _attempt(self) -> int:
         rows = self.run.rows()
         return int(rows[-1]["attempt"]) if rows else 0
@@ -102,13 +108,13 @@ class Scenario:
         saved = [event for event in events[met:] if event["kind"] == "checkpoint"]
         return len(saved) >= _CHECKPOINTS
 
-    def _await_steps(self, attempt: int, undo: Undo | None) -> None:
-        """Wait for a step of a later attempt, and resume a run that has ended instead."""
+    def _await_steps(self, trains_again: Callable[[], bool], undo: Undo | None) -> None:
+        """Wait for a step after the fault, and resume a run that has ended instead."""
         for _ in range(_MOST_RESUMES):
-            self.run.wait(lambda: self._attempt() > attempt, _RECOVER_S)
+            self.run.wait(trains_again, _RECOVER_S)
             if undo is not None:
                 undo()
                 undo = None
-            if self._attempt() > attempt or not self.run.has_ended or self.run.state is JobState.SUCCEEDED:
+            if trains_again() or not self.run.has_ended or self.run.state is JobState.SUCCEEDED:
                 return
             self.run.resume()
