@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo cluster-demo test quick check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo test quick check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -15,6 +15,9 @@ demo: $(VENV)/.train
 cluster-demo: $(VENV)/.cluster
 	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
 	    exec examples/cluster-demo/hall.sh $(CURDIR)/$(BIN)/python examples/cluster-demo/demo.py
+# Every fault, on two nodes of this machine.
+drill: $(VENV)/.train
+	$(BIN)/trainworks drill examples/drill.yaml
 
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3

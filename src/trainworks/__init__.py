@@ -35,6 +35,7 @@ _PUBLIC = {
     "find_job": "jobs",
     "find_run": "run_handle",
     "find_runs": "run_handle",
+    "drill": "proving.drill",
     "fleet_health": "proving.health",
     "goodput": "goodput",
     "health": "proving.health",

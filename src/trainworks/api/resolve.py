@@ -27,6 +27,7 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
+from trainworks.plan.run.fewer_nodes import plan_fewer_nodes
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan
@@ -289,7 +290,9 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         compared=compared,
         accelerator=_catalogued(host),
     )
-    return {"plan": plan, "calibration": calibration}
+    room = memory_per_rank(host, processes)
+    fewer = plan_fewer_nodes(resolved.run_file, job, processes, calibration, memory_bytes=room, steps=decided.steps)
+    return {"plan": plan, "calibration": calibration, "fewer": fewer}
 
 
 def _tuned(

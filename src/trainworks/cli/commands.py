@@ -19,6 +19,7 @@ COMMANDS = {
     "calibrate": "Correct the planner with a measurement of a cluster.",
     "bench": "Measure compute, memory, links, storage; find outliers.",
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
+    "drill": "Inject faults into a run, and tell what it survives.",
     "deploy": "Check a cluster's software stack, and render its files.",
     "review": "Find mistakes in scripts, configuration, code and texts.",
     "exporter": "Give metrics of runs, queue, GPUs, health to Prometheus.",
@@ -97,7 +98,7 @@ _FOLDERS = {
     ),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "observing": ("top", "why", "compare", "track", "usage", "exporter", "monitor", "serve"),
-    "proving": ("bench", "health", "review"),
+    "proving": ("bench", "drill", "health", "review"),
     "deploying": ("deploy",),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }

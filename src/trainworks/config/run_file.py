@@ -238,8 +238,19 @@ class Recover(Spec):
     """Recovery from failures."""
 
     max_restarts: Annotated[int, Field(ge=0)] | None = None
-    """Most automatic restarts from the last checkpoint; preemptions do not count. By default 3 for a workload and 0 for
-    a command."""
+    """Most automatic restarts from the last checkpoint within `restart_window`; preemptions do not count. By default 3
+    for a workload and 0 for a command."""
+    restart_window: DurationS = 86_400.0
+    """Restarts that lie further back do not count against `max_restarts`."""
+    backoff: DurationS = 1.0
+    """Wait before a restart if the last one has led to no new checkpoint; it doubles with each further one, up to five
+    minutes."""
+    repair: DurationS = 86_400.0
+    """Expected time until a lost node, or another one in its place, is back. A workload with `job.min_nodes` weighs
+    this wait against continuing on fewer nodes."""
+    replace_stragglers: bool = False
+    """Leave out a node that slows every step by a fifth or more: on Slurm the job gets another one; elsewhere it goes
+    on with fewer nodes if `job.min_nodes` allows it and steps get faster. Such a node is named in any case."""
     node_mttf: DurationS | None = None
     """Mean time to failure of one node, for `checkpoint.every: auto`; by default that of a published fleet."""
     hang_timeout: AutoDurationS = "auto"

@@ -21,6 +21,7 @@ _SUBJECTS = {
     "ClusterVerification": "proving.cluster_verification",
     "CostReport": "cost",
     "Diagnosis": "runs.why",
+    "DrillReport": "proving.drill",
     "FleetHealth": "proving.fleet_health",
     "GoodputForecast": "goodput",
     "LayoutComparison": "layout_comparison",
