@@ -228,7 +228,9 @@ class Supervisor:
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
         with suppress(OSError, TrainworksError):
-            record = import_module("trainworks.record.finished_run")  # it needs numpy, and a supervisor stays small
+            record = import_module(
+                "trainworks.record.measured.finished_run"
+            )  # it needs numpy, and a supervisor stays small
             finished = record.finished_run(self._run_dir, self._clock.now())
             if finished is not None:
                 record.remember_finished(data_folder(FINISHED_RUNS), finished)

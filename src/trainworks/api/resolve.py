@@ -42,7 +42,7 @@ from trainworks.plan.run.processes import (
 )
 from trainworks.plan.run.steps import num_steps
 from trainworks.record.environment import HostFacts
-from trainworks.record.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, PlannedLayout, Processes, ResolvedRun
 from trainworks.record.run_environment import ResolvedEnvironment
