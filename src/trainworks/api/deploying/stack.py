@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source
+from trainworks.config.load import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
@@ -74,7 +74,7 @@ def render_stack(path: Path | str) -> dict[str, str]:
         targets = target_files(name for group in stack.nodes for name in group.names)
         monitoring["node.targets.json"] = targets["node.targets.json"]  # no role installs the exporter of runs
     try:
-        return project_files(stack, monitoring)
+        return project_files(stack, monitoring, _locks(stack, Path(path).parent))
     except ArgumentError as error:
         raise _placed(error, source) from None
 
@@ -161,6 +161,21 @@ def _write_project(path: Path | str, into: Path) -> dict[str, str]:
         write_atomic(into / name, text)
         (into / name).chmod(0o755 if name.endswith(".sh") else 0o644)
     return files
+
+
+def _locks(stack: Stack, folder: Path) -> dict[str, str]:
+    """Text of the lock files of images, which lie beside the stack file.
+
+    Raises:
+        ArgumentError: one cannot be read.
+    """
+    found: dict[str, str] = {}
+    for index, recipe in enumerate(stack.images):
+        try:
+            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
+        except UsageError as error:
+            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
+    return found
 
 
 def _placed(error: ArgumentError, source: Source) -> RunFileError:
