@@ -29,6 +29,7 @@ from trainworks.host.prefork import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.memory_checkpoints import forget_memory
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -110,6 +111,7 @@ class Supervisor:
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._follow_events()
+        forget_memory(self._run_dir)
         return self._conclude(codes)
 
     def _follow_events(self) -> None:

@@ -34,6 +34,7 @@ EventKind = Literal[
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
     "checkpoint_failed",  # step, message
+    "memory_checkpoints_ended",  # step, message: one could not be written, and there will be no more
     "checkpoint_restored",  # step, place: a resume found it there, and none as new in the run
     "checkpoint_copied",  # step, to, bytes, seconds: it is complete in another place of `checkpoint.copies`
     "checkpoint_copy_failed",  # step, to, message: tried again
