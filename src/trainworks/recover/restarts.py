@@ -15,7 +15,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.record.events import Event
 from trainworks.recover.failures import since_user_start
 
-FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy"})
+FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})
