@@ -69,7 +69,8 @@ class Recovery:
         self._places = list(range(resolved.processes.nodes))
         """Number in the whole job of every node that runs."""
         self._probe_s = _FIRST_PROBE_S
-        self._next_probe = 0.0
+        self._next_probe: float | None = None
+        """Time of the next look at missing nodes; None until the ranks train again."""
         self._once_stopped: Callable[[], bool] | None = None
         self._stragglers = StragglerWatch(run_dir, resolved.processes.processes_per_node, clock)
         self.unfit: Event | None = None
@@ -128,7 +129,7 @@ class Recovery:
             return
         if (slow := self._stragglers.look()) is not None:
             self._answer_straggler(slow)
-        elif len(self._places) < self._whole.processes.nodes and self._clock.now() >= self._next_probe:
+        elif len(self._places) < self._whole.processes.nodes:
             self._take_back()
 
     def go_on(self) -> bool:
@@ -161,7 +162,12 @@ class Recovery:
 
     def _take_back(self) -> None:
         """Go back to all nodes if the missing ones pass their check and a restart is left for it."""
-        self._next_probe = self._clock.now() + self._probe_s
+        now = self._clock.now()
+        if self._next_probe is None:
+            self._next_probe = now + self._probe_s
+        if now < self._next_probe:
+            return
+        self._next_probe = now + 2 * self._probe_s
         self._probe_s = min(_LONGEST_PROBE_S, 2 * self._probe_s)
         missing = [node for node in range(self._whole.processes.nodes) if node not in self._places]
         if not self._may(AGENT_RESTART):
@@ -178,9 +184,7 @@ class Recovery:
     def _resize(self, places: list[int], reason: str) -> bool:
         """End all agents, and start the job on these nodes with the layout that is planned for their number."""
         process.end_descendants(_END_GRACE_S, spare=running_observers())
-        if len(places) < len(self._places):
-            self._next_probe = self._clock.now() + self._probe_s
-        self._places = places
+        self._places, self._next_probe = places, None
         self._now = self._whole.on_nodes(len(places))
         assert self._now.plan is not None
         append_event(
