@@ -33,6 +33,8 @@ _SUBJECTS = {
     "RunComparison": "runs.run_comparison",
     "ScoreReport": "score",
     "SharedCapacity": "size_teams",
+    "RangeTestResult": "sweeps.range_test",
+    "SweepResult": "sweeps.sweep",
     "StoragePlan": "storage",
     "TrackReport": "tracking",
     "Report": "runs.run_report",
