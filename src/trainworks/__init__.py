@@ -62,6 +62,7 @@ _PUBLIC = {
     "storage": "storage",
     "submit": "runs",
     "submit_array": "runs",
+    "sweep": "sweeping.sweep",
     "top": "observing.top",
     "track": "observing.track",
     "verify_checkpoints": "checkpointing.checkpoints",

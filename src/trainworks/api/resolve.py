@@ -40,7 +40,7 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     memory_per_rank,
 )
-from trainworks.plan.run.steps import num_steps
+from trainworks.plan.run.steps import num_steps, samples_left_out
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
@@ -159,6 +159,7 @@ class DecidedRun:
     """Sequences of the micro-batch to measure for the job."""
     steps: int = 0
     interpreter: RanksInterpreter = OWN_INTERPRETER
+    samples_left_out: int = 0
 
 
 def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None = None) -> DecidedRun:
@@ -206,8 +207,19 @@ def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRu
     memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
     size = largest_micro_batch(job, written)
-    steps = num_steps(workload, tokens_in_data=tokens_in_data(workload))
-    return DecidedRun(resolved, probed.machines, job=job, micro_batch=size, steps=steps, interpreter=probed.interpreter)
+    tokens = tokens_in_data(workload)
+    steps = num_steps(workload, tokens_in_data=tokens)
+    sequences = None if tokens is None else (tokens - 1) // workload.data.sequence_length
+    left_out = samples_left_out(workload, samples=sequences)
+    return DecidedRun(
+        resolved,
+        probed.machines,
+        job=job,
+        micro_batch=size,
+        steps=steps,
+        samples_left_out=left_out,
+        interpreter=probed.interpreter,
+    )
 
 
 def predict(decided: DecidedRun, runs: Path, planning: Planning) -> ResolvedRun:
@@ -286,6 +298,7 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         processes,
         calibration,
         steps=decided.steps,
+        samples_left_out=decided.samples_left_out,
         held_out_samples=held_out_samples(job.workload),
         compared=compared,
         accelerator=_catalogued(host),

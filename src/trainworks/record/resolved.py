@@ -190,6 +190,8 @@ class Plan(Spec):
     model: ModelShape
     layout: ResolvedLayout
     num_steps: int
+    samples_left_out: int = 0
+    """Samples at the end of the last epoch that do not fill a global batch."""
     tokens_per_step: int
     model_flops_per_token: float
     peak_flops_per_s: float | None

@@ -35,6 +35,8 @@ _SUBJECTS = {
     "RunComparison": "runs.run_comparison",
     "ScoreReport": "score",
     "SharedCapacity": "size_teams",
+    "RangeTestResult": "sweeps.range_test",
+    "SweepResult": "sweeps.sweep",
     "StoragePlan": "storage",
     "TrackReport": "tracking",
     "Usage": "observing.job_costs",
