@@ -207,6 +207,8 @@ class Workload(Spec):
             )
         if self.task == "masked-lm" and self.data.pack:
             raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
+        if self.task != "causal-lm" and self.data.chat is not None:
+            raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
         if self.task != "causal-lm" and self.sample_prompt is not None:
             raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
         return self

@@ -43,14 +43,14 @@ from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
-from trainworks.worker.data.card import CARD, hash_file
+from trainworks.worker.data.card import CARD, STYLE, first_card, hash_file
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.token_shards import end_of_text
+from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.data_command import answer, print_facts
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
 from trainworks.worker.models.transformer import checkpoint_folder, model_config
-from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling, first_card
+from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling
 
 _FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless a single tensor is larger; the default of `transformers`."""
@@ -325,6 +325,10 @@ def _write_tokenizer(workload: Workload, tokenizer: Path, part: Path) -> None:
             special = {} if end is None else {"eos_token": loaded.id_to_token(end)}
             length = workload.data.sequence_length
             PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
+        if (
+            style := tokenizer.parent / STYLE
+        ).is_file():  # the words that it was trained on, the tokenizer's own or not
+            write_atomic(part / "chat_template.jinja", json.loads(style.read_bytes())["template"])
 
 
 def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:

@@ -19,5 +19,9 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
         return -(-workload.train_for.amount // tokens_per_step)
     if tokens_in_data is None:
         raise UsageError("the length of an epoch is known once the data is prepared")
-    sequences = (tokens_in_data - 1) // workload.data.sequence_length
+    data = workload.data
+    rows_are_whole = data.pack or data.chat is not None
+    sequences = (
+        tokens_in_data // (data.sequence_length + 1) if rows_are_whole else (tokens_in_data - 1) // data.sequence_length
+    )
     return max(1, workload.train_for.amount * sequences // workload.global_batch)

@@ -114,7 +114,7 @@ class Parallel:
         for balance in self._balances:
             balance.scale = scale
         if self._pipeline is not None:
-            loss = self._pipeline.gradients(x.flatten(0, 1), labels.flatten(0, 1), scale, weights)
+            loss = self._pipeline.gradients(_joined(x), _joined(labels), scale, weights)
             self._sum_tied_embeddings()
             return torch.zeros((), device=self._device) if loss is None else loss
         accum = len(labels)
@@ -200,6 +200,11 @@ class Parallel:
 
 def _row(values: Any, index: int) -> Any:
     return tree_map(lambda each: each[index], values)
+
+
+def _joined(values: Any) -> Any:
+    """All micro-batches in one dimension."""
+    return tree_map(lambda each: each.flatten(0, 1), values)
 
 
 def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:

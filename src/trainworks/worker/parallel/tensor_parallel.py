@@ -62,7 +62,7 @@ def _block_plan(block: DecoderBlock, between: Placement) -> dict[str, ParallelSt
         plan |= {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in _HEAD_NORMS}
     if isinstance(between, Shard):
         plan |= {name: SequenceParallel(use_local_output=True) for name in _BLOCK_NORMS}
-        plan["self_attn"] = _gathered(2)
+        plan["self_attn"] = _gathered(3)
     if isinstance(block.mlp, FeedForward):
         plan |= {"mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel(output_layouts=between)}
         if block.mlp.gate_proj is not None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainworks.config.run_file import Workload
 from trainworks.record.model_shape import ModelShape
+from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.mesh import Mesh
@@ -48,7 +49,10 @@ def open_task(
     assert data_folder is not None
     if workload.task == "causal-lm":
         assert shape is not None
-        return OpenedTask(CausalLanguageModeling(workload, shape, mesh), open_dataset(data_folder, workload.data))
+        card = first_card(data_folder)[0]
+        packed = card.marked and not card.one_per_row
+        task = CausalLanguageModeling(workload, shape, mesh, marked=card.marked, packed=packed)
+        return OpenedTask(task, open_dataset(data_folder, workload.data))
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
         MaskedLanguageModeling,
