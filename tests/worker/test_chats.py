@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from tests.worker.chat_data import CHATML, letters_tokenizer
 from trainworks.config.data import Data
 from trainworks.errors import UsageError
 from trainworks.plan.run.steps import num_steps
@@ -19,10 +20,6 @@ from trainworks.worker.data.chats import BUILT_IN
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MARKED = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}A:{% generation %}{{ message['content'] }}\n"
     "{% endgeneration %}{% else %}Q:{{ message['content'] }}\n{% endif %}{% endfor %}"
@@ -37,15 +34,8 @@ LONGER = [*HELLO, {"role": "user", "content": "How are you?"}, {"role": "assista
 
 @pytest.fixture(scope="session")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer of single bytes, so that tokens can be read, with ChatML's two tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    folder = tmp_path_factory.mktemp("letters")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder / "tokenizer.json"
+    """A tokenizer of single bytes."""
+    return letters_tokenizer(tmp_path_factory.mktemp("letters"))
 
 
 class Prepared:
@@ -249,7 +239,7 @@ def test_a_long_conversation_is_refused_if_wanted(prepared):
 
 
 def test_data_without_an_answer_that_fits_are_refused(prepared):
-    with pytest.raises(UsageError, match="none of the 1 conversations .* has an answer within 10 tokens"):
+    with pytest.raises(UsageError, match=r"none of the 1 conversations .* has an answer within 10 tokens"):
         prepared({"messages": HELLO}, template=CHATML, length=10)
 
 
@@ -283,5 +273,5 @@ def test_a_line_that_is_not_json_is_named(letters, tmp_path):
 def test_a_tokenizer_can_be_trained_on_conversations(tmp_path):
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": LONGER}) + "\n" for _ in range(20)))
     data = Data(source=str(tmp_path / "chats.jsonl"), sequence_length=100, vocabulary=300, chat={})
-    folder, card = prepare(data, tmp_path / "cache")
+    _, card = prepare(data, tmp_path / "cache")
     assert card.chats is not None and card.chats.conversations == 20

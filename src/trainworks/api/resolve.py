@@ -9,7 +9,7 @@ from typing import Final
 
 from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
-from trainworks.api.planned_model import model_shape
+from trainworks.api.planned_model import has_formula, model_shape
 from trainworks.api.worker_tasks import ask
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
@@ -171,7 +171,7 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
         return DecidedRun(resolved, probed.machines)
     if missing := [package for package in ("torch", "transformers") if package not in host.packages]:
         raise MissingExtraError(missing[0], "train")
-    if workload.task != "causal-lm":
+    if workload.task != "causal-lm" or (anchored.shape is None and not has_formula(workload)):
         layouts = measured_layouts(workload, run_file.layout, world_size=processes.world_size)
         return DecidedRun(resolved, probed.machines, tuple(layouts))
     return _described_model(resolved, workload, anchored.shape, probed.machines)
@@ -182,7 +182,7 @@ def _described_model(
 ) -> DecidedRun:
     """Layout and steps of a model that formulas describe."""
     shape = preset or model_shape(workload)
-    if not shape.causal or shape.latent is not None:
+    if not shape.causal:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)

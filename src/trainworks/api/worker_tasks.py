@@ -110,7 +110,9 @@ def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
     return ask("verify", {"addresses": [source.source for source in data.sources]}, progress)
 
 
-def export_model(run_dir: RunDir, to: Path, *, step: int | None, dtype: str, progress: ByteProgress) -> dict[str, Any]:
+def export_model(
+    run_dir: RunDir, to: Path, *, step: int | None, dtype: str, merge: bool = False, progress: ByteProgress
+) -> dict[str, Any]:
     """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
 
     Args:
@@ -118,6 +120,7 @@ def export_model(run_dir: RunDir, to: Path, *, step: int | None, dtype: str, pro
         to: new folder.
         step: of the checkpoint; the newest complete one when None.
         dtype: number format of the weights.
+        merge: add an adapter to the weights of its checkpoint.
         progress: receives the bytes done.
 
     Raises:
@@ -129,7 +132,7 @@ def export_model(run_dir: RunDir, to: Path, *, step: int | None, dtype: str, pro
     chosen = _step(run_dir, step)
     _require("torch", "transformers")
     folder = str(to.expanduser().absolute())
-    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype}
+    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype, "merge": merge}
     return ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from trainworks.config.adapter import Adapter
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data
@@ -158,6 +159,8 @@ class Workload(Spec):
     task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
     """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
     model: Model
+    adapter: Adapter | None = None
+    """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
     data: Data = Data()
     """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
@@ -211,6 +214,20 @@ class Workload(Spec):
             raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
         if self.task != "causal-lm" and self.sample_prompt is not None:
             raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_adapted(self) -> Workload:
+        if self.adapter is None:
+            return self
+        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+            raise FieldError(
+                "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
+            )
+        if self.adapter.base == "bf16" and self.precision != "bf16":
+            raise FieldError(f"`adapter.base: bf16` needs `precision: bf16`, not {self.precision}")
+        if self.precision == "fp8":
+            raise FieldError("`adapter` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self
 
     @model_validator(mode="after")

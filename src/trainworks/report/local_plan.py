@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainworks.config.run_file import Workload
+from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
@@ -58,6 +59,16 @@ def _compared(plan: Plan) -> Table:
     return Table(left(*columns), rows)
 
 
+def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
+    """What trains beside a frozen model; nothing without an adapter."""
+    adapter = workload.adapter
+    if adapter is None:
+        return {}
+    trained = format_count(adapter_parameters(plan.model, adapter)) if plan.model.is_described else "the others"
+    base = workload.precision if adapter.base == "auto" else adapter.base
+    return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
+
+
 def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, str]:
     processes, time, memory = resolved.processes, plan.step_time, plan.memory
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
@@ -65,6 +76,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     measured = "step time and memory as measured in a few steps of the model itself"
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
+        **_adapter(plan, workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",

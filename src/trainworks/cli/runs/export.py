@@ -29,6 +29,9 @@ def command(
         int | None, typer.Option("--step", help="Step of the checkpoint. [default: the newest complete one]")
     ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")] = Dtype.FP32,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the adapter to the weights of its checkpoint: a whole model.")
+    ] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,8 +39,8 @@ def command(
 
     `AutoModelForCausalLM.from_pretrained(FOLDER)` opens it, and `model: {hf: FOLDER, weights: pretrained}` trains on
     from it. `masked-lm` and `image-classification` have their own Auto classes; a `module` exports only its weights,
-    under its own names. The folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in
-    memory at a time.
+    under its own names. A run with an `adapter` exports it as `peft` stores it, or the whole model with `--merge`. The
+    folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in memory at a time.
     """
     from trainworks.api.worker_tasks import export_model
     from trainworks.report.rendering.progress_bar import byte_bar
@@ -45,7 +48,7 @@ def command(
 
     found = find(run, runs)
     with byte_bar("reading and writing") as progress:
-        made = export_model(found.run_dir, to, step=step, dtype=dtype.value, progress=progress)
+        made = export_model(found.run_dir, to, step=step, dtype=dtype.value, merge=merge, progress=progress)
     step, folder = made.pop("step"), made.pop("folder")
     if as_json:
         typer.echo(json.dumps(made, indent=2))

@@ -114,9 +114,9 @@ def predict_memory(
     ).terms()
 
 
-def checkpoint_bytes(shape: ModelShape) -> int:
-    """One checkpoint of all ranks: weights and AdamW's two moments, 12 N."""
-    return 12 * shape.num_parameters
+def checkpoint_bytes(num_trained: int) -> int:
+    """One checkpoint of all ranks: trained weights and AdamW's two moments, 12 bytes of each."""
+    return 12 * num_trained
 
 
 def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:

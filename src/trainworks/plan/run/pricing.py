@@ -13,13 +13,14 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.run_file import Workload
-from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.run.adapters import adapted_memories, adapted_times, adapter_parameters
 from trainworks.plan.run.degrees import layouts_of
-from trainworks.plan.run.memory import RunMemories, run_memories
+from trainworks.plan.run.memory import RunMemories, held_as, run_memories
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import worker_software
-from trainworks.plan.step_time import StepTimes, TrainingJob
+from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import parts_s
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.model_shape import ModelShape
@@ -124,7 +125,7 @@ class RunJob(TrainingJob):
 
     def memories(self, layouts: Layouts) -> RunMemories:
         """Peak memory of the fullest rank of every layout."""
-        return run_memories(
+        memories = run_memories(
             self.shape,
             layouts,
             sequence_length=self.sequence_length,
@@ -133,6 +134,26 @@ class RunJob(TrainingJob):
             device=self.device,
             dropout=self.workload.model.dropout,
         )
+        adapter = self.workload.adapter
+        if adapter is None:
+            return memories
+        held = held_as(self.shape, layouts, self.precision, self.device)
+        return adapted_memories(memories, self.shape, held, adapter, precision=self.precision, device=self.device)
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout."""
+        times = predict_step_times(self, layouts, coefficients)
+        adapter = self.workload.adapter
+        if adapter is None:
+            return times
+        length, precision = self.sequence_length, self.precision
+        return adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that take gradients: those of the adapter, or all."""
+        adapter = self.workload.adapter
+        return self.shape.num_parameters if adapter is None else adapter_parameters(self.shape, adapter)
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""

@@ -41,6 +41,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import checksum_files, find_damage, first_of_any_rank
 from trainworks.worker.health.out_of_memory import is_out_of_memory
+from trainworks.worker.models.adapters import trained_state
 
 _DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
 
@@ -312,7 +313,7 @@ class Checkpointer:
 def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
     """Names and shapes are those of the whole model: each rank provides its part of each tensor, in any layout."""
     return {
-        "model": {name: tensor for part in parts for name, tensor in part.state_dict().items()},
+        "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
         **optimizer.checkpoint_state(),
     }
 

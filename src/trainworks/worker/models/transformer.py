@@ -94,8 +94,7 @@ class CausalTransformer(nn.Module):
     @property
     def blocks(self) -> list[nn.Module]:
         """The decoder layers, in order."""
-        lists = [list(module) for module in self.model.modules() if isinstance(module, nn.ModuleList)]
-        return max(lists, key=len)
+        return blocks_of(self.model)
 
     def apply_tensor_parallel(self, mesh: DeviceMesh) -> None:
         """Shard the layers by the model's own plan; embeddings and output stay whole.
@@ -130,7 +129,12 @@ class CausalTransformer(nn.Module):
         parallelize_module(base, mesh, plan)
 
 
-def model_config(model: Model, shape: ModelShape) -> PretrainedConfig:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The longest list of modules of a model: its layers."""
+    return max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
+
+
+def model_config(model: Model, shape: ModelShape | None) -> PretrainedConfig:
     """The Hugging Face config of a model that is named, or given by dimensions.
 
     Raises:
@@ -140,6 +144,7 @@ def model_config(model: Model, shape: ModelShape) -> PretrainedConfig:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if model.hf is not None:
         return _loaded_config(model)
+    assert shape is not None
     fields: dict[str, Any] = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

@@ -15,10 +15,12 @@ from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
+from trainworks.config.adapter import Adapter
 from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.adapters import adapt
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
 from trainworks.worker.parallel.context_parallel import apply_context_parallel
@@ -214,14 +216,23 @@ def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:
     return None if tied is None else tied.weight
 
 
-def distribute_decoder(config: DecoderConfig, setup: Setup, *, positions: int, first_weights: FirstWeights) -> Parallel:
+def distribute_decoder(
+    config: DecoderConfig,
+    setup: Setup,
+    *,
+    positions: int,
+    first_weights: FirstWeights,
+    adapter: Adapter | None = None,
+) -> Parallel:
     """A decoder for any layout. Built without storage, cut, and only then filled: no rank ever holds all of a model
-    that is sharded.
+    that is sharded, but for weights in 4 bits.
     """
     mesh = setup.mesh
     stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
     parts = list(stages.values())
     for part in parts:
+        if adapter is not None:
+            adapt(part, part.blocks, adapter, precision=setup.precision)
         _cut(part, mesh, positions)
         _prepare_blocks(part.blocks, setup)
         if _is_sharded(setup, experts=config.experts):

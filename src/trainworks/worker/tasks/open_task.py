@@ -38,7 +38,7 @@ def open_task(
         workload: of the run file.
         mesh: of this rank.
         data_folder: of prepared data; None for a module.
-        shape: of the model of a causal-lm.
+        shape: of the model of a causal-lm that formulas describe.
 
     Raises:
         UsageError: a module's file is at fault.
@@ -48,10 +48,11 @@ def open_task(
         return OpenedTask(own, own.dataset, own.user.build_optimizer)
     assert data_folder is not None
     if workload.task == "causal-lm":
-        assert shape is not None
         card = first_card(data_folder)[0]
         packed = card.marked and not card.one_per_row
         task = CausalLanguageModeling(workload, shape, mesh, marked=card.marked, packed=packed)
+        if shape is None or not shape.is_described:
+            task.check_room(card.vocabulary)
         return OpenedTask(task, open_dataset(data_folder, workload.data))
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
