@@ -30,8 +30,10 @@ _PUBLIC = {
     "describe": "jobs",
     "dev": "developing.dev",
     "drain": "jobs",
+    "env": "environments.env",
     "find_job": "jobs",
     "find_run": "run_handle",
+    "find_runs": "run_handle",
     "fleet_health": "proving.health",
     "goodput": "goodput",
     "health": "proving.health",
@@ -61,6 +63,7 @@ _PUBLIC = {
     "top": "observing.top",
     "track": "observing.track",
     "verify_checkpoints": "checkpointing.checkpoints",
+    "usage": "observing.job_board",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

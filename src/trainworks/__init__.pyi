@@ -10,6 +10,7 @@ from trainworks.api.checkpointing.checkpoints import restore_checkpoint as resto
 from trainworks.api.checkpointing.checkpoints import verify_checkpoints as verify_checkpoints
 from trainworks.api.cost import cost as cost
 from trainworks.api.developing.dev import dev as dev
+from trainworks.api.environments.env import env as env
 from trainworks.api.goodput import goodput as goodput
 from trainworks.api.jobs import describe as describe
 from trainworks.api.jobs import drain as drain
@@ -22,6 +23,7 @@ from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.observing.compare import compare as compare
+from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.top import top as top
 from trainworks.api.observing.track import track as track
@@ -33,6 +35,7 @@ from trainworks.api.proving.health import health as health
 from trainworks.api.proving.review import review as review
 from trainworks.api.retention.removal import remove as remove
 from trainworks.api.run_handle import find_run as find_run
+from trainworks.api.run_handle import find_runs as find_runs
 from trainworks.api.run_handle import runs as runs
 from trainworks.api.runs import report as report
 from trainworks.api.runs import resume as resume

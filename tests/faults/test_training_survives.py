@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.conftest import STEPS
 from tests.faults.launcher import finished, interrupt, wait_until
+from tests.metadata_service import metadata_service
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.recover.restarts import restarts_used
@@ -82,6 +83,25 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
     assert "its supervisor is gone" in stderr and "trainworks resume" in stderr
     program.assert_nothing_left()
     assert program.run("resume")[0] == 0
+    assert program.curve() == uninterrupted
+
+
+def test_a_run_on_a_node_that_aws_takes_back_saves_and_goes_on_elsewhere(program, write_run_file, uninterrupted):
+    with metadata_service() as service:
+        program.env["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = service.address
+        changes = TWO_NODES | {"recover__notices": "aws", "checkpoint__every": f"{STEPS} steps"}
+        running = program.start("run", write_run_file(program.folder, **changes))
+        program.wait_for_step(20)
+        service.reclaim(120.0)
+        code, _, stderr = finished(running)
+    status = program.run_dir.read_status()
+    assert (code, status.state, status.cause) == (75, "FAILED", "node_reclaimed"), stderr
+    assert "AWS: spot interruption (terminate) of node" in stderr
+    program.assert_nothing_left()
+    (saved,) = (manifest.step for manifest, _ in complete_checkpoints(program.run_dir))
+    assert program.run("resume")[0] == 0
+    (_, resumed) = [e for e in read_events(program.run_dir.events_file) if e["kind"] == "attempt"]
+    assert resumed["resumed_from_step"] == saved >= 20
     assert program.curve() == uninterrupted
 
 
@@ -261,11 +281,13 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
     interrupt(running)
     finished(running)
     newest = complete_checkpoints(program.run_dir)[-1][1]
-    part = next(newest.glob("*.distcp"))
+    part = next(newest.glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1])
     code, _, stderr = program.run("resume")
     assert (code, program.curve()) == (0, uninterrupted)
-    assert re.search(r"checkpoint of step \d+ is damaged: __\d_0.distcp: .* bytes instead of .*; resuming", stderr)
+    assert re.search(
+        r"checkpoint of step \d+ is damaged: rank-\d.safetensors: .* bytes instead of .*; resuming", stderr
+    )
     assert "is damaged: " in program.run("report")[1]
 
 
@@ -275,12 +297,12 @@ def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise
     interrupt(running)
     finished(running)
     for _, folder in complete_checkpoints(program.run_dir):
-        content = bytearray((folder / ".metadata").read_bytes())
+        content = bytearray((folder / "metadata.json").read_bytes())
         content[len(content) // 2] ^= 1
-        (folder / ".metadata").write_bytes(content)
+        (folder / "metadata.json").write_bytes(content)
     code, _, stderr = program.run("resume")
     assert (code, "Traceback" in stderr) == (3, False)
     error = stderr[stderr.index("error: ") :]
-    assert "no checkpoint can be loaded: step" in error and ".metadata: checksum differs; step 24: " in error
+    assert "no checkpoint can be loaded: step" in error and "metadata.json: checksum differs; step 24: " in error
     assert "start a new run: trainworks run" in error and "trainworks resume" not in error
     program.assert_nothing_left()

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.chat_data import letters_tokenizer, write_chats
 from tests.worker.harness import TinyRun, make_run
-from trainworks.config.adapter import Adapter
+from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
 from trainworks.record.manifest import complete_checkpoints

@@ -19,6 +19,7 @@ from trainworks.worker.data.card import read_card
 from trainworks.worker.data.chats import BUILT_IN
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.split import Side
 
 MARKED = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}A:{% generation %}{{ message['content'] }}\n"
@@ -275,3 +276,15 @@ def test_a_tokenizer_can_be_trained_on_conversations(tmp_path):
     data = Data(source=str(tmp_path / "chats.jsonl"), sequence_length=100, vocabulary=300, chat={})
     _, card = prepare(data, tmp_path / "cache")
     assert card.chats is not None and card.chats.conversations == 20
+
+
+# Held-out conversations
+
+
+def test_a_split_holds_whole_conversations_out(prepared, tmp_path):
+    records = [{"prompt": f"{number}?", "completion": "yes"} for number in range(40)]
+    rows = prepared(*records)
+    both = (Side(0.25, held_out=held_out) for held_out in (True, False))
+    sides = [prepare(rows.data, tmp_path / "cache", side=side)[1].chats for side in both]
+    counts = [side.conversations for side in sides if side is not None]
+    assert sum(counts) == 40 and min(counts) > 0

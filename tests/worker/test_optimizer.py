@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.config.run_file import Optimizer
+from trainworks.config.optimizer import Optimizer
 from trainworks.worker.optimizer import learning_rate
 
 STEPS = 100

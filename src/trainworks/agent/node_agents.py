@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from trainworks.agent import command_agent
+from trainworks.agent.environments.start import agent_module
 from trainworks.agent.launch import run_mark, take_environment
 from trainworks.files import write_atomic
 from trainworks.host import process
@@ -196,7 +197,9 @@ class TrainingNodes(Nodes):
             file_descriptors.append(self._listener.fileno())
         env = agent_environment(self._resolved.processes) | self._devices(node) | run_mark(self._run_dir)
         return process.spawn(
-            self._hosts.command(node, process.python_module("trainworks.worker.agent", *arguments)),
+            self._hosts.command(
+                node, agent_module(self._run_dir, self._resolved, node, "trainworks.worker.agent", *arguments)
+            ),
             log=self._run_dir.node_log(node),
             env=default_environment(self._resolved.processes) | os.environ | env,
             pass_fds=file_descriptors,

@@ -33,6 +33,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
+from trainworks.recover.notices import answer_notice
 from trainworks.recover.restarts import AGENT_RESTART, may_restart
 
 _POLL_S = 0.05
@@ -72,15 +73,17 @@ class Supervisor:
             clock=clock,
         )
         self._ended_idle: str | None = None
+        self._reclaimed: Event | None = None
         self._unfit: Event | None = None
         self._knows_only_consequences = False
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once.
 
-        A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun.
+        A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun. Neither
+        does the SIGTERM with which a cluster leaves a node that its cloud takes back.
         """
-        hung_up = number == signal.SIGHUP
+        hung_up = number == signal.SIGHUP or (number == signal.SIGTERM and self._reclaimed is not None)
         self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
 
     def run(self) -> JobState:
@@ -111,11 +114,36 @@ class Supervisor:
                 self._enter(JobState.RUNNING)
             elif event["kind"] in ("finished", "stopped"):
                 self._done = True
+            elif event["kind"] == "notice" and not self._stop_signals and not self._done:
+                self._answer(event)
             elif event["kind"] == "failure":
                 self._recover_from(event)
             elif event["kind"] == "agent_lost":
                 message = f"the agent of node {event['node']} ended with code {event['exit_code']}"
                 self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
+
+    def _answer(self, notice: Event) -> None:
+        """End the job on a node that its cloud takes back, with a checkpoint if the time is enough for one.
+
+        After mere advice it saves and continues.
+        """
+        if not notice["ends"]:
+            self._run_dir.save_request_file.touch()
+            return
+        answer = answer_notice(
+            notice,
+            read_events(self._run_dir.events_file),
+            now=self._clock.now(),
+            logging_interval_s=self._resolved.longest_pause_s,
+            grace_s=self._resolved.run_file.job.grace,
+        )
+        said = {name: notice[name] for name in ("node", "cloud", "what")}
+        found = {"saves": answer.saves, "left_s": answer.left_s, "needed_s": answer.needed_s}
+        append_event(self._run_dir.events_file, "notice_answered", **said, **found, message=answer.words)
+        self._reclaimed = {"cause": Cause.NODE_RECLAIMED, "message": answer.words}
+        self._stop_signals = 1
+        self._stop_deadline = self._clock.now() + (answer.left_s if answer.saves else 0.0)
+        self._nodes.ask_to_stop()
 
     def _recover_from(self, failure: Event) -> None:
         """RECOVERING; ranks often write that they lost a peer before the agent writes how that peer ended."""
@@ -199,6 +227,9 @@ class Supervisor:
         if last == "finished":
             self._remember()
             return self._enter(JobState.SUCCEEDED, exit_code=0)
+        if self._reclaimed is not None:
+            hint = "trainworks resume, on another machine"
+            return self._enter(JobState.FAILED, self._reclaimed | {"hint": hint}, exit_code=ExitCode.PEER_LOST)
         if self._unfit is not None:
             return self._enter(JobState.FAILED, self._unfit, exit_code=ExitCode.ENVIRONMENT)
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):

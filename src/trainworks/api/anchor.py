@@ -12,7 +12,7 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.software import family_of
 from trainworks.errors import MissingExtraError, UsageError
-from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
 from trainworks.plan.software import worker_software
 from trainworks.record.model_shape import ModelShape
 
@@ -163,9 +163,12 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
     if workload is None:
         return run_file.model_copy(update={"workdir": str(working_folder)} if run_file.workdir else {})
     try:
-        check_sources(workload.data)
+        at = ("workload", "data", "source")
+        check_sources(workload.data.sources)
+        at = ("workload", "eval", "data")
+        check_sources([workload.eval.data] if workload.eval and workload.eval.data else [])
     except (UsageError, MissingExtraError) as error:
-        error.place = source.place(("workload", "data", "source")) if source else None
+        error.place = source.place(at) if source else None
         raise
     tokenizer = _tokenizer(workload)
     if workload.model.module is not None:
@@ -180,6 +183,7 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
     model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}
     changed = {
         "data": workload.data.model_copy(update=data),
+        "eval": anchored_evaluation(workload.eval),
         "model": workload.model.model_copy(update=model),
     }
     return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})

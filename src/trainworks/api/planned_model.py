@@ -16,7 +16,7 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.plan.conv_net import AnyJob, ConvJob, ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.model_shape import PLANNED_TYPES, shape_of_hf_config, shape_of_model
-from trainworks.plan.run.pricing import described_job
+from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
@@ -62,6 +62,8 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
         )
     compiled = workload.compile if "compile" in workload.model_fields_set else None
     software = planned_software(run_file.software, compiled=compiled)
+    if workload.adapter is not None:
+        software = software_of_workload(workload, "cuda")
     if workload.model.preset is None:
         return PlannedModel(model_shape(workload), workload.data.sequence_length, steps, software)
     shape, length = _preset(workload, workload.model.preset, source)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.agent.launch import supervised, take_run
+from trainworks.api.environments.files import changed_since
 from trainworks.api.notices import Notify, warn
 from trainworks.api.observing.observers import check_observers, observers_of, watch_queue
 from trainworks.api.proving.review import refuse_to_start, review_launch
@@ -404,6 +405,8 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
     except BaseException:
         os.close(lock)
         raise
+    if resolved.environment is not None and (note := changed_since(resolved.environment)):
+        stopped.notify(note)
     if changes:
         run_dir.write_resolved(resolved)
         said = [{"key": one.key, "before": one.before, "after": one.after} for one in changes]

@@ -10,15 +10,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from trainworks.config.adapter import Adapter
 from trainworks.config.autoscale import Autoscale
+from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
+from trainworks.config.checkpoint_copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
-from trainworks.config.data import Data
-from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.data import Data, Evaluation
+from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
+from trainworks.config.environment import RunEnvironment, environment_from_text
+from trainworks.config.finetune import Adapter
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
+from trainworks.config.model import Model
 from trainworks.config.notify import Notifications, notifications_from_list
+from trainworks.config.optimizer import Optimizer
 from trainworks.config.quantities import (
     AutoDurationS,
     BudgetUsd,
@@ -33,7 +38,6 @@ from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import Spec
 from trainworks.config.track import Track, TrackerName, trackers_from_list
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 _LONGEST_PATH = 4096
 """Longest path in characters; file systems accept no longer one."""
 
@@ -62,97 +66,6 @@ RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "str
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class Model(Spec):
-    """A model: a preset, a Hugging Face checkpoint (local folder or hub id), a Python file, or bare dimensions."""
-
-    preset: str | None = None
-    """A published model by name (`llama3-70b`), for planning only; replaces the dimensions below."""
-    hf: str | None = None
-    """Folder or hub id with a config.json; replaces the dimensions below."""
-    module: str | None = None
-    """Python file of `task: module`, relative to the run file, with `build_model()`, `build_dataset()` and optional
-    functions; replaces the dimensions below."""
-    weights: Literal["random", "pretrained"] = "random"
-    """Source of the initial weights; `pretrained` needs `hf`."""
-    architecture: Architecture = "llama"
-    layers: Annotated[int, up_to("layers")] | None = None
-    hidden: Annotated[int, up_to("hidden")] | None = None
-    heads: Annotated[int, up_to("heads")] | None = None
-    kv_heads: Annotated[int, up_to("kv_heads")] | None = None
-    """Key/value heads of grouped-query attention; `heads` by default."""
-    feed_forward: Annotated[int, up_to("feed_forward")] | None = None
-    """Width of the MLP; by default 8/3 of `hidden` rounded up to 64 (gated) or 4 times `hidden` (gpt2)."""
-    experts: Annotated[int, up_to("experts", least=2)] | None = None
-    """Experts of each layer, `feed_forward` wide each; only for mixtral, 8 by default."""
-    experts_per_token: Annotated[int, up_to("experts_per_token")] | None = None
-    """Experts per token; 2 by default."""
-    balance_loss: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the loss that balances the use of experts, 0 for none; by default 0.01, or that of the `hf` config. The
-    reported loss does not contain it."""
-    tie_embeddings: bool = True
-    """Share one matrix between input and output embedding."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout of gpt2 and bert; other architectures refuse a value above 0."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Model:
-        missing = [name for name in ("layers", "hidden", "heads") if getattr(self, name) is None]
-        named = [name for name in ("preset", "hf", "module") if getattr(self, name) is not None]
-        if not named and missing:
-            raise FieldError(f"a model needs `preset`, `hf`, `module` or dimensions; missing: {', '.join(missing)}")
-        if len(named) > 1 or (named and len(missing) < 3):
-            raise FieldError("give exactly one of `preset`, `hf`, `module` and dimensions")
-        if self.weights == "pretrained" and self.hf is None:
-            raise FieldError("`weights: pretrained` needs `hf`")
-        if self.dropout and self.architecture not in ("gpt2", "bert"):
-            raise FieldError(f"`{self.architecture}` has no dropout; only gpt2 and bert do")
-        self._check_experts()
-        if self.hidden and self.heads and self.hidden % self.heads:
-            raise FieldError(f"hidden ({self.hidden}) is not a multiple of heads ({self.heads})")
-        if self.heads and self.kv_heads and self.heads % self.kv_heads:
-            raise FieldError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
-        return self
-
-    def _check_experts(self) -> None:
-        written = [name for name in ("experts", "experts_per_token") if getattr(self, name) is not None]
-        if written and (self.architecture != "mixtral" or self.layers is None):
-            raise FieldError(f"`{written[0]}` needs `architecture: mixtral` and dimensions")
-        if self.balance_loss is not None and self.architecture != "mixtral" and self.hf is None:
-            raise FieldError(
-                "`balance_loss` needs a model with experts", hint="remove it, or set `architecture: mixtral`"
-            )
-        experts, per_token = self.experts or 8, self.experts_per_token or 2
-        if per_token > experts:
-            raise FieldError(f"experts_per_token ({per_token}) is more than the {experts} experts")
-
-    @property
-    def title(self) -> str:
-        """Source of the model in one line."""
-        return self.preset or self.hf or self.module or self.architecture
-
-
-class Optimizer(Spec):
-    """AdamW and its learning-rate schedule."""
-
-    name: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: TrainForField | None = None
-    """Linear warm-up, in steps."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Final learning rate divided by the peak."""
-    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-
-    @model_validator(mode="after")
-    def _warmup_in_steps(self) -> Optimizer:
-        if self.warmup is not None and self.warmup.unit != "steps":
-            raise FieldError(f"`warmup` must be in steps, got `{self.warmup}`")
-        return self
-
-
 class Workload(Spec):
     """A training run of Trainworks."""
 
@@ -170,6 +83,8 @@ class Workload(Spec):
     """Sequences, images or samples per optimizer step, over all ranks."""
     train_for: TrainForField
     optimizer: Optimizer = Optimizer()
+    eval: Evaluation | None = None
+    """Evaluation on held-out data during training; none by default."""
     compile: bool = False
     """Compile each block with torch.compile."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -190,6 +105,12 @@ class Workload(Spec):
                 "`compile` measures kernels and takes the fastest, which may differ from run to run; "
                 "`deterministic` needs `compile: false`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_held_out_data(self) -> Workload:
+        if self.eval is not None:
+            self.eval.check_task(self.task)
         return self
 
     @model_validator(mode="after")
@@ -327,6 +248,9 @@ class Checkpoint(Spec):
     """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
     to: str = "runs"
     """Parent folder of the run directory."""
+    copies: CheckpointCopies = ()
+    """Further places, each of which gets the newest checkpoint beside training: a folder, or
+    `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
 
 
 class Recover(Spec):
@@ -340,6 +264,9 @@ class Recover(Spec):
     hang_timeout: AutoDurationS = "auto"
     """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
     the last checkpoint. `auto` is 20 median steps, at least 10 s."""
+    notices: Literal["auto", "off", "aws", "gcp", "azure"] = "auto"
+    """Cloud that every node asks whether it takes the node back; the job then saves in the time left, and ends to
+    continue on other nodes. `auto` is the cloud that the machine's firmware names, and none elsewhere."""
 
 
 class Guard(Spec):
@@ -391,6 +318,12 @@ class RunFile(Spec):
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of `setup` and `run`; null takes the value from the shell that starts the run."""
+    environment: Annotated[
+        RunEnvironment | None,
+        BeforeValidator(environment_from_text, json_schema_input_type=RunEnvironment | str | None),
+    ] = None
+    """Packages of the ranks: a lock file, a conda file or an image; a file name alone is short for `{lock: ...}` or
+    `{conda: ...}`. By default those of Trainworks, and for a command those of the shell."""
     workdir: Annotated[str, AfterValidator(_path)] | None = None
     """Working directory of `setup` and `run`; the current one by default."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
@@ -440,6 +373,12 @@ class RunFile(Spec):
         for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:
                 raise FieldError(f"`{key}` needs `run`")
+        if self.starts == "once" and self.environment is not None and self.nodes > 1:
+            raise FieldError(
+                f"`environment` with `framework: {self.framework}` works on one node, got {self.nodes}: its launcher "
+                "starts ranks on nodes that may still build",
+                hint="set `cluster.nodes: 1`, or activate an environment in the command",
+            )
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self

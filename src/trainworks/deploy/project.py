@@ -8,9 +8,19 @@ from importlib.resources.abc import Traversable
 from typing import Any, get_args
 
 from trainworks.catalog import software
-from trainworks.config.stack import Role, Stack
-from trainworks.deploy.file_systems import SCRATCH_ARRAY, block_device, exported_folders, exports, mount_units
+from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.words import Role
+from trainworks.deploy.file_systems import (
+    arrays,
+    beegfs_files,
+    exported_folders,
+    exports,
+    mount_units,
+    secret_files,
+    striped_folders,
+)
 from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
 from trainworks.jobs.formats.manifest import to_yaml
@@ -43,9 +53,11 @@ def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
+    files |= {f"roles/storage/files/{name}": text for name, text in beegfs_files(stack).items()}
     files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
+        files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     if text := exports(stack):
         files["roles/storage/files/exports"] = text
     return dict(sorted(files.items()))
@@ -94,10 +106,12 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
         "exported_folders": exported_folders(stack),
         "mounts": [unit.facts for unit in mount_units(stack)],
-        "scratch_devices": list(stack.scratch.devices) if stack.scratch else [],
+        "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
+        "storage_arrays": arrays(stack),
+        "storage_secrets": secret_files(stack),
+        "beegfs_files": list(beegfs_files(stack)),
+        "striped_folders": striped_folders(stack),
         "scratch_at": stack.scratch.at if stack.scratch else "",
-        "scratch_array": SCRATCH_ARRAY,
-        "scratch_block_device": block_device(stack.scratch) if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
         "slurm_files": list(slurm),
@@ -162,9 +176,11 @@ def _slurm_packages(stack: Stack, apt: bool) -> dict[str, list[str]]:
 
 
 def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
-    """Files below a folder of the package, by their paths."""
+    """Files below a folder of the package, by their paths; pip leaves compiled plugins there, which are not text."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         name = f"{path}{entry.name}"
+        if entry.name == "__pycache__":
+            continue
         if entry.is_dir():
             yield from _static(entry, f"{name}/")
         else:

@@ -17,6 +17,7 @@ EventKind = Literal[
     "nodes_unhealthy",  # nodes (by number), message: ranks do not start on them
     "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written
     "agent_started",  # node
+    "environment",  # node, key, seconds (0 if the node had it): the packages of the ranks are there
     "agent_lost",  # node, exit_code
     "restart",  # node (null for all of them): the supervisor starts the agent again
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
@@ -30,16 +31,20 @@ EventKind = Literal[
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
     "checkpoint_failed",  # step, message
+    "checkpoint_copied",  # step, to, bytes, seconds: it is complete in another place of `checkpoint.copies`
+    "checkpoint_copy_failed",  # step, to, message: tried again
     "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): no update of the weights
     "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, without these batches
     "profile",  # first_step, last_step, ranks, folder: the traces of these steps are written
     "profile_refused",  # first_step, last_step, message: the steps could not be recorded
+    "notice",  # node, cloud, what, ends, deadline_at: of the cloud's metadata service
+    "notice_answered",  # node, cloud, what, saves, left_s, needed_s, message: the job ends for a notice
     "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): the job counts as idle
     "busy",  # idle_for_s: the job uses its nodes again
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text
-    "finished",  # step
+    "finished",  # step; early if evaluations did not improve any more
 ]
 
 Event = dict[str, Any]

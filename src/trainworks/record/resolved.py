@@ -13,6 +13,7 @@ from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
+from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.results import Result
 
 
@@ -157,9 +158,30 @@ class PlannedLayout(Spec):
     step_s: float
     """Predicted."""
     memory_bytes: int
-    """Of the fullest rank, predicted."""
+    """Predicted memory of the fullest rank."""
     measured_s: float | None = None
     """Median step of a few, where the layout was tuned (`--tune`)."""
+
+
+class PlannedEvaluation(Spec):
+    """Evaluations of a run, and what they cost."""
+
+    every_steps: int
+    count: int
+    batches: int
+    """Global batches of each; at most so many, where the held-out data is not counted yet."""
+    batch_s: float
+    """Predicted time of one batch: forward alone."""
+
+    @property
+    def evaluation_s(self) -> float:
+        """Predicted time of one evaluation."""
+        return self.batches * self.batch_s
+
+    @property
+    def total_s(self) -> float:
+        """Predicted time of all of them."""
+        return self.count * self.evaluation_s
 
 
 class Plan(Spec):
@@ -184,6 +206,8 @@ class Plan(Spec):
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None
     log_every_steps: int
+    evaluation: PlannedEvaluation | None = None
+    """None for a run that does not evaluate."""
     run_time_s: float
     """Predicted time from launch to the last step."""
 
@@ -235,6 +259,8 @@ class ResolvedRun(Result, Spec):
     working_folder: str
     commit: str | None = None
     """Git commit of the working folder, with `-dirty` if files differ from it; None outside of a repository."""
+    environment: ResolvedEnvironment | None = None
+    """Packages of the ranks; None for those of Trainworks, or of the shell of a command."""
     processes: Processes
     host: HostFacts
     forecast: Forecast | None = None
@@ -250,7 +276,7 @@ class ResolvedRun(Result, Spec):
 
     def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
         """This plan for the run of an earlier one, whose origin, node check and observers stay."""
-        kept = ("created_at", "working_folder", "commit", "node_check", "observers")
+        kept = ("created_at", "working_folder", "commit", "environment", "node_check", "observers")
         return self.model_copy(update={name: getattr(before, name) for name in kept})
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from trainworks.record.events import Event
 
-FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy"})
+FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})

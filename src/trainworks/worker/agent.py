@@ -18,13 +18,16 @@ from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
+from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import TRANSIENT
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.fork_server import start_fork_server
 from trainworks.worker.imports import rank_modules
 
@@ -44,15 +47,18 @@ def main(
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
         resolved = run_dir.read_resolved()
+        if resolved.environment is None:
+            run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
-        data_folder = _prepare_data(resolved, run_dir, int(node))
+        follow_notices(run_dir, int(node), resolved.run_file.recover.notices)
+        data = _prepare_data(resolved, run_dir, int(node))
         elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch
         exit_code: int = elastic.run_node(
             resolved,
             run_dir,
-            data_folder,
+            data,
             node=int(node),
             max_restarts=int(max_restarts),
             address=address,
@@ -72,20 +78,22 @@ def _start_fork_server(resolved: ResolvedRun) -> None:
     start_fork_server(rank_modules(resolved.run_file.workload, resolved.plan.layout))
 
 
-def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
+def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> DataFolders:
     """The tokenized shards, made now if this machine does not have them."""
-    assert resolved.run_file.workload is not None and resolved.plan is not None
-    if resolved.run_file.workload.task == "module":
-        return run_dir.path  # its file reads the data
-    preparation = importlib.import_module("trainworks.worker.data.prepare")  # imports tokenizers: likewise
+    workload = resolved.run_file.workload
+    assert workload is not None and resolved.plan is not None
+    if workload.task == "module":
+        return DataFolders(run_dir.path)  # its file reads the data
+    preparation = importlib.import_module("trainworks.worker.data.preparation")  # imports tokenizers: likewise
     model = resolved.plan.model
-    folder: Path = preparation.prepare_for_run(
-        resolved.run_file.workload.data,
+    folders: DataFolders = preparation.prepare_for_run(
+        workload.data,
         cache_folder("data"),
         run_dir.events_file if node == 0 else None,
         model_vocabulary=model.vocabulary if model.is_described else sys.maxsize,  # else the task looks itself
+        evaluation=workload.eval,
     )
-    return folder
+    return folders
 
 
 def _give_up(run_dir: RunDir, node: int, error: TrainworksError | OSError) -> int:

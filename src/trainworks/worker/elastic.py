@@ -26,6 +26,7 @@ from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.restarts import RANK_RESTART, may_restart
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.health.hang import Hang, HangLimits
 from trainworks.worker.health.hang_monitor import HangMonitor
 from trainworks.worker.health.heartbeat import HeartbeatBoard
@@ -42,7 +43,7 @@ _STACK_CHARS = 20_000
 def run_node(
     resolved: ResolvedRun,
     run_dir: RunDir,
-    data_folder: Path,
+    data: DataFolders,
     *,
     node: int,
     max_restarts: int,
@@ -55,7 +56,7 @@ def run_node(
     Args:
         resolved: the run.
         run_dir: where it writes.
-        data_folder: tokenized shards on this machine.
+        data: prepared shards on this machine.
         node: index of this node.
         max_restarts: limit for the job, over all its agents and allocations.
         address: where the other nodes reach this one.
@@ -72,7 +73,7 @@ def run_node(
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         met = _store(store, store_fd, serves=node == 0)
-        agent = _agent(resolved, run_dir, data_folder, node, max_restarts, address, met)
+        agent = _agent(resolved, run_dir, data, node, max_restarts, address, met)
         result = agent.run()
     except SignalException as stopped:
         return -int(stopped.sigval)
@@ -98,7 +99,7 @@ def _store(store: str, listener: int | None, *, serves: bool) -> dist.Store:
 def _agent(
     resolved: ResolvedRun,
     run_dir: RunDir,
-    data_folder: Path,
+    data: DataFolders,
     node: int,
     max_restarts: int,
     address: str,
@@ -122,7 +123,7 @@ def _agent(
         local_world_size=per_node,
         rdzv_handler=rendezvous,
         fn=run_rank,
-        args=(str(run_dir.path), str(data_folder), node, os.getpid(), board.path),
+        args=(str(run_dir.path), str(data.train), node, os.getpid(), board.path, str(data.evaluation or "")),
         max_restarts=max_restarts,
         monitor_interval=_MONITOR_INTERVAL_S,
     )

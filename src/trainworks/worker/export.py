@@ -35,6 +35,7 @@ from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
 from trainworks.worker.data.card import CARD, STYLE, first_card, hash_file
+from trainworks.worker.data.preparation import training_side
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.data_command import answer
@@ -303,7 +304,7 @@ def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Pat
     kept = Path(ready[-1]) if ready else None
     if kept is not None and (kept / CARD).is_file():
         return kept
-    folder, card = prepare(workload.data, cache_folder("data"))
+    folder, card = prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))
     if card.fingerprint != manifest.data_fingerprint:
         raise EnvironmentProblem(
             "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",

@@ -48,7 +48,7 @@ class ChunkedCrossEntropy:
         """
         to_local = getattr(weight_VD, "to_local", None)
         weight_VD = weight_VD if to_local is None else to_local()
-        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._split)
+        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._split, torch.is_grad_enabled())
         return loss
 
 
@@ -63,12 +63,16 @@ class _Split:
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None) -> Tensor:
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None, training: bool
+    ) -> Tensor:
+        # Autograd says what needs a gradient, also where gradients are off: in evaluation they would be thrown away.
+        needed = (training and ctx.needs_input_grad[0], training and ctx.needs_input_grad[1])
         kind = x_ND.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
         with torch.autocast(kind, enabled=False):
             loss, grad_x_ND, grad_weight_VD = _loss_and_gradients(
-                x_ND.to(dtype), weight_VD.to(dtype), labels_N, split, needed=ctx.needs_input_grad[:2]
+                x_ND.to(dtype), weight_VD.to(dtype), labels_N, split, needed=needed
             )
         kept = (
             None if grad is None else grad.to(like.dtype)
@@ -85,7 +89,7 @@ class _Function(torch.autograd.Function):
         grad_x_ND, grad_weight_VD = (
             None if gradient is None else (factor * gradient.float()).to(gradient.dtype) for gradient in gradients
         )
-        return grad_x_ND, grad_weight_VD, None, None
+        return grad_x_ND, grad_weight_VD, None, None, None
 
 
 def _loss_and_gradients(

@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.host import memory
-from trainworks.record.metrics import MetricsRow, SlowestRank, append_metrics
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.guard import SkippedStep, reason_of
 from trainworks.worker.timing import StepMarks
 
-_DURATIONS = 6
+_DURATIONS = 7
 """Length of StepMarks.durations()."""
 _BY_RANK = ("memory peak", "data", "compute")
 """Figures of the interval that each rank reports for itself: bytes, and seconds per step."""
@@ -47,6 +47,7 @@ class _Step:
     verdict: Tensor
     lr: float
     marks: StepMarks
+    evaluation: EvaluationResult | None = None
 
 
 class Telemetry:
@@ -78,6 +79,10 @@ class Telemetry:
     def add(self, step: int, loss: Tensor, grad_norm: Tensor, verdict: Tensor, lr: float, marks: StepMarks) -> None:
         """Take one step's results; nothing is computed or copied yet."""
         self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks))
+
+    def add_evaluation(self, result: EvaluationResult) -> None:
+        """Take the result of the evaluation after the last step; it is the same on every rank."""
+        self._steps[-1].evaluation = result
 
     def flush(self, mine: Agreement) -> Agreement:
         """Average the interval over the ranks, write it (rank 0), and agree."""
@@ -138,7 +143,7 @@ class Telemetry:
         for step, (loss, norm, _), parts, t in zip(
             self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
         ):
-            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s = parts
+            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s, evaluation_s = parts
             rows.append(
                 MetricsRow(
                     step=step.step,
@@ -157,6 +162,8 @@ class Telemetry:
                     other_s=other_s,
                 )
             )
+            if step.evaluation is not None:
+                rows[-1] |= {"evaluation_s": evaluation_s, "evaluation": step.evaluation}
         return rows
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainworks.config.adapter import Adapter
+from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError

@@ -124,3 +124,29 @@ def test_automatic_checkpoints_count_with_the_fleet_of_the_accelerator() -> None
 
 def test_metrics_are_written_about_once_a_second_and_at_least_every_50_steps() -> None:
     assert 1 <= plan().log_every_steps <= 50
+
+
+def evaluated(**settings: Any) -> Plan:
+    """A plan of a run that evaluates every 100 of 350 steps."""
+    evaluation = {"split": 0.05, "every": "100 steps"} | settings
+    return plan(350, workload=workload().model_dump() | {"eval": evaluation})
+
+
+def test_evaluations_are_counted_and_their_time_is_part_of_the_run_time() -> None:
+    with_evaluation = evaluated(steps=10)
+    planned = with_evaluation.evaluation
+    assert planned is not None
+    assert (planned.count, planned.batches) == (4, 10)
+    assert with_evaluation.run_time_s == pytest.approx(plan(350).run_time_s + planned.total_s)
+    assert with_evaluation.step_time == plan(350).step_time
+
+
+def test_a_batch_of_an_evaluation_takes_less_than_half_of_a_step_and_at_least_its_forward() -> None:
+    planned = evaluated()
+    assert planned.evaluation is not None
+    assert planned.evaluation.batch_s < planned.step_time.total_s / 2
+    assert planned.evaluation.batch_s > planned.step_time.groups.compute_s / 4
+
+
+def test_a_run_without_evaluation_plans_none() -> None:
+    assert plan().evaluation is None

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.agent.launch import take_run
+from trainworks.api.checkpointing.files import copy_files
 from trainworks.api.run_handle import Run, as_run
-from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import bytes_in, fsync_folder, naming_full_disk
+from trainworks.errors import UsageError
+from trainworks.files import bytes_in
+from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import (
-    MANIFEST,
     Damage,
     Manifest,
     check_file,
     check_manifest,
     complete_checkpoints,
     delete_checkpoint,
-    read_manifest,
 )
-from trainworks.record.run_dir import RunDir, checkpoint_name
+from trainworks.record.run_dir import RunDir
 
 Progress = Callable[[int, int], None]
 """Receives bytes done and bytes in all."""
@@ -126,7 +125,8 @@ def copy_checkpoint(
     if not complete:
         which = "" if step is None else f" of step {step}"
         raise UsageError(f"run {found.id} has no complete checkpoint{which}", hint="trainworks checkpoint ls")
-    return _copied(*complete[-1], to)
+    manifest, source = complete[-1]
+    return CheckpointFacts(manifest.step, copy_files(manifest, source, to), manifest)
 
 
 def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path | str = "runs") -> CheckpointFacts:
@@ -147,11 +147,13 @@ def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path 
         raise UsageError(f"`{source}` is not a complete checkpoint: {manifest}")
     found = as_run(run, folder)
     with _idle(found.run_dir):
-        return _copied(manifest, source, found.run_dir.checkpoints)
+        return CheckpointFacts(manifest.step, copy_files(manifest, source, found.run_dir.checkpoints), manifest)
 
 
 def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1) -> int:
-    """Delete all but the newest complete checkpoints of a run that is not live, and those that are not complete.
+    """Delete all but the newest complete checkpoints of a run that is not live and the best one by its evaluations.
+
+    Checkpoints that are not complete go, too.
 
     Args:
         run: the run, its id or its folder; the newest run when None.
@@ -172,9 +174,10 @@ def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs",
         complete = [path for _, path in complete_checkpoints(found.run_dir)]
         if not complete:
             raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
-        freed = 0
+        best, freed = best_evaluation(found.run_dir), 0
+        kept = {*complete[-keep:], *([found.run_dir.checkpoint(best.step)] if best else [])}
         for _, path in found.run_dir.checkpoint_folders():
-            if path not in complete[-keep:]:
+            if path not in kept:
                 freed += bytes_in(path)
                 delete_checkpoint(path)
     return freed
@@ -201,43 +204,3 @@ def _of_step(found: list[CheckpointFacts], step: int) -> CheckpointFacts:
             return each
     known = ", ".join(str(each.step) for each in found) or "none"
     raise UsageError(f"no checkpoint of step {step}", hint=f"the steps that there are: {known}")
-
-
-def _copied(manifest: Manifest, source: Path, to: Path) -> CheckpointFacts:
-    """Copy file by file, verified at the destination, the manifest last; then rename the folder into place.
-
-    The same checkpoint there stays if it is intact, and is replaced if it is damaged.
-    """
-    target = to / checkpoint_name(manifest.step)
-    if (there := read_manifest(target)) is not None:
-        if there.checksums != manifest.checksums:
-            raise UsageError(f"`{target}` is another checkpoint", hint="copy to another folder, or delete that one")
-        if _damage(target, there) is None:
-            return CheckpointFacts(manifest.step, target, there)
-    aside = target.with_name(f".{target.name}.copying")
-    try:
-        with naming_full_disk(to):
-            shutil.rmtree(aside, ignore_errors=True)
-            for name in (*manifest.files, MANIFEST):
-                _copy_file(source / name, aside / name)
-            if damage := _damage(aside, manifest):
-                shutil.rmtree(aside, ignore_errors=True)
-                raise EnvironmentProblem(f"the checkpoint of step {manifest.step} is damaged: {damage}")
-            shutil.rmtree(target, ignore_errors=True)  # damaged or not complete
-            aside.rename(target)
-            fsync_folder(to)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot copy to `{to}`: {error.strerror or error}") from None
-    return CheckpointFacts(manifest.step, target, manifest)
-
-
-def _damage(folder: Path, manifest: Manifest) -> Damage | None:
-    found = (check_file(folder, manifest, name) for name in manifest.files)
-    return next((damage for damage in found if damage is not None), None)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    with target.open("rb") as written:
-        os.fsync(written.fileno())

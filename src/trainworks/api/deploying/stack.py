@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
+from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import PlaybookRun, TaskResult, run_playbook
 from trainworks.deploy.project import project_files
+from trainworks.deploy.proposed_stack import refuse_placeholders
 from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import target_files
@@ -52,12 +54,13 @@ def render_stack(path: Path | str) -> dict[str, str]:
 
     Raises:
         UsageError: the file does not exist or cannot be read, or a finding of `check_stack` is an error.
-        RunFileError: a key, a value or a name of it is not valid.
+        RunFileError: a key, a value or a name of it is not valid, or a proposed value is not filled in.
 
     >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
     True
     """
     stack, source = _read(Path(path))
+    refuse_placeholders(source)
     for finding in check_stack(path).findings:
         if finding.severity == "error":
             message = f"the stack cannot be installed ({finding.rule}): {finding.message}"
@@ -117,7 +120,8 @@ def _read(path: Path) -> tuple[Stack, Source]:
         UsageError: the file does not exist or cannot be read.
         RunFileError: a key, a value or a name of it is not valid.
     """
-    stack, source = load_stack(path)
+    with explaining_names():
+        stack, source = load_stack(path)
     try:
         check_names(stack)
     except ArgumentError as error:

@@ -132,7 +132,10 @@ def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
 
 
 def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
-    """Names of the nodes that failed the check of a job since a user submitted it, one for each failure."""
+    """Names of the nodes that failed the check of a job, or that their cloud took back, since a user submitted it.
+
+    One for each time.
+    """
     found: list[str] = []
     names: Sequence[str] = ()
     for event in events:
@@ -141,6 +144,8 @@ def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
             found = found if event.get("restarts") else []
         elif event["kind"] == "nodes_unhealthy":
             found += [names[node] for node in event["nodes"]]
+        elif event["kind"] == "notice_answered":
+            found.append(names[event["node"]])
     return found
 
 

@@ -210,8 +210,8 @@ class _Batch:
             if cause is not Cause.TIME_LIMIT:  # Slurm itself requeues or ends it
                 self._leave_to_slurm(self._resolved, cause)
                 return code
-        if cause is Cause.NODE_UNHEALTHY:
-            return self._requeue_elsewhere(self._got, self._resolved, status.message) or code
+        if cause in (Cause.NODE_UNHEALTHY, Cause.NODE_RECLAIMED):
+            return self._requeue_elsewhere(self._got, self._resolved, cause, status.message) or code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
                 self._enter(JobState.FAILED, cause, CAUSES[cause].words)
@@ -255,8 +255,8 @@ class _Batch:
             events, self._resolved.run_file.max_restarts, NEXT_TURN
         )
 
-    def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, message: str | None) -> int:
-        """Requeue the job without the nodes that failed their check; 0 if Slurm or the user does not let it.
+    def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, cause: Cause, message: str | None) -> int:
+        """Requeue the job without the nodes that failed their check or that go; 0 if Slurm or the user does not let it.
 
         Slurm changes the nodes of a waiting job alone: shortly after the requeue, and before it ends this script. The
         job stays FAILED if it got a node again and again that its check refuses.
@@ -267,12 +267,12 @@ class _Batch:
         if repeated or not unfit or not resolved.run_file.cluster.slurm.allows_requeue:
             return 0
         names = ",".join(excluded | dict.fromkeys(unfit))
-        self._enter(JobState.QUEUED, Cause.NODE_UNHEALTHY, f"{message}; the job waits for other nodes")
+        self._enter(JobState.QUEUED, cause, f"{message}; the job waits for other nodes")
         try:
             self._client.call("scontrol", "requeue", got.job)
             self._update_soon(f"JobId={got.job}", f"ExcNodeList={names}")
         except TrainworksError as error:
-            self._enter(JobState.FAILED, Cause.NODE_UNHEALTHY, f"{message}; no other nodes: {error.message}")
+            self._enter(JobState.FAILED, cause, f"{message}; no other nodes: {error.message}")
             return 0
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainworks.config.adapter import Adapter
+from trainworks.config.finetune import Adapter
 from trainworks.plan.compute import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.layouts import Array, Layouts

@@ -13,6 +13,7 @@ from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.layouts import Array
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
+from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Plan, Processes, StepTimeGroups
@@ -87,6 +88,7 @@ def make_measured_plan(
     processes: Processes,
     trial: Trial,
     *,
+    held_out_samples: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> Plan:
     """The run as the trial went: step time and memory are measured, the sum over the steps is arithmetic."""
@@ -104,6 +106,9 @@ def make_measured_plan(
     )
     steps = _num_steps(workload, trial)
     train_s = steps * step_s
+    held_out = trial.held_out_samples if held_out_samples is None else held_out_samples
+    evaluation = planned_evaluation(workload, trial.step_time, num_steps=steps, held_out_samples=held_out)
+    others_s = evaluation.total_s if evaluation else 0.0
     interval_s = every_s or (every_steps or 1) * step_s
     return Plan(
         model=ModelShape.of_size(trial.num_parameters),
@@ -120,7 +125,8 @@ def make_measured_plan(
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_s))),
-        run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
+        evaluation=evaluation,
+        run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
     )
 
 

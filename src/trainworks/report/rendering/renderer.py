@@ -35,6 +35,7 @@ _SUBJECTS = {
     "SharedCapacity": "size_teams",
     "StoragePlan": "storage",
     "TrackReport": "tracking",
+    "Usage": "observing.job_costs",
     "Report": "runs.run_report",
 }
 """Type of a result -> module of `trainworks.report` that shows it."""

@@ -39,15 +39,14 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
-from trainworks.worker.checkpoint.checksums import checksum_files, find_damage, first_of_any_rank
+from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, gather_checksums
+from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError
+from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
 from trainworks.worker.health.out_of_memory import is_out_of_memory
 from trainworks.worker.models.adapters import trained_state
 
-_DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
-
-
-class UnreadableCheckpointError(EnvironmentProblem):
-    """The files of a checkpoint have their sizes, and the state cannot be read from them."""
+_DISK_FULL = re.compile("No space left on device")
 
 
 class HasState(Protocol):
@@ -92,6 +91,8 @@ class Checkpointer:
         """Checkpoints on disk that cannot be loaded, by step; the same on every rank."""
         self._unreported: list[int] = []
         """Steps of them that no event names yet."""
+        self.kept_step: int | None = None
+        """Step whose checkpoint is not deleted for its age: the best evaluation."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
@@ -151,8 +152,9 @@ class Checkpointer:
     def _write(self, copied: Future[Any], folder: Path, fields: dict[str, Any], started: float) -> None:
         """Runs in the writing thread."""
         try:
-            dcp.save(copied.result(), checkpoint_id=folder, process_group=self._group)
-            fields["checksums"] = checksum_files(folder, self._group)
+            writer = ShardWriter(folder)
+            dcp.save(copied.result(), storage_writer=writer, planner=SavePlannerOfValues(), process_group=self._group)
+            fields["checksums"] = gather_checksums(writer.checksums, self._group)
             self._may_complete.wait()
             if dist.get_rank() == 0:
                 if self._abandoned:
@@ -181,11 +183,12 @@ class Checkpointer:
         self._delete_old()
 
     def _delete_old(self) -> None:
-        """Keep the newest `keep` checkpoints; damaged ones neither count nor go."""
+        """Keep the newest `keep` checkpoints and that of `kept_step`; damaged ones neither count nor go."""
         complete = complete_checkpoints(self._run_dir)
         loadable = [folder for manifest, folder in complete if manifest.step not in self._damaged]
         for folder in loadable[: -self._keep]:
-            delete_checkpoint(folder)
+            if self.kept_step is None or folder != self._run_dir.checkpoint(self.kept_step):
+                delete_checkpoint(folder)
 
     def _note_failure(self, step: int) -> None:
         try:
@@ -302,7 +305,13 @@ class Checkpointer:
         """Fill the state from the files; returns the first error of any rank, to all ranks."""
         own: BaseException | None = None
         try:
-            dcp.load(state, checkpoint_id=folder, process_group=self._group)
+            reader = reader_of(folder)
+        except Exception as error:
+            own = error
+        if (failed := first_of_any_rank(own, self._group)) is not None:
+            return failed
+        try:
+            dcp.load(state, storage_reader=reader, planner=LoadPlannerOfValues(), process_group=self._group)
         except CheckpointException as error:
             own, _ = error.failures[min(error.failures)]
         except Exception as error:  # of a state that takes what was read itself; it may not survive pickling
@@ -357,7 +366,7 @@ def _explained(error: BaseException, folder: Path) -> TrainworksError:
 
 def _load_failure(error: BaseException, manifest: Manifest) -> BaseException:
     """Exception for a loading error: intact files do not match the model, others are damaged."""
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or isinstance(error, UnreadableCheckpointError):
         return error
     reason = str(error).strip() or type(error).__name__
     if manifest.checksums and not isinstance(error, OSError):
@@ -371,6 +380,6 @@ def _load_failure(error: BaseException, manifest: Manifest) -> BaseException:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """ENOSPC, in the words of the system or of torch's zip writer, which finds its file shorter than it wrote."""
+    """ENOSPC, by its number, or in words where another rank's error was sent as text."""
     number = getattr(error, "errno", None)
     return number in (errno.ENOSPC, errno.EDQUOT) or _DISK_FULL.search(str(error)) is not None

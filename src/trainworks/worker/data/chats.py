@@ -20,7 +20,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from trainworks.config.chat import Chat, LossOn
+from trainworks.config.finetune import Chat, LossOn
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.card import STYLE
 from trainworks.worker.data.inputs import Record

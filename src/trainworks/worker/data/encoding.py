@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from trainworks.config.chat import Chat
+from trainworks.config.finetune import Chat
 from trainworks.config.spec import Spec
 from trainworks.errors import UsageError
 from trainworks.worker.data.inputs import Piece, documents, records

@@ -10,13 +10,14 @@ import functools
 import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from trainworks.config.data import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.host.corpus import anchored_source, source_files
+from trainworks.worker.data.split import Side
 from trainworks.worker.data.store import Store, extra, naming_store
 
 Format = Literal["text", "jsonl", "parquet", "arrow"]
@@ -54,6 +55,8 @@ class Piece:
     start: int
     stop: int
     num_bytes: int
+    side: Side | None = None
+    """Side of a split whose documents are read; all of them when None."""
 
 
 def find_inputs(source: DataSource) -> list[Input]:
@@ -80,11 +83,11 @@ def part_bytes_for(inputs: Sequence[Input]) -> int:
     return min(max(total // _PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
 
 
-def parts_of(inputs: Sequence[Input], part_bytes: int) -> list[list[Piece]]:
-    """Pieces of about `part_bytes` together, in order."""
+def parts_of(inputs: Sequence[Input], part_bytes: int, side: Side | None = None) -> list[list[Piece]]:
+    """Pieces of about `part_bytes` together, in order, to read one side of a split or everything."""
     parts: list[list[Piece]] = [[]]
     size = 0
-    for piece in (piece for file in inputs for piece in _pieces(file, part_bytes)):
+    for piece in (replace(piece, side=side) for file in inputs for piece in _pieces(file, part_bytes)):
         if size and size + piece.num_bytes > part_bytes:
             parts.append([])
             size = 0
@@ -197,7 +200,9 @@ def records(pieces: Sequence[Piece]) -> Iterator[Record]:
     for piece in pieces:
         if piece.format == "text":
             raise UsageError(f"`{piece.address}` is text, not records", hint="name JSONL (`.jsonl`) or Parquet files")
-        yield from read[piece.format](piece)
+        for record in read[piece.format](piece):
+            if piece.side is None or piece.side.has(json.dumps(record.fields, sort_keys=True, default=str).encode()):
+                yield record
 
 
 _TEXT_COLUMNS = ("text", "content")
@@ -216,7 +221,8 @@ def documents(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
     """
     read = {"text": _text, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow}
     for piece in pieces:
-        yield from read[piece.format](piece, column)
+        texts = read[piece.format](piece, column)
+        yield from texts if piece.side is None else piece.side.documents(texts)
 
 
 def _open(piece: Piece) -> IO[bytes]:

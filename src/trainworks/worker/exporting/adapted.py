@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from trainworks.config.adapter import Adapter
+from trainworks.config.finetune import Adapter
 from trainworks.config.run_file import Workload
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.record.model_shape import ModelShape

@@ -13,13 +13,14 @@ import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock
 from trainworks.units import format_bytes
+from trainworks.worker.checkpoint.shards import reader_of
+from trainworks.worker.checkpoint.values import LoadPlannerOfValues
 from trainworks.worker.data_command import print_facts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,7 +34,7 @@ def state_of(folder: Path) -> dict[str, Tensor]:
         EnvironmentProblem: the checkpoint cannot be read.
     """
     try:
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        stored = reader_of(folder).read_metadata().state_dict_metadata
     except Exception as error:
         raise EnvironmentProblem(f"cannot read checkpoint `{folder}`: {type(error).__name__}: {error}") from None
     return {
@@ -52,7 +53,7 @@ def read_tensors(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that there is no process group
-            dcp.load({"model": values}, checkpoint_id=folder, no_dist=True)
+            dcp.load({"model": values}, storage_reader=reader_of(folder), planner=LoadPlannerOfValues(), no_dist=True)
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
         raise EnvironmentProblem(
             f"cannot read checkpoint `{folder}`: {error}",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
-from trainworks.config.adapter import Adapter
+from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.worker.models.experts import Router
 from trainworks.worker.models.nf4 import keep_in_nf4

@@ -1,4 +1,4 @@
-"""Adapters: a few new weights that train beside those of a checkpoint, which stay as they are."""
+"""Fine-tuning: conversations as training data, and adapters, a few new weights beside those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trainworks.config.spec import Spec
+
+LossOn = Literal["answers", "all"]
+TooLong = Literal["cut", "drop", "refuse"]
+
+
+class Chat(Spec):
+    """How conversations become training sequences."""
+
+    template: str | None = None
+    """File with a chat template (Jinja); by default that of the tokenizer, or a built-in one if it has none."""
+    loss_on: LossOn = "answers"
+    """Tokens that the loss counts: those of the assistant's messages and completions, or all."""
+    too_long: TooLong = "cut"
+    """What to do with a conversation longer than `sequence_length`: cut its end off, drop it, or refuse the data."""
 
 
 class Adapter(Spec):
