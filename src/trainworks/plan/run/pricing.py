@@ -219,12 +219,14 @@ def run_job(
 
 def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription) -> RunJob:
     """The workload as the worker trains it on a described cluster, one rank per accelerator."""
+    own = frozenset({"framework", "compiled", "attention"})
+    software = replace(software_of_workload(workload, "cuda"), name="Trainworks", said=own)
     return RunJob(
         shape,
         workload.data.sequence_length,
         workload.precision,
         cluster,
-        software_of_workload(workload, "cuda"),
+        software,
         workload=workload,
         device="cuda",
         baseline_bytes=_CONTEXT_BYTES,
