@@ -56,7 +56,7 @@ def _check_uncut(layout: Layout) -> None:
     for axis in _SURGERY:
         if getattr(layout, axis) > 1:
             raise LayoutError(
-                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model; those of a causal-lm alone can be cut",
+                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model, and those of this one cannot be cut",
                 field=axis,
                 hint="use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
             )
