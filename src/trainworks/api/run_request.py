@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trainworks.api.environments.files import with_image
+from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
 from trainworks.config.run_file import RunFile, RunName
-from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob
@@ -51,7 +52,8 @@ def read_run_file(text: str) -> RunRequest:
     Raises:
         RunFileError: every problem in it, each with its line.
     """
-    run_file, source = parse_run_file(text, name="run.yaml")
+    with explaining_names():
+        run_file, source = parse_run_file(text, name="run.yaml")
     return RunRequest(run_file, source, unused=tuple(source.unused))
 
 
@@ -84,7 +86,8 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
         return RunRequest(RunFile.model_validate(target))
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
-        run_file, source = load_run_file(Path(words[0]))
+        with explaining_names():
+            run_file, source = load_run_file(Path(words[0]))
         return RunRequest(run_file, source, unused=tuple(source.unused))
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))

@@ -56,7 +56,7 @@ def runs_folder(option: Path | None, written: str = "runs") -> Path:
 
 
 def wide_console() -> SafeConsole:
-    """As wide as the terminal; where there is none, wide enough that no figure is cut."""
+    """A console as wide as the terminal; where there is none, wide enough that no figure is cut."""
     from trainworks.report.rendering.console import SafeConsole
 
     return SafeConsole() if sys.stdout.isatty() or "COLUMNS" in os.environ else SafeConsole(width=240)

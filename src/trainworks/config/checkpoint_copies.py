@@ -39,7 +39,7 @@ class CheckpointCopy(Spec):
             return to
         url = urlsplit(to)
         if url.scheme != "s3":
-            raise FieldError(f"`{url.scheme}` is no kind of place; a folder or s3://bucket/prefix is")
+            raise FieldError(f"cannot copy checkpoints to `{url.scheme}`", hint="name a folder or s3://bucket/prefix")
         if not _BUCKET.fullmatch(url.netloc):
             raise FieldError("the address of a bucket is `s3://bucket/prefix`; keys come from the environment")
         return to.rstrip("/")

@@ -67,7 +67,7 @@ class Ask(Protocol):
     def __call__(
         self, path: str, headers: Mapping[str, str], *, method: str = "GET", within_s: float = _ANSWER_WITHIN_S
     ) -> Reply:
-        """The answer, whatever its status."""
+        """The answer, an error status included."""
         ...
 
 

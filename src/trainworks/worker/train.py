@@ -98,6 +98,7 @@ def train(
 
 def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState) -> None:
     resolved = run_dir.read_resolved()
+    resolved = resolved.on_nodes(int(os.environ["WORLD_SIZE"]) // resolved.processes.processes_per_node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
     rank = _join(resolved, run_dir, data, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)
@@ -289,8 +290,14 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, 
         rank.run_dir,
         dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP),
         keep=resolved.run_file.checkpoint.keep,
+        memory_every=resolved.run_file.checkpoint.memory_every if _is_one_machine(resolved) else None,
         template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
     )
+
+
+def _is_one_machine(resolved: ResolvedRun) -> bool:
+    """Whether all ranks share one memory."""
+    return resolved.processes.nodes == 1 or resolved.run_file.cluster.engine == "local"
 
 
 def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:

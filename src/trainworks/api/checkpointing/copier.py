@@ -112,7 +112,7 @@ def forget_staging(run_dir: RunDir) -> None:
 
 
 def main(run_folder: str, number: str) -> int:
-    """Copy while the run goes on; returns the exit code, 1 if its last checkpoint is not copied."""
+    """Copy until the run ends; returns the exit code, 1 if its last checkpoint is not copied."""
     run_dir, clock = RunDir(Path(run_folder)), SystemClock()
     state = SettledState(lambda: current_state(run_dir.read_status()), clock)
     stay_behind(state, clock)

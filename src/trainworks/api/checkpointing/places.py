@@ -21,7 +21,7 @@ class CheckpointPlace(Protocol):
     """Where copies of the checkpoints of one run are."""
 
     address: str
-    """As the user writes it, with the run's id."""
+    """Folder or URL from the run file, with the run's id."""
 
     def manifests(self) -> dict[int, Manifest]:
         """Every complete copy, by step; contents are not read."""

@@ -22,7 +22,7 @@ _MOST_PARTS = 9_000
 """S3 allows 10,000."""
 _THREADS = 4
 _TRIES = 8
-"""Of each request, with growing pauses; `standard` retries wait up to 20 s."""
+"""Tries of each request, with growing pauses; `standard` retries wait up to 20 s."""
 _READ_BYTES = 1 << 20
 
 

@@ -36,6 +36,7 @@ def make_plan(
     calibration: Calibration,
     *,
     steps: int,
+    samples_left_out: int = 0,
     held_out_samples: int | None = None,
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
@@ -49,6 +50,7 @@ def make_plan(
         processes: the ranks.
         calibration: of this machine.
         steps: optimizer steps.
+        samples_left_out: at the end of the last epoch.
         held_out_samples: for evaluation; None where they are not counted.
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
@@ -79,6 +81,7 @@ def make_plan(
         model=shape,
         layout=layout,
         num_steps=steps,
+        samples_left_out=samples_left_out,
         tokens_per_step=workload.global_batch * length,
         model_flops_per_token=model_flops_per_token(shape, length),
         peak_flops_per_s=fastest,
