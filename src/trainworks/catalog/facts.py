@@ -151,6 +151,10 @@ class Term(Frozen):
     """Replacement, in the imperative."""
     prefixes: tuple[str, ...] = ()
     """Prefixes of other names with the same explanation."""
+    left_out: bool = False
+    """True for what Trainworks deliberately does not do or support."""
+    packages: tuple[str, ...] = ()
+    """Names by which files import, install or start it; `*` stands for any ending."""
     clusters: tuple[str, ...] = ()
     """Descriptions of clusters that `instead` proposes."""
     networks: tuple[str, ...] = ()

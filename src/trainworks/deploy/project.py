@@ -121,6 +121,8 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "cluster_name": stack.name,
         "base_packages": ["chrony", "python3", "rsync"],
         "time_service": "chrony" if apt else "chronyd",
+        "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
+        "network": str(stack.network),
         "gpu_driver_packages": _driver_packages(stack, apt),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
         **_fabric_variables(stack, apt),

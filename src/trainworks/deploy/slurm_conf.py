@@ -255,14 +255,14 @@ def _devices(stack: Stack, hardware: Hardware) -> str:
 
 def _topology(stack: Stack) -> str:
     """A switch for each set of leaves of the designed network, and one above them."""
-    switches = [nodes for group in stack.groups("compute") for nodes in _under_one_leaf(group)]
+    switches = [nodes for group in stack.groups("compute") for nodes in nodes_under_one_leaf(group)]
     lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
     if len(switches) > 1:
         lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
     return "\n".join(["# a set of leaf switches that whole nodes are attached to is one switch here", *lines]) + "\n"
 
 
-def _under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
+def nodes_under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
     """Names of a group by set of leaves; all together where its network cannot be designed."""
     machine = None if group.machine is None else node(group.machine)
     if machine is None or len(group.names) < 2 or not machine.nics:
