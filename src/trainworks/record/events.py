@@ -20,9 +20,12 @@ EventKind = Literal[
     "environment",  # node, key, seconds (0 if the node had it): the packages of the ranks are there
     "agent_lost",  # node, exit_code
     "restart",  # node (null for all of them): the supervisor starts the agent again
+    "decision",  # node, action, message: what follows the failure of a node
+    "resized",  # nodes, places (numbers among all nodes), layout, step_s, message: the job continues on these nodes
+    "straggler",  # rank, node, extra_s (beyond the median of its peers), step_s, message
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
     "data_progress",  # done_bytes, total_bytes: tokenizing
-    "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
+    "data_ready",  # folder, num_tokens, fingerprint, seconds, cached, chats: conversations, cut, dropped, answer_tokens
     "compiled",  # compile_s, compiled_s, eager_s: time to compile, and of one forward and backward with and without
     "attempt",  # attempt, world_size, layout, resumed_from_step, pids (by rank), rendezvous: all ranks have met
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory;

@@ -99,6 +99,7 @@ def train(
 
 def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState) -> None:
     resolved = run_dir.read_resolved()
+    resolved = resolved.on_nodes(int(os.environ["WORLD_SIZE"]) // resolved.processes.processes_per_node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
     rank = _join(resolved, run_dir, data, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)

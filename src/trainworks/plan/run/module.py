@@ -14,6 +14,7 @@ from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.layouts import Array
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.plan.run.evaluation import planned_evaluation
+from trainworks.plan.run.steps import samples_left_out, steps_of_epochs
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Plan, Processes, StepTimeGroups
@@ -55,7 +56,7 @@ def _check_uncut(layout: Layout) -> None:
     for axis in _SURGERY:
         if getattr(layout, axis) > 1:
             raise LayoutError(
-                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model; those of a causal-lm alone can be cut",
+                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model, and those of this one cannot be cut",
                 field=axis,
                 hint="use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
             )
@@ -115,6 +116,7 @@ def make_measured_plan(
         model=ModelShape.of_size(trial.num_parameters),
         layout=layout,
         num_steps=steps,
+        samples_left_out=samples_left_out(workload, samples=trial.num_samples),
         tokens_per_step=workload.global_batch * workload.data.sequence_length,
         model_flops_per_token=trial.flops_per_sample / workload.data.sequence_length,
         peak_flops_per_s=None,
@@ -149,7 +151,7 @@ def _num_steps(workload: Workload, trial: Trial) -> int:
         return length.amount
     if length.unit == "tokens":
         return -(-length.amount // (workload.global_batch * workload.data.sequence_length))
-    return max(1, length.amount * trial.num_samples // workload.global_batch)
+    return steps_of_epochs(workload, trial.num_samples)
 
 
 def _memory(trial: Trial, processes: Processes) -> MemoryTerms:

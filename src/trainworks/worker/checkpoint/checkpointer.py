@@ -41,6 +41,7 @@ from trainworks.worker.checkpoint.memory import Found, MemoryTier
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError
 from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
 from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
+from trainworks.worker.models.adapters import trained_state
 
 
 class HasState(Protocol):
@@ -363,7 +364,7 @@ class Checkpointer:
 def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
     """Names and shapes are those of the whole model: each rank provides its part of each tensor, in any layout."""
     return {
-        "model": {name: tensor for part in parts for name, tensor in part.state_dict().items()},
+        "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
         **optimizer.checkpoint_state(),
     }
 
