@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
-from trainworks.config.checkpoint_copies import CheckpointCopies
+from trainworks.config.checkpointing.copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
