@@ -143,6 +143,7 @@ def run_file_page() -> str:
         ("workload.data.source[]", data.DataSource),
         ("workload.optimizer", run_file.Optimizer),
         ("cluster", run_file.Cluster),
+        ("cluster.local.container", engines.LocalContainer),
         ("cluster.slurm", engines.Slurm),
         ("cluster.slurm.container", engines.Container),
         ("cluster.kubernetes", engines.Kubernetes),

@@ -118,7 +118,6 @@ def test_a_wrong_environment_is_refused_with_a_hint(text: str, message: str, hin
     ("environment", "cluster", "key"),
     [
         ("requirements.lock", "skypilot", "environment.lock"),
-        ({"image": "a/b@sha256:cc"}, "local", "environment.image"),
     ],
 )
 def test_a_backend_refuses_what_its_nodes_cannot_build(environment: object, cluster: str, key: str) -> None:

@@ -100,6 +100,7 @@ class Supervisor:
             self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
+        self._nodes.end_containers()
         self._follow_events()
         return self._conclude(codes)
 

@@ -13,7 +13,17 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data
-from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.engines import (
+    BUILT_IN,
+    PUBLISHED,
+    Engine,
+    JobOptions,
+    Kubernetes,
+    Local,
+    SkyPilot,
+    Slurm,
+    is_plugin,
+)
 from trainworks.config.environment import RunEnvironment, environment_from_text
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
@@ -251,6 +261,8 @@ class Cluster(Spec):
     """Ranks per node; `auto` is one per accelerator, or one on a machine without accelerators."""
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the rendezvous; 0 selects a free one."""
+    local: Local = Local()
+    """Options of `engine: local`."""
     slurm: Slurm = Slurm()
     """Options of `engine: slurm`."""
     kubernetes: Kubernetes = Kubernetes()
