@@ -25,9 +25,23 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.left_out import left_out
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
-from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
+from trainworks.config import (
+    autoscale,
+    data,
+    engines,
+    layout,
+    model,
+    notify,
+    optimizer,
+    run_file,
+    software,
+    stack,
+    track,
+)
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
+from trainworks.config.stack_parts import fabric, images, nodes, scheduler, storage
+from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
@@ -138,10 +152,11 @@ def run_file_page() -> str:
     models: list[tuple[str, type[BaseModel]]] = [
         ("", run_file.RunFile),
         ("workload", run_file.Workload),
-        ("workload.model", run_file.Model),
+        ("workload.model", model.Model),
         ("workload.data", data.Data),
         ("workload.data.source[]", data.DataSource),
-        ("workload.optimizer", run_file.Optimizer),
+        ("workload.eval", data.Evaluation),
+        ("workload.optimizer", optimizer.Optimizer),
         ("cluster", run_file.Cluster),
         ("cluster.local.container", engines.LocalContainer),
         ("cluster.slurm", engines.Slurm),
@@ -179,16 +194,26 @@ def stack_file_page() -> str:
     )
     models: list[tuple[str, type[BaseModel]]] = [
         ("", stack.Stack),
-        ("nodes[]", stack.NodeGroup),
-        ("nodes[].hardware", stack.Hardware),
-        ("gpu", stack.GpuSoftware),
-        ("slurm", stack.SlurmScheduler),
-        ("slurm.partitions[]", stack.Partition),
-        ("mounts[]", stack.SharedMount),
-        ("scratch", stack.Scratch),
-        ("environments[]", stack.SoftwareEnvironment),
-        ("monitoring", stack.Monitoring),
-        ("users[]", stack.StackUser),
+        ("nodes[]", nodes.NodeGroup),
+        ("nodes[].hardware", nodes.Hardware),
+        ("gpu", parts.GpuSoftware),
+        ("fabric", fabric.Fabric),
+        ("fabric.mpi", fabric.MpiJobs),
+        ("slurm", scheduler.SlurmScheduler),
+        ("slurm.partitions[]", scheduler.Partition),
+        ("slurm.qos[]", scheduler.QualityOfService),
+        ("slurm.accounts[]", scheduler.SlurmAccount),
+        ("slurm.power", scheduler.SlurmPower),
+        ("mounts[]", storage.SharedMount),
+        ("mounts[].folders[]", storage.StripedFolder),
+        ("scratch", storage.Scratch),
+        ("metadata", storage.MetadataArray),
+        ("environments[]", parts.SoftwareEnvironment),
+        ("images[]", images.ImageRecipe),
+        ("machine_image", images.MachineImage),
+        ("kubernetes", images.KubernetesBundle),
+        ("monitoring", parts.Monitoring),
+        ("users[]", scheduler.StackUser),
     ]
     return _page("Stack file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 
@@ -276,6 +301,7 @@ def record_page() -> str:
         _event_table(),
         f"## metrics.jsonl\n\n{_about(metrics)}",
         _field_table(metrics, "MetricsRow"),
+        _record_section(None, metrics, "EvaluationResult"),
         _record_section(None, metrics, "SlowestRank"),
         _record_section("status.json", status, "RunStatus"),
         _record_section(None, usage, "NodeUsage"),
@@ -287,7 +313,7 @@ def record_page() -> str:
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
         *(_record_section(None, model_shape, name) for name in ("ModelShape", "LatentAttention", "SmallParameters")),
-        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms")),
+        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms", "PlannedEvaluation")),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
         *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
     )

@@ -22,6 +22,7 @@ _PUBLIC = {
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",
+    "checkpoint_copies": "checkpointing.checkpoints",
     "checkpoints": "checkpointing.checkpoints",
     "compare": "observing.compare",
     "compare_layout": "plan",
@@ -33,6 +34,8 @@ _PUBLIC = {
     "env": "environments.env",
     "find_job": "jobs",
     "find_run": "run_handle",
+    "find_runs": "run_handle",
+    "drill": "proving.drill",
     "fleet_health": "proving.health",
     "goodput": "goodput",
     "health": "proving.health",
@@ -59,9 +62,11 @@ _PUBLIC = {
     "storage": "storage",
     "submit": "runs",
     "submit_array": "runs",
+    "sweep": "sweeping.sweep",
     "top": "observing.top",
     "track": "observing.track",
     "verify_checkpoints": "checkpointing.checkpoints",
+    "usage": "observing.job_board",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

@@ -20,6 +20,7 @@ from trainworks.plan.run.processes import choose_processes
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokens import MaskedTokens
@@ -78,7 +79,7 @@ def new_task(tmp_path, corpus, cache, images):
             plan=plan,
         )
         run_dir.write_resolved(resolved)
-        return TinyRun(run_dir, prepare(run_file.workload.data, cache)[0], ranks)
+        return TinyRun(run_dir, DataFolders(prepare(run_file.workload.data, cache)[0]), ranks)
 
     return make
 

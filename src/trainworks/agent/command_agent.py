@@ -17,13 +17,14 @@ from trainworks.agent.environments.build import BuiltEnvironment, build
 from trainworks.agent.environments.containers import ContainerRuntime, mark
 from trainworks.agent.environments.start import note_failure, record_environment
 from trainworks.agent.launch import run_mark
-from trainworks.config.command import shell_of
 from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.jobs.environment import default_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
+from trainworks.jobs.program import shell_of
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
@@ -81,6 +82,7 @@ class _CommandNode:
             )
         ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
         self._follow_usage()
+        follow_notices(self._run_dir, self._node, self._resolved.run_file.recover.notices)
         while True:
             codes = [rank.exit_code() for rank in ranks]
             failed = next((index for index, code in enumerate(codes) if code), None)

@@ -12,7 +12,7 @@ from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.environments.files import read_environment, with_image
 from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
 from trainworks.api.planned_model import model_shape
-from trainworks.api.worker_tasks import ask
+from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator
@@ -27,6 +27,7 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
+from trainworks.plan.run.fewer_nodes import plan_fewer_nodes
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan
@@ -39,9 +40,9 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     memory_per_rank,
 )
-from trainworks.plan.run.steps import num_steps
+from trainworks.plan.run.steps import num_steps, samples_left_out
 from trainworks.record.environment import HostFacts
-from trainworks.record.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, PlannedLayout, Processes, ResolvedRun
 from trainworks.record.run_environment import ResolvedEnvironment
@@ -158,6 +159,7 @@ class DecidedRun:
     """Sequences of the micro-batch to measure for the job."""
     steps: int = 0
     interpreter: RanksInterpreter = OWN_INTERPRETER
+    samples_left_out: int = 0
 
 
 def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None = None) -> DecidedRun:
@@ -205,8 +207,19 @@ def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRu
     memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
     size = largest_micro_batch(job, written)
-    steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
-    return DecidedRun(resolved, probed.machines, job=job, micro_batch=size, steps=steps, interpreter=probed.interpreter)
+    tokens = tokens_in_data(workload)
+    steps = num_steps(workload, tokens_in_data=tokens)
+    sequences = None if tokens is None else (tokens - 1) // workload.data.sequence_length
+    left_out = samples_left_out(workload, samples=sequences)
+    return DecidedRun(
+        resolved,
+        probed.machines,
+        job=job,
+        micro_batch=size,
+        steps=steps,
+        samples_left_out=left_out,
+        interpreter=probed.interpreter,
+    )
 
 
 def predict(decided: DecidedRun, runs: Path, planning: Planning) -> ResolvedRun:
@@ -285,21 +298,25 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         processes,
         calibration,
         steps=decided.steps,
+        samples_left_out=decided.samples_left_out,
+        held_out_samples=held_out_samples(job.workload),
         compared=compared,
         accelerator=_catalogued(host),
     )
-    return {"plan": plan, "calibration": calibration}
+    room = memory_per_rank(host, processes)
+    fewer = plan_fewer_nodes(resolved.run_file, job, processes, calibration, memory_bytes=room, steps=decided.steps)
+    return {"plan": plan, "calibration": calibration, "fewer": fewer}
 
 
 def _tuned(
     compared: tuple[PlannedLayout, ...], decided: DecidedRun, job: RunJob, planning: Planning
 ) -> tuple[PlannedLayout, ...]:
     """The same layouts, the first of them with the step time of a few steps; one that runs out of memory has none."""
-    folder = _prepared_folder(job.workload)
+    folder = prepared_folder(job.workload)
     measured = []
     for one in compared[: planning.tune]:
         request = TrialRequest(
-            workload=job.workload,
+            workload=job.workload.model_copy(update={"eval": None}),
             layout=one.layout,
             processes=decided.resolved.processes,
             shape=job.shape,
@@ -326,13 +343,17 @@ def _plan_by_trial(decided: DecidedRun, workload: Workload, *, again: bool) -> P
     host, processes = resolved.host, resolved.processes
     usable = _USABLE_SHARE * memory_per_rank(host, processes)
     largest = 0
-    folder = _prepared_folder(workload)
+    folder = prepared_folder(workload)
+    held_out = held_out_samples(workload)
+    tried = workload if workload.task == "module" else workload.model_copy(update={"eval": None})
     for layout in decided.layouts:
-        request = TrialRequest(workload=workload, layout=layout, processes=processes, data_folder=folder)
+        request = TrialRequest(workload=tried, layout=layout, processes=processes, data_folder=folder)
         trial = _trial(request, decided, again=again)
         if trial is None:
             continue
-        plan = make_measured_plan(resolved.run_file, layout, processes, trial, accelerator=_catalogued(host))
+        plan = make_measured_plan(
+            resolved.run_file, layout, processes, trial, held_out_samples=held_out, accelerator=_catalogued(host)
+        )
         largest = plan.memory.total_bytes
         if largest <= usable:
             check_own_optimizer(workload, trial)
@@ -379,20 +400,6 @@ def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, d
         return run_file
     chosen = workload.model_copy(update={"precision": default_precision(host, device)})
     return run_file.model_copy(update={"workload": chosen})
-
-
-def _prepared_folder(workload: Workload) -> str | None:
-    """Folder of the prepared data, which a trial reads; None for a module, which brings its own."""
-    if workload.task == "module":
-        return None
-    return str(ask("prepare", {"data": workload.data.model_dump(mode="json")})["folder"])
-
-
-def _tokens_in_data(workload: Workload) -> int | None:
-    """Size of the tokenized data, which is prepared if needed; None unless the run counts epochs."""
-    if workload.train_for.unit != "epochs":
-        return None
-    return int(ask("prepare", {"data": workload.data.model_dump(mode="json")})["num_tokens"])
 
 
 def _catalogued(host: HostFacts) -> Accelerator | None:

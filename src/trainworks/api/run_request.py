@@ -15,11 +15,11 @@ from trainworks.api.environments.files import with_image
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
 from trainworks.config.run_file import RunFile, RunName
-from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob
-from trainworks.jobs.job_spec import spec_of
+from trainworks.jobs.job_spec import ARRAY_ID, new_array_id, spec_of
 from trainworks.jobs.program import program_of
 
 _LARGEST_ARRAY = 10_000
@@ -122,8 +122,9 @@ def _name_of(command: list[str]) -> str:
 def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRequest]:
     """The jobs of an array: the same command once per index.
 
-    Every command finds its index in TRAINWORKS_ARRAY_INDEX and SLURM_ARRAY_TASK_ID, the number of jobs in
-    TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the indexes in SLURM_ARRAY_TASK_MIN and MAX.
+    Every command finds the id of the array in TRAINWORKS_ARRAY_ID, its index in TRAINWORKS_ARRAY_INDEX and
+    SLURM_ARRAY_TASK_ID, the number of jobs in TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the
+    indexes in SLURM_ARRAY_TASK_MIN and MAX.
 
     Args:
         request: a command.
@@ -147,7 +148,8 @@ def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRe
     if request.run_file.run is None:
         raise UsageError("a workload cannot be an array: it does not read an index", hint="use `--array` for a command")
     limited = replace(request, array=None, at_once=int(at_once) if is_limit else None)
-    return [_member(limited, index, members) for index in members]
+    array = new_array_id()
+    return [_member(limited, array, index, members) for index in members]
 
 
 def _indexes(text: str) -> Sequence[int]:
@@ -166,8 +168,9 @@ def _indexes(text: str) -> Sequence[int]:
     return sorted(found)
 
 
-def _member(request: RunRequest, index: int, members: Sequence[int]) -> RunRequest:
+def _member(request: RunRequest, array: str, index: int, members: Sequence[int]) -> RunRequest:
     variables = {
+        ARRAY_ID: array,
         "TRAINWORKS_ARRAY_INDEX": str(index),
         "TRAINWORKS_ARRAY_SIZE": str(len(members)),
         "SLURM_ARRAY_TASK_ID": str(index),

@@ -83,6 +83,8 @@ class NodeStatus:
     accelerator: str | None = None
     memory_bytes: int = 0
     jobs: tuple[str, ...] = field(default=())
+    switch: str | None = None
+    """Leaf switch to which it is connected, where the backend knows it."""
 
 
 class Backend(abc.ABC):

@@ -13,7 +13,7 @@ from trainworks.catalog import software
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Release
 from trainworks.config.load import Source
-from trainworks.config.stack import NodeGroup
+from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.deploy.hardware import hardware_of
 from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES

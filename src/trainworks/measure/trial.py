@@ -72,7 +72,7 @@ def _key(request: TrialRequest, host: HostFacts) -> str:
     """Cache key of everything that affects the trial; the length of the run does not."""
     module = request.workload.model.module
     fields = request.model_dump(mode="json")
-    fields["workload"] |= {"train_for": None}
+    fields["workload"] |= {"train_for": None, "eval": request.workload.eval is not None}
     file = Path(module).read_bytes().decode(errors="replace") if module else None
     accelerators = [accelerator.name for accelerator in host.accelerators]
     facts = [1, fields, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]

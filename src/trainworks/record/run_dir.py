@@ -22,16 +22,19 @@ import re
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem, UnknownRunError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.record.dev_environment import DevServer, DevUse
-from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_environment import NodeEnvironment
 from trainworks.record.status import RunStatus
 from trainworks.record.usage import NodeUsage
+
+if TYPE_CHECKING:
+    from trainworks.record.resolved import ResolvedRun
 
 _RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -80,6 +83,11 @@ class RunDir:
     def stop_file(self) -> Path:
         """Present after a request to stop the run."""
         return self.path / "stop"
+
+    @property
+    def save_request_file(self) -> Path:
+        """Present after a request for a checkpoint at the next logging step; rank 0 removes it."""
+        return self.path / "save"
 
     @property
     def environment_file(self) -> Path:
@@ -321,6 +329,8 @@ def checkpoint_name(step: int) -> str:
 @lru_cache(maxsize=4)
 def _parsed(resolved_file: Path, inode: int, modified_at: int) -> ResolvedRun:
     """Read a resolved run; cached, because launcher, supervisor and agents are forks of one process."""
+    from trainworks.record.resolved import ResolvedRun  # noqa: PLC0415, a list of jobs reads no resolved run
+
     return ResolvedRun.model_validate_json(resolved_file.read_bytes())
 
 

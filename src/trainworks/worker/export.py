@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
@@ -43,7 +42,10 @@ from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
+from trainworks.worker.checkpoint.shards import reader_of
+from trainworks.worker.checkpoint.values import LoadPlannerOfValues
 from trainworks.worker.data.card import CARD, hash_file
+from trainworks.worker.data.preparation import training_side
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.token_shards import end_of_text
 from trainworks.worker.data_command import answer, print_facts
@@ -162,7 +164,7 @@ def _state_of(folder: Path) -> dict[str, Tensor]:
         EnvironmentProblem: the checkpoint cannot be read.
     """
     try:
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        stored = reader_of(folder).read_metadata().state_dict_metadata
     except Exception as error:
         raise EnvironmentProblem(f"cannot read checkpoint `{folder}`: {type(error).__name__}: {error}") from None
     return {
@@ -261,7 +263,7 @@ def _read(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns that there is no process group
-            dcp.load({"model": values}, checkpoint_id=folder, no_dist=True)
+            dcp.load({"model": values}, storage_reader=reader_of(folder), planner=LoadPlannerOfValues(), no_dist=True)
     except (CheckpointException, RuntimeError, ValueError, OSError) as error:
         raise EnvironmentProblem(
             f"cannot read checkpoint `{folder}`: {error}",
@@ -337,7 +339,7 @@ def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Pat
     kept = Path(ready[-1]) if ready else None
     if kept is not None and (kept / CARD).is_file():
         return kept
-    folder, card = prepare(workload.data, cache_folder("data"))
+    folder, card = prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))
     if card.fingerprint != manifest.data_fingerprint:
         raise EnvironmentProblem(
             "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",

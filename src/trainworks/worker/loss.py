@@ -46,18 +46,22 @@ class ChunkedCrossEntropy:
         """
         to_local = getattr(weight_VD, "to_local", None)
         weight_VD = weight_VD if to_local is None else to_local()
-        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._group)
+        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._group, torch.is_grad_enabled())
         return loss
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, group: dist.ProcessGroup | None, training: bool
+    ) -> Tensor:
+        # Autograd says what needs a gradient, also where gradients are off: in evaluation they would be thrown away.
+        needed = training and any(ctx.needs_input_grad)
         kind = x_ND.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
         with torch.autocast(kind, enabled=False):
             loss, grad_x_ND, grad_weight_VD = _loss_and_gradients(
-                x_ND.to(dtype), weight_VD.to(dtype), labels_N, group, need_gradients=any(ctx.needs_input_grad)
+                x_ND.to(dtype), weight_VD.to(dtype), labels_N, group, need_gradients=needed
             )
         if grad_x_ND is not None and grad_weight_VD is not None:
             counted = _counted(labels_N)
@@ -70,7 +74,7 @@ class _Function(torch.autograd.Function):
         # Divided here, where the loss scale is known, and in fp32: before it, 1 / N of a probability is 0 in fp16.
         factor = grads[0].float() / counted
         grad_x_ND, grad_weight_VD = ((factor * gradient.float()).to(gradient.dtype) for gradient in gradients)
-        return grad_x_ND, grad_weight_VD, None, None
+        return grad_x_ND, grad_weight_VD, None, None, None
 
 
 def _loss_and_gradients(

@@ -32,10 +32,10 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with, die_with_parent
 from trainworks.record.resolved import StepTimeGroups
 from trainworks.record.trial import Trial, TrialRequest
-from trainworks.worker.data.reader import BatchReader, Staging
+from trainworks.worker.data.reader import BatchReader, Staging, on_device
 from trainworks.worker.health.rank_failure import explain
 from trainworks.worker.imports import rank_modules
-from trainworks.worker.loop import on_device, warm_up
+from trainworks.worker.loop import warm_up
 from trainworks.worker.loss import loss_weights
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
@@ -157,6 +157,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     return Trial(
         num_parameters=sum(parameter.numel() for part in parallel.parts for parameter in part.parameters()),
         num_samples=len(opened.dataset),
+        held_out_samples=len(opened.held_out) if opened.held_out is not None else None,
         flops_per_sample=flops / layout.micro_batch,
         step_time=steps,
         baseline_bytes=baseline,

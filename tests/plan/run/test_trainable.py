@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trainworks.config.layout import Layout, resolve_layout
-from trainworks.config.run_file import Model, Workload
+from trainworks.config.model import Model
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.trainable import check_trainable

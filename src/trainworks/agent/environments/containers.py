@@ -72,7 +72,7 @@ class ContainerRuntime:
         ]
 
     def remove(self, names: Sequence[str]) -> None:
-        """End and delete containers, one by one; names that are gone, or never were, are no error.
+        """End and delete containers, one by one; skips names that do not exist.
 
         A container whose `run` was killed while it removed itself needs a second request.
         """

@@ -28,6 +28,7 @@ def command(
     step: Annotated[
         int | None, typer.Option("--step", help="Step of the checkpoint. [default: the newest complete one]")
     ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Take the checkpoint with the best evaluation.")] = False,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")] = Dtype.FP32,
     runs: RunsOption = None,
     as_json: AsJson = False,
@@ -40,12 +41,15 @@ def command(
     memory at a time.
     """
     from trainworks.api.worker_tasks import export_model
+    from trainworks.errors import UsageError
     from trainworks.report.rendering.progress_bar import byte_bar
     from trainworks.units import format_bytes
 
     found = find(run, runs)
+    if best and step is not None:
+        raise UsageError("`--best` and `--step` exclude each other")
     with byte_bar("reading and writing") as progress:
-        made = export_model(found.run_dir, to, step=step, dtype=dtype.value, progress=progress)
+        made = export_model(found.run_dir, to, step=step, best=best, dtype=dtype.value, progress=progress)
     step, folder = made.pop("step"), made.pop("folder")
     if as_json:
         typer.echo(json.dumps(made, indent=2))

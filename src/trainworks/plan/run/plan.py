@@ -11,6 +11,7 @@ from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, Belief, expected_step
@@ -35,6 +36,8 @@ def make_plan(
     calibration: Calibration,
     *,
     steps: int,
+    samples_left_out: int = 0,
+    held_out_samples: int | None = None,
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
 ) -> Plan:
@@ -47,6 +50,8 @@ def make_plan(
         processes: the ranks.
         calibration: of this machine.
         steps: optimizer steps.
+        samples_left_out: at the end of the last epoch.
+        held_out_samples: for evaluation; None where they are not counted.
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
     """
@@ -68,12 +73,15 @@ def make_plan(
         step_s=step_time.total_s,
     )
     interval_s = every_s or (every_steps or 1) * step_time.total_s
+    evaluation = planned_evaluation(workload, step_time, num_steps=steps, held_out_samples=held_out_samples)
     train_s = steps * step_time.total_s
+    others_s = evaluation.total_s if evaluation else 0.0
     fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
     return Plan(
         model=shape,
         layout=layout,
         num_steps=steps,
+        samples_left_out=samples_left_out,
         tokens_per_step=workload.global_batch * length,
         model_flops_per_token=model_flops_per_token(shape, length),
         peak_flops_per_s=fastest,
@@ -86,7 +94,8 @@ def make_plan(
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_time.total_s))),
-        run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
+        evaluation=evaluation,
+        run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
     )
 
 

@@ -19,5 +19,26 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
         return -(-workload.train_for.amount // tokens_per_step)
     if tokens_in_data is None:
         raise UsageError("the length of an epoch is known once the data is prepared")
-    sequences = (tokens_in_data - 1) // workload.data.sequence_length
-    return max(1, workload.train_for.amount * sequences // workload.global_batch)
+    return steps_of_epochs(workload, (tokens_in_data - 1) // workload.data.sequence_length)
+
+
+def steps_of_epochs(workload: Workload, samples: int) -> int:
+    """Whole global batches of all epochs together: a batch that an epoch does not fill goes on with the next one's
+    samples.
+    """
+    return max(1, workload.train_for.amount * samples // workload.global_batch)
+
+
+def samples_left_out(workload: Workload, *, samples: int | None) -> int:
+    """Samples at the end of the last epoch that do not fill a global batch, and are not trained on.
+
+    0 for a run in steps or tokens, which says how many batches it wants.
+
+    Args:
+        workload: of the run file.
+        samples: sequences, images or samples of one epoch; None where they are not known.
+    """
+    if workload.train_for.unit != "epochs" or samples is None:
+        return 0
+    trained = steps_of_epochs(workload, samples) * workload.global_batch
+    return max(0, workload.train_for.amount * samples - trained)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -80,6 +81,15 @@ class DatasetCard(Spec):
     def num_bytes(self) -> int:
         """Tokens of all shards."""
         return sum(shard.num_bytes for shard in self.shards.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolders:
+    """Prepared data of a run on this machine."""
+
+    train: Path
+    evaluation: Path | None = None
+    """None for a run that does not evaluate, and for a module, whose file reads the data."""
 
 
 def fingerprint(facts: Iterable[object]) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from trainworks.config.data import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.host.corpus import anchored_source, source_files
+from trainworks.worker.data.split import Side
 from trainworks.worker.data.store import Store, extra, naming_store
 
 Format = Literal["text", "jsonl", "parquet", "arrow"]
@@ -53,6 +54,8 @@ class Piece:
     start: int
     stop: int
     num_bytes: int
+    side: Side | None = None
+    """Side of a split whose documents are read; all of them when None."""
 
 
 def find_inputs(source: DataSource) -> list[Input]:
@@ -79,11 +82,11 @@ def part_bytes_for(inputs: Sequence[Input]) -> int:
     return min(max(total // _PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
 
 
-def parts_of(inputs: Sequence[Input], part_bytes: int) -> list[list[Piece]]:
-    """Pieces of about `part_bytes` together, in order."""
+def parts_of(inputs: Sequence[Input], part_bytes: int, side: Side | None = None) -> list[list[Piece]]:
+    """Pieces of about `part_bytes` together, in order, to read one side of a split or everything."""
     parts: list[list[Piece]] = [[]]
     size = 0
-    for piece in (piece for file in inputs for piece in _pieces(file, part_bytes)):
+    for piece in (replace(piece, side=side) for file in inputs for piece in _pieces(file, part_bytes)):
         if size and size + piece.num_bytes > part_bytes:
             parts.append([])
             size = 0
@@ -192,7 +195,8 @@ def documents(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
     """
     read = {"text": _text, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow}
     for piece in pieces:
-        yield from read[piece.format](piece, column)
+        texts = read[piece.format](piece, column)
+        yield from texts if piece.side is None else piece.side.documents(texts)
 
 
 def _open(piece: Piece) -> IO[bytes]:

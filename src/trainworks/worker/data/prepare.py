@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import fcntl
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -21,11 +20,11 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
-from trainworks.record.events import append_event
 from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
 from trainworks.worker.data.images import prepare_images
 from trainworks.worker.data.inputs import Input, documents, find_inputs, part_bytes_for, parts_of
 from trainworks.worker.data.shards import stored_data
+from trainworks.worker.data.split import Side, split_prepared
 from trainworks.worker.data.token_shards import (
     END_OF_TEXT,
     Progress,
@@ -35,7 +34,6 @@ from trainworks.worker.data.token_shards import (
 )
 
 _TRAINING_SAMPLE_BYTES = 6_000_000
-_PROGRESS_INTERVAL_S = 0.5
 _FORMAT = 2
 """Counted up when the same source gives other bytes."""
 
@@ -45,7 +43,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def prepare(
-    data: Data, cache: Path, progress: Progress = _silent, *, processes: int | None = None
+    data: Data, cache: Path, progress: Progress = _silent, *, processes: int | None = None, side: Side | None = None
 ) -> tuple[Path, DatasetCard]:
     """The folder of prepared data for `data`, made now if it is not there; one process at a time makes it.
 
@@ -54,6 +52,7 @@ def prepare(
         cache: folder of all prepared data.
         progress: called while something is made.
         processes: that tokenize; as many as there are cores when None.
+        side: of a split, whose documents alone are prepared; everything when None.
 
     Raises:
         UsageError: a source names no files, cannot be read as it is, or holds too little text for one sequence.
@@ -62,53 +61,22 @@ def prepare(
     """
     cache.mkdir(parents=True, exist_ok=True)
     if data.image_size is not None:
-        return _several(data, cache, [prepare_images(source, cache) for source in data.sources])
+        return _several(data, cache, [prepare_images(source, cache, side) for source in data.sources])
     ready = {source: found for source in data.sources if (found := _prepared_already(source, cache)) is not None}
     raw = {source: find_inputs(source) for source in data.sources if source not in ready}
-    tokenizer = _tokenizer(data, cache, list(ready.values()), raw)
+    tokenizer = _tokenizer(data, cache, list(ready.values()), raw, side)
     workers = processes or num_cores()
+    if side is not None:
+        ready = {source: split_prepared(found, side, cache) for source, found in ready.items()}
     folders = [
-        ready[source] if source in ready else _tokenized(data, source, raw[source], cache, tokenizer, workers, progress)
+        ready[source]
+        if source in ready
+        else _tokenized(data, source, raw[source], cache, tokenizer, workers, progress, side)
         for source in data.sources
     ]
     folder, card = _several(data, cache, folders)
-    _check_enough(data, folders)
+    _check_enough(data, folders, side)
     return folder, card
-
-
-def prepare_for_run(data: Data, cache: Path, events_file: Path | None, *, model_vocabulary: int) -> Path:
-    """`prepare` with its progress and result written as events; silent when `events_file` is None.
-
-    Raises:
-        UsageError: the tokenizer has more entries than the model's embedding, besides `prepare`'s errors.
-    """
-    started = last = time.monotonic()
-    made = False
-
-    def report(done: int, total: int) -> None:
-        nonlocal last, made
-        made = True
-        if events_file is not None and time.monotonic() - last >= _PROGRESS_INTERVAL_S:
-            last = time.monotonic()
-            append_event(events_file, "data_progress", done_bytes=done, total_bytes=total)
-
-    folder, card = prepare(data, cache, report)
-    if card.vocabulary > model_vocabulary:
-        raise UsageError(
-            f"the tokenizer has {card.vocabulary} entries, the model {model_vocabulary}",
-            hint="take the tokenizer that belongs to the model",
-        )
-    if events_file is not None:
-        append_event(
-            events_file,
-            "data_ready",
-            folder=str(folder),
-            num_tokens=num_tokens(folder),
-            fingerprint=card.fingerprint,
-            seconds=time.monotonic() - started,
-            cached=not made,
-        )
-    return folder
 
 
 def num_tokens(folder: Path) -> int:
@@ -149,7 +117,7 @@ def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, Da
     return folder, card
 
 
-def _check_enough(data: Data, folders: Sequence[Path]) -> None:
+def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> None:
     for source, folder in zip(data.sources, folders, strict=True):
         card = read_card(folder)
         if card.kind != "tokens":
@@ -158,6 +126,13 @@ def _check_enough(data: Data, folders: Sequence[Path]) -> None:
             raise UsageError(
                 f"`{source.source}` is packed for sequences of {card.packed - 1}, not {data.sequence_length}",
                 hint=f"set `data.sequence_length: {card.packed - 1}`, or pack it again",
+            )
+        if card.num_tokens <= data.sequence_length and side is not None:
+            raise UsageError(
+                f"{side.share:.3g} of `{source.source}` held out for `eval.split` leaves {card.num_tokens} tokens "
+                f"{'to evaluate' if side.held_out else 'to train'} on, fewer than one sequence of "
+                f"{data.sequence_length} + 1",
+                hint="documents are held out as a whole: set another `eval.split`, or name other data in `eval.data`",
             )
         if card.num_tokens <= data.sequence_length:
             raise UsageError(
@@ -175,11 +150,12 @@ def _tokenized(
     tokenizer: Path,
     processes: int,
     progress: Progress,
+    side: Side | None,
 ) -> Path:
     """The folder of one source's tokens, made now if it is not there."""
     packed = data.sequence_length + 1 if data.pack else None
     facts = [(file.address, file.num_bytes, file.version) for file in inputs]
-    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, packed])[:16]
+    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, packed, *(side.facts if side else [])])[:16]
     folder = cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
     with _locked(folder):
         if not (folder / CARD).exists():
@@ -188,7 +164,7 @@ def _tokenized(
                     write_atomic(work / "tokenizer.json", tokenizer.read_bytes())
                 make_token_shards(
                     work,
-                    parts_of(inputs, part_bytes_for(inputs)),
+                    parts_of(inputs, part_bytes_for(inputs), side),
                     source=source.source,
                     column=source.column,
                     packed=packed,
@@ -205,8 +181,12 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tokenizer(data: Data, cache: Path, prepared: Sequence[Path], raw: dict[DataSource, list[Input]]) -> Path:
+def _tokenizer(
+    data: Data, cache: Path, prepared: Sequence[Path], raw: dict[DataSource, list[Input]], side: Side | None
+) -> Path:
     """The tokenizer.json of all sources: the written one, that of the prepared sources, or one trained now.
+
+    Held-out documents do not train a tokenizer.
 
     Raises:
         UsageError: sources were prepared with different ones, or not with the written one.
@@ -227,26 +207,26 @@ def _tokenizer(data: Data, cache: Path, prepared: Sequence[Path], raw: dict[Data
             )
     if candidates:
         return candidates[0]
-    return _trained(data.vocabulary or TRAINED_VOCABULARY, cache, raw)
+    return _trained(data.vocabulary or TRAINED_VOCABULARY, cache, raw, side)
 
 
-def _trained(vocabulary: int, cache: Path, raw: dict[DataSource, list[Input]]) -> Path:
+def _trained(vocabulary: int, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None) -> Path:
     facts = [
         [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
         for source, files in raw.items()
     ]
-    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts])[:16]
+    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts, *(side.facts if side else [])])[:16]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "tokenizer.json"
     with _locked(folder):
         if not file.exists():
-            write_atomic(file, _train(vocabulary, _sample(raw)).to_str(pretty=True))
+            write_atomic(file, _train(vocabulary, _sample(raw, side)).to_str(pretty=True))
     return file
 
 
-def _sample(raw: dict[DataSource, list[Input]]) -> Iterator[str]:
+def _sample(raw: dict[DataSource, list[Input]], side: Side | None) -> Iterator[str]:
     """Documents spread evenly over all sources, about as many as training a tokenizer needs."""
-    parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files))]
+    parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files), side)]
     share = _TRAINING_SAMPLE_BYTES / max(1, len(parts))
     for source, part in parts:
         taken = 0

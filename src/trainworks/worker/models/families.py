@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainworks.config.run_file import Model
+from trainworks.config.model import Model
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.models.decoder import DecoderConfig
 

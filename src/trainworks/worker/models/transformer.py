@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from trainworks.config.run_file import Model
+from trainworks.config.model import Model
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.models.families import BALANCE_LOSS, dropout_rate

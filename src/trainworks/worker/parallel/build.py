@@ -139,6 +139,40 @@ class Parallel:
             self._timeline.waited_since(self._last_gradient.mark)
         return loss.detach()
 
+    @torch.no_grad()
+    def evaluate(self, x: Any, labels: Any) -> Tensor:
+        """Losses of micro-batches without training on them; the model has to be in its evaluation mode.
+
+        Args:
+            x: inputs of the model, each [accumulation, micro_batch, ...].
+            labels: the same of what the loss compares with.
+
+        Returns:
+            For each micro-batch its mean loss, and the number of right predictions where the model counts them
+            [accumulation, 1 or 2]; zeros on ranks without the last stage.
+        """
+        accum = len(labels)
+        if self._pipeline is None:
+            rows = []
+            for index in range(accum):
+                with self._autocast():
+                    rows.append(self.parts[0](_row(x, index), _row(labels, index)).view(-1).float())
+            return torch.stack(rows)
+        losses = self._pipeline.evaluate(x.flatten(0, 1), labels.flatten(0, 1))
+        return torch.zeros(accum, 1, device=self._device) if losses is None else losses.view(accum, 1)
+
+    def leave_evaluation(self) -> None:
+        """Give back what evaluation has gathered: the next forward gathers the weights anew, as after any step."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank has the last stage, which computes the loss."""
+        return self._pipeline is None or self._pipeline.has_last
+
     @property
     def warm_up_micro_batches(self) -> int:
         """Micro-batches of the smallest step: one, or as many as the pipeline's schedule is made for."""

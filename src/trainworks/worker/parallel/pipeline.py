@@ -60,7 +60,7 @@ class PipelineRun:
         ]
         self._modules, self._count, self._layout, self._group = modules, count, layout, mesh.pp_group
         self._hidden, self._vocabulary = hidden, vocabulary
-        self._has_first, self._has_last = 0 in modules, count - 1 in modules
+        self._has_first, self.has_last = 0 in modules, count - 1 in modules
         self._scale: Tensor | float = 1.0
         self._weights: Tensor | None = None
         self._losses: list[Tensor] = []
@@ -77,7 +77,14 @@ class PipelineRun:
         self._scale, self._weights, self._losses = scale, weights, []
         arguments = (x,) if self._has_first else ()
         self._schedule.step(*arguments, target=labels, labels_BT=labels, return_outputs=False)
-        return torch.stack(self._losses).mean() if self._has_last else None
+        return torch.stack(self._losses).mean() if self.has_last else None
+
+    def evaluate(self, x: Tensor, labels: Tensor) -> Tensor | None:
+        """Losses [m] of all micro-batches [m * b, T], forward alone; None on ranks without the last stage."""
+        self._scale, self._weights, self._losses = 1.0, None, []
+        arguments = (x,) if self._has_first else ()
+        self._schedule.eval(*arguments, target=labels, labels_BT=labels, return_outputs=False)
+        return torch.stack(self._losses) if self.has_last else None
 
     def forward(self, tokens_BT: Tensor, *, at: int) -> Tensor:
         """Logits [B, V] at a position, on all ranks of the pipeline: one stage after the other."""

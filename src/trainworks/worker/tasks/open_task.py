@@ -25,11 +25,18 @@ class OpenedTask:
     task: Task
     dataset: Dataset
     build_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None
-    """A module's own; AdamW otherwise."""
+    """A module's own; that of the run file otherwise."""
+    held_out: Dataset | None = None
+    """What the run is evaluated on; None for a run that does not evaluate."""
 
 
 def open_task(
-    workload: Workload, mesh: Mesh, *, data_folder: Path | None, shape: ModelShape | None = None
+    workload: Workload,
+    mesh: Mesh,
+    *,
+    data_folder: Path | None,
+    evaluation_folder: Path | None = None,
+    shape: ModelShape | None = None,
 ) -> OpenedTask:
     """The task of a workload.
 
@@ -37,6 +44,7 @@ def open_task(
         workload: of the run file.
         mesh: of this rank.
         data_folder: of prepared data; None for a module.
+        evaluation_folder: of prepared held-out data; None for a module, and where nothing is evaluated.
         shape: of the model of a causal-lm.
 
     Raises:
@@ -44,11 +52,13 @@ def open_task(
     """
     if workload.task == "module":
         own = ModuleTask(workload, mesh.layout.micro_batch)
-        return OpenedTask(own, own.dataset, own.user.build_optimizer)
+        return OpenedTask(own, own.dataset, own.user.build_optimizer, own.held_out() if workload.eval else None)
     assert data_folder is not None
     if workload.task == "causal-lm":
         assert shape is not None
-        return OpenedTask(CausalLanguageModeling(workload, shape, mesh), open_dataset(data_folder, workload.data))
+        held_out = open_dataset(evaluation_folder, workload.data) if evaluation_folder else None
+        task = CausalLanguageModeling(workload, shape, mesh)
+        return OpenedTask(task, open_dataset(data_folder, workload.data), held_out=held_out)
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
         MaskedLanguageModeling,
@@ -57,6 +67,8 @@ def open_task(
     micro_batch = mesh.layout.micro_batch
     if workload.task == "masked-lm":
         masked = MaskedLanguageModeling(workload, data_folder, micro_batch)
-        return OpenedTask(masked, masked.dataset)
+        held_out = masked.held_out(evaluation_folder) if evaluation_folder else None
+        return OpenedTask(masked, masked.dataset, held_out=held_out)
     images = ImageClassification(workload, data_folder, micro_batch)
-    return OpenedTask(images, images.dataset)
+    held_out = images.held_out(evaluation_folder) if evaluation_folder else None
+    return OpenedTask(images, images.dataset, held_out=held_out)
