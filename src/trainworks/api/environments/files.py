@@ -60,6 +60,16 @@ def with_image(run_file: RunFile, engine: str | None = None) -> RunFile:
     return run_file.model_copy(update={"cluster": changed})
 
 
+def without_packages(run_file: RunFile) -> RunFile:
+    """The run file for a program of Trainworks itself, such as a benchmark, which needs Trainworks' own packages.
+
+    The image of a cluster stays: it has Trainworks. A lock file, a conda file and a container on this machine do not.
+    """
+    placed = with_image(run_file)
+    cluster = placed.cluster.model_copy(update={"local": Local()})
+    return placed.model_copy(update={"cluster": cluster, "environment": None})
+
+
 def read_environment(run_file: RunFile, source: Source | None) -> ResolvedEnvironment | None:
     """The environment of a run file with the content of its file; None if it has none.
 
