@@ -11,7 +11,7 @@ from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.environments.files import read_environment, with_image
 from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
-from trainworks.api.planned_model import model_shape
+from trainworks.api.planned_model import has_formula, model_shape
 from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
@@ -40,7 +40,7 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     memory_per_rank,
 )
-from trainworks.plan.run.steps import num_steps, samples_left_out
+from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
@@ -192,7 +192,7 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
         return DecidedRun(resolved, probed.machines)
     if missing := [package for package in ("torch", "transformers") if package not in host.packages]:
         raise MissingExtraError(missing[0], "train")
-    if workload.task != "causal-lm":
+    if workload.task != "causal-lm" or (anchored.shape is None and not has_formula(workload)):
         layouts = measured_layouts(workload, run_file.layout, world_size=processes.world_size)
         return DecidedRun(resolved, probed.machines, tuple(layouts), interpreter=probed.interpreter)
     return _described_model(resolved, workload, probed)
@@ -201,7 +201,7 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
 def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRun) -> DecidedRun:
     """Layout and steps of a model that formulas describe."""
     shape = probed.anchored.shape or model_shape(workload)
-    if not shape.causal or shape.latent is not None:
+    if not shape.causal:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)
@@ -209,7 +209,7 @@ def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRu
     size = largest_micro_batch(job, written)
     tokens = tokens_in_data(workload)
     steps = num_steps(workload, tokens_in_data=tokens)
-    sequences = None if tokens is None else (tokens - 1) // workload.data.sequence_length
+    sequences = None if tokens is None else sequences_in(workload.data, tokens)
     left_out = samples_left_out(workload, samples=sequences)
     return DecidedRun(
         resolved,

@@ -12,11 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
-from trainworks.config.checkpoint_copies import CheckpointCopies
+from trainworks.config.checkpointing.copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm
 from trainworks.config.environment import RunEnvironment, environment_from_text
+from trainworks.config.finetune import Adapter
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
@@ -71,6 +72,8 @@ class Workload(Spec):
     task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
     """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
     model: Model
+    adapter: Adapter | None = None
+    """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
     data: Data = Data()
     """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
@@ -128,8 +131,24 @@ class Workload(Spec):
             )
         if self.task == "masked-lm" and self.data.pack:
             raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
+        if self.task != "causal-lm" and self.data.chat is not None:
+            raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
         if self.task != "causal-lm" and self.sample_prompt is not None:
             raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_adapted(self) -> Workload:
+        if self.adapter is None:
+            return self
+        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+            raise FieldError(
+                "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
+            )
+        if self.adapter.base == "bf16" and self.precision != "bf16":
+            raise FieldError(f"`adapter.base: bf16` needs `precision: bf16`, not {self.precision}")
+        if self.precision == "fp8":
+            raise FieldError("`adapter` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self
 
     @model_validator(mode="after")
