@@ -110,6 +110,7 @@ class Supervisor:
             self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
+        self._nodes.end_containers()
         self._follow_events()
         forget_memory(self._run_dir)
         return self._conclude(codes)
