@@ -103,7 +103,7 @@ def demonstrate() -> None:
         "ssh alice@login1 \"srun --nodes=2 --gres=gpu:1 bash -c 'hostname; echo GPUs $CUDA_VISIBLE_DEVICES'\"",
         lambda code, printed: code == 0 and len(re.findall(r"^gpu\d$", printed, re.M)) == 2,
     )
-    run("scp -q run.yaml alice@login1:/shared/run.yaml")
+    run("scp -q run.yaml guides.txt alice@login1:/shared/")
     run("ssh alice@login1 'cd /shared && mkdir -p alice && cd alice && trainworks submit ../run.yaml --yes'")
     run("ssh alice@login1 'cd /shared/alice && trainworks logs --follow | tail -n 15'")
     run(
@@ -125,6 +125,8 @@ def demonstrate() -> None:
 def main() -> None:
     """Boot, and demonstrate unless a shell was asked for."""
     stack, source = load_stack(HERE / "stack.yaml")
+    guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
+    (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
     (HALL / "run.yaml").write_text((HERE / "run.yaml").read_text())
     (HALL / "stack.yaml").write_text(source.text.replace(stack.admin_keys[0], (HALL / "key.pub").read_text().strip()))
     started = time.monotonic()

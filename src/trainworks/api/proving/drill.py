@@ -24,7 +24,7 @@ from trainworks.measure.drill.drill_report import DrillReport, Soak
 from trainworks.measure.drill.drilled_run import DrilledRun
 from trainworks.measure.drill.injection import Namespace, SmallDisk
 from trainworks.measure.drill.outcome import FaultOutcome, check_record
-from trainworks.measure.drill.scenario import DrillScenario
+from trainworks.measure.drill.scenario import FaultScenario
 from trainworks.plan.reliability import scenario as reliability
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.units import parse_duration
@@ -164,10 +164,10 @@ def _scenario(
     *,
     network: str = "",
     disk: Path | None = None,
-) -> DrillScenario:
+) -> FaultScenario:
     prefix = ("ip", "netns", "exec", network) if network else ()
     run = DrilledRun(run_file, name=run_file.stem, runs=disk or runs, clock=SystemClock(), prefix=prefix)
-    return DrillScenario(run, rng, progress, network=network, disk=disk)
+    return FaultScenario(run, rng, progress, network=network, disk=disk)
 
 
 def _full_disk(
@@ -243,7 +243,7 @@ def _soak(
 
 
 def _soak_figures(
-    scenario: DrillScenario,
+    scenario: FaultScenario,
     outcomes: Sequence[FaultOutcome],
     began: float,
     step_s: float,

@@ -31,7 +31,7 @@ class DrillFault(enum.StrEnum):
 
     @property
     def damages_checkpoint(self) -> bool:
-        """True if it damages the newest checkpoint; a rank is killed after it, so that the run has to load one."""
+        """True if the fault damages the newest checkpoint; then a rank is killed, so that the run has to load one."""
         return self in (DrillFault.FLIP_BIT, DrillFault.TRUNCATE_SHARD, DrillFault.DELETE_SHARD)
 
 

@@ -136,7 +136,7 @@ class DrilledRun:
         return files, resident
 
     def end(self) -> None:
-        """End what is left of the run."""
+        """End all processes that are left of the run."""
         for one in process.processes_with(run_mark(self.run_dir)):
             process.kill(one.pid)
         if self._command is not None and self._command.exit_code() is None:

@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class DrillScenario:
+class FaultScenario:
     """The faults of one run.
 
     Args:

@@ -24,7 +24,7 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
 
 
 def sequences_in(data: Data, tokens: int) -> int:
-    """Sequences in that many tokens: rows of `sequence_length + 1` of whole documents, else overlapping by one token."""
+    """Sequences in that many tokens: rows of `sequence_length + 1` of whole documents, else overlapping by one."""
     rows_are_whole = data.pack or data.chat is not None
     return tokens // (data.sequence_length + 1) if rows_are_whole else (tokens - 1) // data.sequence_length
 
