@@ -48,5 +48,6 @@ from trainworks.api.score import accuracy as accuracy
 from trainworks.api.score import score as score
 from trainworks.api.size import size as size
 from trainworks.api.storage import storage as storage
+from trainworks.api.sweeping.sweep import sweep as sweep
 
 __version__: str

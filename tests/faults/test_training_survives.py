@@ -18,6 +18,7 @@ from tests.metadata_service import metadata_service
 from tests.worker.object_store import s3_server
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
+from trainworks.recover.memory_checkpoints import memory_folder
 from trainworks.recover.restarts import restarts_used
 
 pytestmark = pytest.mark.slow
@@ -94,17 +95,33 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
     assert program.curve() == uninterrupted
 
 
-def test_a_run_on_a_node_that_aws_takes_back_saves_and_goes_on_elsewhere(program, write_run_file, uninterrupted):
+def test_a_killed_rank_or_agent_repeats_few_steps_with_checkpoints_in_memory(program, write_run_file, uninterrupted):
+    changes = {"checkpoint__every": f"{STEPS} steps", "checkpoint__memory_every": 1}
+    running = program.start("run", write_run_file(program.folder, **changes))
+    program.wait_for_step(36)
+    program.rank(1).kill()
+    wait_until(lambda: len(of_kind(program, "attempt")) == 2)
+    program.wait_for_step(70)
+    program.agent(0).kill()
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, uninterrupted), stderr
+    _, first, second = (event["resumed_from_step"] for event in of_kind(program, "attempt"))
+    assert first >= 34 and second >= 68
+    assert not memory_folder(program.run_dir).exists()
+    program.assert_nothing_left()
+
+
+def test_a_run_on_a_node_that_its_cloud_takes_back_saves_and_goes_on_elsewhere(program, write_run_file, uninterrupted):
     with metadata_service() as service:
-        program.env["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = service.address
-        changes = TWO_NODES | {"recover__notices": "aws", "checkpoint__every": f"{STEPS} steps"}
+        program.env["GCE_METADATA_HOST"] = service.address.removeprefix("http://")
+        changes = TWO_NODES | {"recover__notices": "gcp", "checkpoint__every": f"{STEPS} steps"}
         running = program.start("run", write_run_file(program.folder, **changes))
         program.wait_for_step(20)
-        service.reclaim(120.0)
+        service.change("preempted", "TRUE")
         code, _, stderr = finished(running)
     status = program.run_dir.read_status()
     assert (code, status.state, status.cause) == (75, "FAILED", "node_reclaimed"), stderr
-    assert "AWS: spot interruption (terminate) of node" in stderr
+    assert "gcp: preemption of node" in stderr
     program.assert_nothing_left()
     (saved,) = (manifest.step for manifest, _ in complete_checkpoints(program.run_dir))
     assert program.run("resume")[0] == 0

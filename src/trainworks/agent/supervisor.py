@@ -33,6 +33,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
+from trainworks.recover.memory_checkpoints import forget_memory
 from trainworks.recover.notices import answer_notice
 
 _POLL_S = 0.05
@@ -110,6 +111,7 @@ class Supervisor:
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._follow_events()
+        forget_memory(self._run_dir)
         return self._conclude(codes)
 
     def _follow_events(self) -> None:
@@ -120,11 +122,11 @@ class Supervisor:
                 self._enter(JobState.RUNNING)
             elif event["kind"] in ("finished", "stopped"):
                 self._done = not self._recovery.is_pausing or event["kind"] == "finished"
+            elif event["kind"] == "notice" and not self._stop_signals and not self._done:
+                self._answer(event)
             elif event["kind"] == "resized" and self._state is JobState.RUNNING:
                 message = f"{event['message']}: on {event['nodes']} nodes from now on"
                 self._enter(JobState.RECOVERING, {"message": message})
-            elif event["kind"] == "notice" and not self._stop_signals and not self._done:
-                self._answer(event)
             elif event["kind"] == "failure":
                 self._recover_from(event)
             elif event["kind"] == "agent_lost":
@@ -228,7 +230,9 @@ class Supervisor:
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
         with suppress(OSError, TrainworksError):
-            record = import_module("trainworks.record.finished_run")  # it needs numpy, and a supervisor stays small
+            record = import_module(
+                "trainworks.record.measured.finished_run"
+            )  # it needs numpy, and a supervisor stays small
             finished = record.finished_run(self._run_dir, self._clock.now())
             if finished is not None:
                 record.remember_finished(data_folder(FINISHED_RUNS), finished)

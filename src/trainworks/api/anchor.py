@@ -175,7 +175,9 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
         module = _module_file(workload.model.module, source)
         changed: dict[str, Any] = {"model": workload.model.model_copy(update={"module": str(module)})}
         return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
-    data = {"source": anchored_data(workload.data).source}
+    data: dict[str, Any] = {"source": anchored_data(workload.data).source}
+    if (chat := workload.data.chat) is not None and chat.template is not None:
+        data["chat"] = chat.model_copy(update={"template": str(Path(chat.template).expanduser().absolute())})
     data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
     folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
     model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}

@@ -11,7 +11,7 @@ from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.environments.files import read_environment, with_image
 from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
-from trainworks.api.planned_model import model_shape
+from trainworks.api.planned_model import has_formula, model_shape
 from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
@@ -40,9 +40,9 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     memory_per_rank,
 )
-from trainworks.plan.run.steps import num_steps
+from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
 from trainworks.record.environment import HostFacts
-from trainworks.record.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, PlannedLayout, Processes, ResolvedRun
 from trainworks.record.run_environment import ResolvedEnvironment
@@ -159,6 +159,7 @@ class DecidedRun:
     """Sequences of the micro-batch to measure for the job."""
     steps: int = 0
     interpreter: RanksInterpreter = OWN_INTERPRETER
+    samples_left_out: int = 0
 
 
 def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None = None) -> DecidedRun:
@@ -191,7 +192,7 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
         return DecidedRun(resolved, probed.machines)
     if missing := [package for package in ("torch", "transformers") if package not in host.packages]:
         raise MissingExtraError(missing[0], "train")
-    if workload.task != "causal-lm":
+    if workload.task != "causal-lm" or (anchored.shape is None and not has_formula(workload)):
         layouts = measured_layouts(workload, run_file.layout, world_size=processes.world_size)
         return DecidedRun(resolved, probed.machines, tuple(layouts), interpreter=probed.interpreter)
     return _described_model(resolved, workload, probed)
@@ -200,14 +201,25 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
 def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRun) -> DecidedRun:
     """Layout and steps of a model that formulas describe."""
     shape = probed.anchored.shape or model_shape(workload)
-    if not shape.causal or shape.latent is not None:
+    if not shape.causal:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
     size = largest_micro_batch(job, written)
-    steps = num_steps(workload, tokens_in_data=tokens_in_data(workload))
-    return DecidedRun(resolved, probed.machines, job=job, micro_batch=size, steps=steps, interpreter=probed.interpreter)
+    tokens = tokens_in_data(workload)
+    steps = num_steps(workload, tokens_in_data=tokens)
+    sequences = None if tokens is None else sequences_in(workload.data, tokens)
+    left_out = samples_left_out(workload, samples=sequences)
+    return DecidedRun(
+        resolved,
+        probed.machines,
+        job=job,
+        micro_batch=size,
+        steps=steps,
+        samples_left_out=left_out,
+        interpreter=probed.interpreter,
+    )
 
 
 def predict(decided: DecidedRun, runs: Path, planning: Planning) -> ResolvedRun:
@@ -286,6 +298,7 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         processes,
         calibration,
         steps=decided.steps,
+        samples_left_out=decided.samples_left_out,
         held_out_samples=held_out_samples(job.workload),
         compared=compared,
         accelerator=_catalogued(host),

@@ -26,7 +26,7 @@ from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
 from trainworks.config.load import Source
-from trainworks.config.sbatch import BatchSource
+from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host.git import commit_of

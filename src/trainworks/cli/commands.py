@@ -8,6 +8,7 @@ from typing import Any
 COMMANDS = {
     "run": "Plan and start a run, follow it to its end, then report.",
     "submit": "Plan a run, queue it and return.",
+    "sweep": "Train with several settings, and name the best.",
     "dev": "Open an ssh server or JupyterLab on a node of a cluster.",
     "plan": "Predict layout, step time, memory and duration of a run.",
     "size": "Propose what to buy or rent for a goal, with alternatives.",
@@ -81,6 +82,7 @@ _FOLDERS = {
     "runs": (
         "run",
         "submit",
+        "sweep",
         "dev",
         "resume",
         "report",

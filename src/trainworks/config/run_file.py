@@ -12,11 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
-from trainworks.config.checkpoint_copies import CheckpointCopies
+from trainworks.config.checkpointing.copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
 from trainworks.config.environment import RunEnvironment, environment_from_text
+from trainworks.config.finetune import Adapter
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
@@ -71,6 +72,8 @@ class Workload(Spec):
     task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
     """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
     model: Model
+    adapter: Adapter | None = None
+    """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
     data: Data = Data()
     """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
@@ -128,8 +131,24 @@ class Workload(Spec):
             )
         if self.task == "masked-lm" and self.data.pack:
             raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
+        if self.task != "causal-lm" and self.data.chat is not None:
+            raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
         if self.task != "causal-lm" and self.sample_prompt is not None:
             raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_adapted(self) -> Workload:
+        if self.adapter is None:
+            return self
+        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+            raise FieldError(
+                "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
+            )
+        if self.adapter.base == "bf16" and self.precision != "bf16":
+            raise FieldError(f"`adapter.base: bf16` needs `precision: bf16`, not {self.precision}")
+        if self.precision == "fp8":
+            raise FieldError("`adapter` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self
 
     @model_validator(mode="after")
@@ -229,6 +248,9 @@ class Checkpoint(Spec):
     """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
     to: str = "runs"
     """Parent folder of the run directory."""
+    memory_every: PositiveInt | None = None
+    """Steps between checkpoints in the shared memory of the node, beside those on disk: after a lost rank or agent, no
+    more than about these steps are repeated. For jobs on one node; it takes two checkpoints of memory."""
     copies: CheckpointCopies = ()
     """Further places, each of which gets the newest checkpoint beside training: a folder, or
     `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
@@ -371,6 +393,11 @@ class RunFile(Spec):
                 "starts ranks on nodes that may still build",
                 hint="set `cluster.nodes: 1`, or activate an environment in the command",
             )
+        if self.checkpoint.memory_every is not None and self.nodes > 1 and self.cluster.engine != "local":
+            raise FieldError(
+                f"`checkpoint.memory_every` is for jobs on one node, got {self.nodes}",
+                hint="set `checkpoint.every` to the steps that may be lost",
+            )
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self
@@ -380,6 +407,8 @@ class RunFile(Spec):
             "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
             "`software` needs `workload`: a command is not planned": self.software is not None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
+            "`checkpoint.memory_every` needs `workload`: a session saves to disk": self.checkpoint.memory_every
+            is not None,
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }

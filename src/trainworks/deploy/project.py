@@ -24,6 +24,9 @@ from trainworks.deploy.file_systems import (
     striped_folders,
 )
 from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.images.container import image_files
+from trainworks.deploy.images.machine import machine_image_files
+from trainworks.deploy.kubernetes.bundle import bundle_files
 from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
@@ -32,12 +35,13 @@ from trainworks.jobs.formats.manifest import to_yaml
 _INDEX = "https://download.pytorch.org/whl/cu"
 
 
-def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]:
+def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
     """Text of every file of the project, by its path.
 
     Args:
         stack: to render.
         monitoring: files for Prometheus and Alertmanager, by name; they are left out where the stack monitors nothing.
+        locks: text of the lock files that `images` name.
 
     Raises:
         ArgumentError: the operating system has no packages for a part of the stack.
@@ -58,7 +62,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in beegfs_files(stack).items()}
-    files |= _fabric_files(stack)
+    files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
@@ -117,6 +121,8 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "cluster_name": stack.name,
         "base_packages": ["chrony", "python3", "rsync"],
         "time_service": "chrony" if apt else "chronyd",
+        "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
+        "network": str(stack.network),
         "gpu_driver_packages": _driver_packages(stack, apt),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
         **_fabric_variables(stack, apt),

@@ -190,6 +190,8 @@ class Plan(Spec):
     model: ModelShape
     layout: ResolvedLayout
     num_steps: int
+    samples_left_out: int = 0
+    """Samples at the end of the last epoch that do not fill a global batch."""
     tokens_per_step: int
     model_flops_per_token: float
     peak_flops_per_s: float | None
@@ -205,6 +207,8 @@ class Plan(Spec):
     checkpoint_bytes: int
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None
+    mttf_s: float | None = None
+    """Mean time between failures of the job's nodes; None in records of older versions."""
     log_every_steps: int
     evaluation: PlannedEvaluation | None = None
     """None for a run that does not evaluate."""

@@ -265,7 +265,7 @@ def release(name: str, component: str) -> Release | None:
 
 
 def _environments(file: ReviewedFile) -> list[yaml.Node]:
-    return tree.items(tree.get(file.stack, "environments"))
+    return [each for key in ("environments", "images") for each in tree.items(tree.get(file.stack, key))]
 
 
 def _environment_values(file: ReviewedFile, key: str) -> Iterator[yaml.ScalarNode]:
