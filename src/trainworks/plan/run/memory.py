@@ -67,23 +67,24 @@ def run_memories(
     baseline_bytes: int,
     device: str = "cpu",
     dropout: float = 0.0,
+    moment_bytes: float = 8.0,
 ) -> RunMemories:
     """Peak of the fullest rank of every layout.
 
     The terms of `plan.memory`, and
 
         allocator    on an accelerator its fragmentation, on a CPU `_idle_heap_bytes`
-        checkpoint   12 N / s: the copy written while training continues, on a CPU
+        checkpoint   12 N / s with AdamW: the copy written while training continues, on a CPU
 
     On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
     """
-    software = worker_software(device, dropout=dropout)
+    software = worker_software(device, dropout=dropout, moment_bytes=moment_bytes)
     layouts = held_as(shape, layouts, precision, device)
     memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     if device == "cpu":
         rank = _largest_rank(shape, layouts)
         idle = _idle_heap_bytes(shape, layouts, rank, memories, sequence_length, precision, software)
-        copy = 12.0 * rank.sharded
+        copy = (4.0 + moment_bytes) * rank.sharded
     else:
         idle = memories.reserved_bytes() - memories.allocated_bytes
         copy = np.zeros(len(layouts))
@@ -114,9 +115,9 @@ def predict_memory(
     ).terms()
 
 
-def checkpoint_bytes(shape: ModelShape) -> int:
-    """One checkpoint of all ranks: weights and AdamW's two moments, 12 N."""
-    return 12 * shape.num_parameters
+def checkpoint_bytes(shape: ModelShape, moment_bytes: float = 8.0) -> int:
+    """One checkpoint of all ranks: weights and optimizer state, 12 N with AdamW's two moments."""
+    return round((4 + moment_bytes) * shape.num_parameters)
 
 
 def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:

@@ -17,6 +17,7 @@ from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.memory import RunMemories, run_memories
+from trainworks.plan.run.optimizer import moment_bytes
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import worker_software
 from trainworks.plan.step_time import StepTimes, TrainingJob
@@ -132,6 +133,7 @@ class RunJob(TrainingJob):
             baseline_bytes=self.baseline_bytes,
             device=self.device,
             dropout=self.workload.model.dropout,
+            moment_bytes=moment_bytes(self.workload.optimizer, self.shape),
         )
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:

@@ -23,8 +23,8 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
 
 
 def steps_of_epochs(workload: Workload, samples: int) -> int:
-    """Whole global batches of all epochs together: a batch that an epoch does not fill goes on with the next one's
-    samples.
+    """Whole global batches of all epochs together: a batch that an epoch does not fill takes samples of the
+    next one.
     """
     return max(1, workload.train_for.amount * samples // workload.global_batch)
 
