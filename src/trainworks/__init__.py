@@ -22,6 +22,7 @@ _PUBLIC = {
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",
+    "checkpoint_copies": "checkpointing.checkpoints",
     "checkpoints": "checkpointing.checkpoints",
     "compare": "observing.compare",
     "compare_layout": "plan",
@@ -30,8 +31,11 @@ _PUBLIC = {
     "describe": "jobs",
     "dev": "developing.dev",
     "drain": "jobs",
+    "env": "environments.env",
     "find_job": "jobs",
     "find_run": "run_handle",
+    "find_runs": "run_handle",
+    "drill": "proving.drill",
     "fleet_health": "proving.health",
     "goodput": "goodput",
     "health": "proving.health",
@@ -62,6 +66,7 @@ _PUBLIC = {
     "top": "observing.top",
     "track": "observing.track",
     "verify_checkpoints": "checkpointing.checkpoints",
+    "usage": "observing.job_board",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

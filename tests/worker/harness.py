@@ -138,7 +138,7 @@ class TinyRun:
 
     def checkpoint_is_being_written(self, step: int) -> Callable[[], bool]:
         """Files of that checkpoint exist, its manifest perhaps not yet."""
-        return lambda: any(self.run_dir.checkpoint(step).glob("*.distcp"))
+        return lambda: any(self.run_dir.checkpoint(step).glob("*.safetensors"))
 
 
 def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:

@@ -44,7 +44,7 @@ def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpoi
     run_dir = checkpointer._run_dir
 
     checkpointer.save(4, [module], optimizer, samples_consumed=4)
-    while not any(run_dir.checkpoint(4).glob(".metadata")):
+    while not any(run_dir.checkpoint(4).glob("metadata.json")):
         time.sleep(0.01)
     time.sleep(0.2)
     assert complete_checkpoints(run_dir) == []

@@ -13,7 +13,7 @@ from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.preparation import prepare_for_run
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.token_shards import end_of_text
+from trainworks.worker.data.tokenizer import end_of_text
 
 
 def data(source, **changes) -> Data:

@@ -113,7 +113,14 @@ def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
 
 
 def export_model(
-    run_dir: RunDir, to: Path, *, step: int | None, best: bool = False, dtype: str, progress: ByteProgress
+    run_dir: RunDir,
+    to: Path,
+    *,
+    step: int | None,
+    best: bool = False,
+    dtype: str,
+    merge: bool = False,
+    progress: ByteProgress,
 ) -> dict[str, Any]:
     """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
 
@@ -123,6 +130,7 @@ def export_model(
         step: of the checkpoint; the newest complete one when None.
         best: take the checkpoint with the best evaluation instead.
         dtype: number format of the weights.
+        merge: add an adapter to the weights of its checkpoint.
         progress: receives the bytes done.
 
     Raises:
@@ -134,7 +142,7 @@ def export_model(
     chosen = _step(run_dir, _best_step(run_dir) if best else step)
     _require("torch", "transformers")
     folder = str(to.expanduser().absolute())
-    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype}
+    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype, "merge": merge}
     return ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
 
 

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from trainworks.config.finetune import Chat
 from trainworks.config.limits import up_to
 from trainworks.config.quantities import FieldError, SizeBytes, TrainForField
 from trainworks.config.spec import Spec
@@ -146,6 +147,15 @@ Sources = Annotated[
 ]
 
 
+def _chat_from_flag(value: Any) -> Any:
+    if isinstance(value, str):
+        raise FieldError(f"`chat` is `{value}`", hint="write `chat: true`, or a mapping with `template`")
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+ChatField = Annotated[Chat | None, BeforeValidator(_chat_from_flag, json_schema_input_type=Chat | bool | None)]
+
+
 class Data(Spec):
     """Data to train on, prepared once and cached."""
 
@@ -165,7 +175,10 @@ class Data(Spec):
     vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
     """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own."""
     pack: bool = False
-    """Fill sequences with whole documents that fit, instead of cutting them from one long row."""
+    """Fill sequences with whole documents that fit, instead of cutting them from one long row. Each document has
+    its own positions and sees no other one."""
+    chat: ChatField = None
+    """The source holds conversations or instructions (JSONL, Parquet, datasets); `true` for the defaults."""
     shuffle_shards: Annotated[int, Field(ge=1)] | None = None
     """Number of shards to shuffle together; by default all of them on disk, 16 of a store."""
     cache: SizeBytes | None = None
@@ -183,6 +196,14 @@ class Data(Spec):
         if self.column is not None or self.split is not None:
             raise FieldError("`column` and `split` need a single source", hint="set them for each source in the list")
         check_weights(self.source)
+        return self
+
+    @model_validator(mode="after")
+    def _chats_have_no_column(self) -> Data:
+        if self.chat is not None and any(source.column for source in self.sources):
+            raise FieldError("`column` names a text, and `chat` reads messages", hint="remove one of them")
+        if self.chat is not None and self.image_size is not None:
+            raise FieldError("`chat` is for text, and `image_size` for images", hint="remove one of them")
         return self
 
     @property

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainworks.config.run_file import Workload
+from trainworks.plan.run.adapters import adapter_parameters
+from trainworks.plan.run.energy import run_energy
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
-from trainworks.units import format_bytes, format_count, format_duration
+from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity
 
 LAYOUTS = "layouts"
 """Section of the layouts that were compared."""
@@ -58,6 +60,25 @@ def _compared(plan: Plan) -> Table:
     return Table(left(*columns), rows)
 
 
+def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
+    """What trains beside a frozen model; nothing without an adapter."""
+    adapter = workload.adapter
+    if adapter is None:
+        return {}
+    trained = format_count(adapter_parameters(plan.model, adapter)) if plan.model.is_described else "the others"
+    base = workload.precision if adapter.base == "auto" else adapter.base
+    return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
+
+
+def _energy(plan: Plan, power_limit_w: float | None) -> str:
+    """Energy of the accelerators with its range; empty without their power limit."""
+    if power_limit_w is None:
+        return ""
+    energy = run_energy(plan, power_limit_w)
+    ends = [format_quantity(end / HOUR_S, "Wh") for end in (energy.low, energy.high) if end is not None]
+    return f"{format_quantity(energy.value / HOUR_S, 'Wh')} of the accelerators ({' to '.join(ends)})"
+
+
 def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, str]:
     processes, time, memory = resolved.processes, plan.step_time, plan.memory
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
@@ -65,6 +86,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     measured = "step time and memory as measured in a few steps of the model itself"
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
+        **_adapter(plan, workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
@@ -77,6 +99,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
         "evaluation": _evaluation(plan),
         "run time": f"{format_duration(plan.run_time_s)} predicted",
+        "energy": _energy(plan, resolved.power_limit_w),
         "learning": _learning(plan),
         "basis": "" if plan.model.is_described else measured,
     }

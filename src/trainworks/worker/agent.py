@@ -1,6 +1,7 @@
-"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE PARENT_PID MAX_RESTARTS ADDRESS STORE [STORE_FD]`.
+"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE NODES PARENT_PID ADDRESS STORE [STORE_FD]`.
 
-ADDRESS is where the other nodes reach this one, STORE the address and port of the rendezvous store on the first node.
+NODES is the number of nodes in use, ADDRESS where the other nodes reach this one, and STORE the address and port of the
+rendezvous store on the first node.
 
 It imports torch and the trainer once and forks itself: that child is the fork server, from which ranks start at once,
 after a failure as well.
@@ -18,7 +19,9 @@ from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
+from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
@@ -33,8 +36,8 @@ from trainworks.worker.imports import rank_modules
 def main(
     run_folder: str,
     node: str,
+    nodes: str,
     parent: str,
-    max_restarts: str,
     address: str,
     store: str,
     store_fd: str | None = None,
@@ -44,10 +47,13 @@ def main(
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
-        resolved = run_dir.read_resolved()
+        resolved = run_dir.read_resolved().on_nodes(int(nodes))
+        if resolved.environment is None:
+            run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
+        follow_notices(run_dir, int(node), resolved.run_file.recover.notices)
         data = _prepare_data(resolved, run_dir, int(node))
         elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch
         exit_code: int = elastic.run_node(
@@ -55,7 +61,6 @@ def main(
             run_dir,
             data,
             node=int(node),
-            max_restarts=int(max_restarts),
             address=address,
             store=store,
             store_fd=int(store_fd) if store_fd else None,

@@ -104,6 +104,7 @@ def _facts(card: DatasetCard) -> dict[str, Any]:
         "num_bytes": card.num_bytes,
         "num_bytes_of_text": card.num_bytes_of_text,
         "padding_tokens": card.padding_tokens,
+        "chats": card.chats.model_dump() if card.chats is not None else None,
         "vocabulary": card.vocabulary,
         "classes": len(card.classes),
         "fingerprint": card.fingerprint,

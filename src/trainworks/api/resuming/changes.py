@@ -112,7 +112,13 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     if has_new_layout or changes.extends:
         command = list(before.command) if before.command else None
         planned = resolve(
-            run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command, node_planner=node_planner
+            run_file,
+            None,
+            run_id=before.run_id,
+            runs=run_dir.path.parent,
+            command=command,
+            node_planner=node_planner,
+            environment=before.environment,
         )
         resolved = _in_place_of(before, planned, keeps_layout=not has_new_layout, has_new_length=changes.extends)
     if changes.extends:

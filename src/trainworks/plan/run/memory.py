@@ -68,6 +68,7 @@ def run_memories(
     device: str = "cpu",
     dropout: float = 0.0,
     moment_bytes: float = 8.0,
+    autocast: bool = True,
 ) -> RunMemories:
     """Peak of the fullest rank of every layout.
 
@@ -78,7 +79,7 @@ def run_memories(
 
     On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
     """
-    software = worker_software(device, dropout=dropout, moment_bytes=moment_bytes)
+    software = replace(worker_software(device, dropout=dropout, moment_bytes=moment_bytes), autocast=autocast)
     layouts = held_as(shape, layouts, precision, device)
     memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     if device == "cpu":
@@ -115,9 +116,9 @@ def predict_memory(
     ).terms()
 
 
-def checkpoint_bytes(shape: ModelShape, moment_bytes: float = 8.0) -> int:
-    """One checkpoint of all ranks: weights and optimizer state, 12 N with AdamW's two moments."""
-    return round((4 + moment_bytes) * shape.num_parameters)
+def checkpoint_bytes(num_trained: int, moment_bytes: float = 8.0) -> int:
+    """One checkpoint of all ranks: trained weights and optimizer state, 12 bytes of each with AdamW's two moments."""
+    return round((4 + moment_bytes) * num_trained)
 
 
 def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:

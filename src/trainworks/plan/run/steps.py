@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainworks.config.data import Data
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 
@@ -19,13 +20,17 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
         return -(-workload.train_for.amount // tokens_per_step)
     if tokens_in_data is None:
         raise UsageError("the length of an epoch is known once the data is prepared")
-    return steps_of_epochs(workload, (tokens_in_data - 1) // workload.data.sequence_length)
+    return steps_of_epochs(workload, sequences_in(workload.data, tokens_in_data))
+
+
+def sequences_in(data: Data, tokens: int) -> int:
+    """Sequences in that many tokens: rows of `sequence_length + 1` of whole documents, else overlapping by one."""
+    rows_are_whole = data.pack or data.chat is not None
+    return tokens // (data.sequence_length + 1) if rows_are_whole else (tokens - 1) // data.sequence_length
 
 
 def steps_of_epochs(workload: Workload, samples: int) -> int:
-    """Whole global batches of all epochs together: a batch that an epoch does not fill takes samples of the
-    next one.
-    """
+    """Whole global batches of all epochs together: the next epoch fills the last batch of the one before."""
     return max(1, workload.train_for.amount * samples // workload.global_batch)
 
 

@@ -18,8 +18,10 @@ _SUBJECTS = {
     "CalibrationResult": "calibration",
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",
+    "ClusterVerification": "proving.cluster_verification",
     "CostReport": "cost",
     "Diagnosis": "runs.why",
+    "DrillReport": "proving.drill",
     "FleetHealth": "proving.fleet_health",
     "GoodputForecast": "goodput",
     "LayoutComparison": "layout_comparison",
@@ -37,6 +39,7 @@ _SUBJECTS = {
     "SweepResult": "sweeps.sweep",
     "StoragePlan": "storage",
     "TrackReport": "tracking",
+    "Usage": "observing.job_costs",
     "Report": "runs.run_report",
 }
 """Type of a result -> module of `trainworks.report` that shows it."""

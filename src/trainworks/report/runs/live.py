@@ -17,6 +17,7 @@ from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import EvaluationResult, MetricsRow
 from trainworks.record.resolved import StepTimeGroups
 from trainworks.recover.failures import is_consequence
+from trainworks.report.data import chat_line
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
@@ -155,6 +156,7 @@ def event_line(event: Event) -> str | None:
     match event["kind"]:
         case "data_ready" if not event["cached"]:
             line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
+            line += f": {chat_line(event['chats'])}" if event.get("chats") else ""
         case "attempt" if event["resumed_from_step"]:
             line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
         case "failure" | "restart_refused":

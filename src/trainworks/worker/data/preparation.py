@@ -101,5 +101,6 @@ def prepare_for_run(
             fingerprint=card.fingerprint,
             seconds=time.monotonic() - started,
             cached=not made,
+            chats=card.chats.model_dump() if card.chats is not None else None,
         )
     return DataFolders(folder, held_out)

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -20,18 +22,14 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
-from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
+from trainworks.worker.data.card import CARD, STYLE, DatasetCard, Part, fingerprint, hash_file, read_card
+from trainworks.worker.data.encoding import Recipe
 from trainworks.worker.data.images import prepare_images
-from trainworks.worker.data.inputs import Input, documents, find_inputs, part_bytes_for, parts_of
+from trainworks.worker.data.inputs import Input, Piece, documents, find_inputs, part_bytes_for, parts_of, records
 from trainworks.worker.data.shards import stored_data
 from trainworks.worker.data.split import Side, split_prepared
-from trainworks.worker.data.token_shards import (
-    END_OF_TEXT,
-    Progress,
-    load_tokenizer,
-    make_token_shards,
-    making,
-)
+from trainworks.worker.data.token_shards import Progress, make_token_shards, making
+from trainworks.worker.data.tokenizer import END_OF_TEXT, load_tokenizer
 
 _TRAINING_SAMPLE_BYTES = 6_000_000
 _FORMAT = 2
@@ -118,8 +116,20 @@ def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, Da
 
 
 def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> None:
-    for source, folder in zip(data.sources, folders, strict=True):
-        card = read_card(folder)
+    cards = [read_card(folder) for folder in folders]
+    if len({(card.marked, card.one_per_row) for card in cards}) > 1:
+        raise UsageError(
+            "some sources have rows of whole documents, others do not",
+            hint="prepare all with the same `pack` and `chat`",
+        )
+    for source, card in zip(data.sources, cards, strict=True):
+        if card.chats is not None and not card.num_tokens:
+            length = data.sequence_length
+            raise UsageError(
+                f"none of the {card.chats.conversations:,} conversations of `{source.source}` has an answer within "
+                f"{length} tokens",
+                hint="raise `data.sequence_length`",
+            )
         if card.kind != "tokens":
             raise UsageError(f"`{source.source}` holds prepared {card.kind}, not tokens")
         if card.packed not in (None, data.sequence_length + 1):
@@ -153,25 +163,43 @@ def _tokenized(
     side: Side | None,
 ) -> Path:
     """The folder of one source's tokens, made now if it is not there."""
-    packed = data.sequence_length + 1 if data.pack else None
+    recipe = Recipe(
+        column=source.column,
+        row=data.sequence_length + 1 if data.pack or data.chat else None,
+        one_per_row=data.chat is not None and not data.pack,
+        chat=data.chat,
+    )
+    style = _style(data, tokenizer)
     facts = [(file.address, file.num_bytes, file.version) for file in inputs]
-    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, packed, *(side.facts if side else [])])[:16]
+    as_made = [style, recipe.model_dump_json()] if recipe.marked else [None]
+    facts_of_side = side.facts if side else []
+    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, *as_made, *facts_of_side])[:16]
     folder = cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
     with _locked(folder):
         if not (folder / CARD).exists():
             with making(folder) as work, naming_full_disk(folder):
                 if not (work / "tokenizer.json").exists():
                     write_atomic(work / "tokenizer.json", tokenizer.read_bytes())
+                if style is not None:
+                    write_atomic(work / STYLE, style)
                 make_token_shards(
                     work,
                     parts_of(inputs, part_bytes_for(inputs), side),
                     source=source.source,
-                    column=source.column,
-                    packed=packed,
+                    recipe=recipe,
                     processes=processes,
                     progress=progress,
                 )
     return folder
+
+
+def _style(data: Data, tokenizer: Path) -> str | None:
+    """The chat template as JSON; None if the data are not chats."""
+    if data.chat is None:
+        return None
+    from trainworks.worker.data.chats import find_style  # noqa: PLC0415  # imports `transformers`
+
+    return json.dumps(asdict(find_style(data.chat, tokenizer)))
 
 
 @contextmanager
@@ -207,10 +235,11 @@ def _tokenizer(
             )
     if candidates:
         return candidates[0]
-    return _trained(data.vocabulary or TRAINED_VOCABULARY, cache, raw, side)
+    return _trained(data, cache, raw, side)
 
 
-def _trained(vocabulary: int, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None) -> Path:
+def _trained(data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None) -> Path:
+    vocabulary = data.vocabulary or TRAINED_VOCABULARY
     facts = [
         [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
         for source, files in raw.items()
@@ -220,18 +249,29 @@ def _trained(vocabulary: int, cache: Path, raw: dict[DataSource, list[Input]], s
     file = folder / "tokenizer.json"
     with _locked(folder):
         if not file.exists():
-            write_atomic(file, _train(vocabulary, _sample(raw, side)).to_str(pretty=True))
+            read = _texts_of_chats if data.chat else documents
+            write_atomic(file, _train(vocabulary, _sample(raw, side, read)).to_str(pretty=True))
     return file
 
 
-def _sample(raw: dict[DataSource, list[Input]], side: Side | None) -> Iterator[str]:
+def _texts_of_chats(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
+    from trainworks.worker.data.chats import plain_text  # noqa: PLC0415  # imports `transformers`
+
+    return (plain_text(record) for record in records(pieces))
+
+
+def _sample(
+    raw: dict[DataSource, list[Input]],
+    side: Side | None,
+    read: Callable[[Sequence[Piece], str | None], Iterator[str]],
+) -> Iterator[str]:
     """Documents spread evenly over all sources, about as many as training a tokenizer needs."""
     parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files), side)]
     share = _TRAINING_SAMPLE_BYTES / max(1, len(parts))
     for source, part in parts:
         taken = 0
         every = max(1, round(sum(piece.num_bytes for piece in part) / share))
-        for text in islice(documents(part, source.column), 0, None, every):
+        for text in islice(read(part, source.column), 0, None, every):
             yield text[:_TRAINING_SAMPLE_BYTES]
             taken += len(text)
             if taken >= 2 * share:

@@ -79,7 +79,7 @@ def split_prepared(folder: Path, side: Side, cache: Path) -> Path:
         for name in card.shards if card.store is None else ():
             if not (part / name).is_symlink():
                 (part / name).symlink_to((folder / name).absolute())
-        if (folder / "tokenizer.json").exists():
-            write_atomic(part / "tokenizer.json", (folder / "tokenizer.json").read_bytes())
+        for name in card.companions:
+            write_atomic(part / name, (folder / name).read_bytes())
         write_atomic(part / CARD, card.model_dump_json(indent=2) + "\n")
     return part

@@ -98,6 +98,14 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
     )
 
 
+def adaptable_decoder(config: PretrainedConfig) -> DecoderConfig | None:
+    """The decoder of a config if its linear layers are those of `transformers`, so that `peft` knows their adapters.
+
+    GPT-2's queries, keys and values are one layer there.
+    """
+    return None if config.model_type == "gpt2" else decoder_config(config)
+
+
 def dropout_rate(config: PretrainedConfig) -> float:
     """Largest rate at which the layers of a model drop something; heads for other tasks do not count."""
     rates = {name: value for name, value in config.to_dict().items() if "drop" in name and isinstance(value, float)}

@@ -15,6 +15,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.decoder import PackedTokens
 
 
 class PipelineRun:
@@ -67,7 +68,7 @@ class PipelineRun:
         self._schedule = _schedule(layout, stages, self._loss)
 
     def gradients(
-        self, x: Tensor, labels: Tensor, scale: Tensor | float, weights: Tensor | None = None
+        self, x: Tensor | PackedTokens, labels: Tensor, scale: Tensor | float, weights: Tensor | None = None
     ) -> Tensor | None:
         """Forward and backward of all micro-batches [m * b, T]; gradients accumulate in the parameters.
 
@@ -75,15 +76,21 @@ class PipelineRun:
             Mean of the weighted losses of the micro-batches on the ranks that have the last stage; None elsewhere.
         """
         self._scale, self._weights, self._losses = scale, weights, []
+        options = {"labels_BT": labels}
+        if isinstance(x, PackedTokens):
+            x, options["positions_BT"] = x
         arguments = (x,) if self._has_first else ()
-        self._schedule.step(*arguments, target=labels, labels_BT=labels, return_outputs=False)
+        self._schedule.step(*arguments, target=labels, **options, return_outputs=False)
         return torch.stack(self._losses).mean() if self.has_last else None
 
-    def evaluate(self, x: Tensor, labels: Tensor) -> Tensor | None:
+    def evaluate(self, x: Tensor | PackedTokens, labels: Tensor) -> Tensor | None:
         """Losses [m] of all micro-batches [m * b, T], forward alone; None on ranks without the last stage."""
         self._scale, self._weights, self._losses = 1.0, None, []
+        options = {"labels_BT": labels}
+        if isinstance(x, PackedTokens):
+            x, options["positions_BT"] = x
         arguments = (x,) if self._has_first else ()
-        self._schedule.eval(*arguments, target=labels, labels_BT=labels, return_outputs=False)
+        self._schedule.eval(*arguments, target=labels, **options, return_outputs=False)
         return torch.stack(self._losses) if self.has_last else None
 
     def forward(self, tokens_BT: Tensor, *, at: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 
 from trainworks.config.run_file import Workload
 from trainworks.record.model_shape import ModelShape
+from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.mesh import Mesh
@@ -45,7 +46,7 @@ def open_task(
         mesh: of this rank.
         data_folder: of prepared data; None for a module.
         evaluation_folder: of prepared held-out data; None for a module, and where nothing is evaluated.
-        shape: of the model of a causal-lm.
+        shape: of the model of a causal-lm that formulas describe.
 
     Raises:
         UsageError: a module's file is at fault.
@@ -55,9 +56,12 @@ def open_task(
         return OpenedTask(own, own.dataset, own.user.build_optimizer, own.held_out() if workload.eval else None)
     assert data_folder is not None
     if workload.task == "causal-lm":
-        assert shape is not None
+        card = first_card(data_folder)[0]
+        packed = card.marked and not card.one_per_row
+        task = CausalLanguageModeling(workload, shape, mesh, marked=card.marked, packed=packed)
+        if shape is None or not shape.is_described:
+            task.check_room(card.vocabulary)
         held_out = open_dataset(evaluation_folder, workload.data) if evaluation_folder else None
-        task = CausalLanguageModeling(workload, shape, mesh)
         return OpenedTask(task, open_dataset(data_folder, workload.data), held_out=held_out)
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,

@@ -13,10 +13,10 @@ from transformers import logging as transformers_logging
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.card import DatasetCard, read_card
+from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
-from trainworks.worker.data.token_shards import end_of_text, load_tokenizer
+from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
 from trainworks.worker.data.tokens import MaskedTokens
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
@@ -37,6 +37,8 @@ class MaskedLanguageModeling:
         self._workload = workload
         self._shape = (micro_batch, workload.data.sequence_length)
         card, home = first_card(folder)
+        if card.marked:
+            raise UsageError("the data are packed or conversations, and `task: masked-lm` trains on full rows of text")
         tokenizer = load_tokenizer(home / "tokenizer.json")
         known = (tokenizer.token_to_id(name) for name in _MASKS)
         mask = next((number for number in known if number is not None), card.vocabulary)
@@ -139,12 +141,6 @@ def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, S, S, 3] of 0 ... 255 as [B, 3, S, S] of about mean 0 and deviation 1."""
     mean, std = (torch.tensor(values, device=pixels.device) for values in (_MEAN, _STD))
     return ((pixels / 255 - mean) / std).permute(0, 3, 1, 2).contiguous().to(dtype)
-
-
-def first_card(folder: Path) -> tuple[DatasetCard, Path]:
-    """Card and folder of prepared data, or of a mixture's first source: all have the same tokenizer and classes."""
-    card = read_card(folder)
-    return first_card(Path(card.parts[0].folder)) if card.parts else (card, folder)
 
 
 def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:
