@@ -6,10 +6,18 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo test quick check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
+
+# Six throw-away Debian machines in namespaces, and a stack on them. Needs root on Debian, and: apt-get install debootstrap
+cluster-demo: $(VENV)/.cluster
+	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
+	    exec examples/cluster-demo/hall.sh $(CURDIR)/$(BIN)/python examples/cluster-demo/demo.py
+# Every fault, on two nodes of this machine.
+drill: $(VENV)/.train
+	$(BIN)/trainworks drill examples/drill.yaml
 
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3
@@ -58,6 +66,10 @@ $(VENV)/.train: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.train plugins/ray/pyproject.toml
 	$(INSTALL) --editable '.[train,test,check]' --editable plugins/ray
+	touch $@
+
+$(VENV)/.cluster: $(VENV)/.train
+	$(INSTALL) --editable '.[train,deploy]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.train

@@ -40,7 +40,7 @@ from trainworks.config import (
 )
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
-from trainworks.config.stack_parts import nodes, scheduler, storage
+from trainworks.config.stack_parts import fabric, images, nodes, scheduler, storage
 from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
@@ -196,6 +196,8 @@ def stack_file_page() -> str:
         ("nodes[]", nodes.NodeGroup),
         ("nodes[].hardware", nodes.Hardware),
         ("gpu", parts.GpuSoftware),
+        ("fabric", fabric.Fabric),
+        ("fabric.mpi", fabric.MpiJobs),
         ("slurm", scheduler.SlurmScheduler),
         ("slurm.partitions[]", scheduler.Partition),
         ("slurm.qos[]", scheduler.QualityOfService),
@@ -206,6 +208,9 @@ def stack_file_page() -> str:
         ("scratch", storage.Scratch),
         ("metadata", storage.MetadataArray),
         ("environments[]", parts.SoftwareEnvironment),
+        ("images[]", images.ImageRecipe),
+        ("machine_image", images.MachineImage),
+        ("kubernetes", images.KubernetesBundle),
         ("monitoring", parts.Monitoring),
         ("users[]", scheduler.StackUser),
     ]

@@ -3,6 +3,7 @@ from trainworks.api.benchmarks.verdicts import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
+from trainworks.api.checkpointing.checkpoints import checkpoint_copies as checkpoint_copies
 from trainworks.api.checkpointing.checkpoints import checkpoints as checkpoints
 from trainworks.api.checkpointing.checkpoints import copy_checkpoint as copy_checkpoint
 from trainworks.api.checkpointing.checkpoints import prune_checkpoints as prune_checkpoints
@@ -30,6 +31,7 @@ from trainworks.api.observing.track import track as track
 from trainworks.api.observing.why import why as why
 from trainworks.api.plan import compare_layout as compare_layout
 from trainworks.api.plan import plan as plan
+from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
 from trainworks.api.proving.review import review as review
@@ -46,5 +48,6 @@ from trainworks.api.score import accuracy as accuracy
 from trainworks.api.score import score as score
 from trainworks.api.size import size as size
 from trainworks.api.storage import storage as storage
+from trainworks.api.sweeping.sweep import sweep as sweep
 
 __version__: str

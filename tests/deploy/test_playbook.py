@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from trainworks.api.deploying import stack
 from trainworks.cli.app import app
 from trainworks.deploy.playbook import HostCounts, PlaybookRun, TaskResult, run_playbook
+from trainworks.deploy.rollout import Batch
 from trainworks.errors import EnvironmentProblem
 
 STACK = Path(__file__).parents[2] / "examples/cluster/stack.yaml"
@@ -85,6 +86,7 @@ def test_a_playbook_that_cannot_be_read_is_an_error(project: Path) -> None:
 def test_results_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, code: int) -> None:
     result, counts = TaskResult("a", "changed", "Write the settings", "/etc/x"), HostCounts("a", 3, 1, 0, 0)
     monkeypatch.setattr(stack, "run_playbook", lambda into, **options: PlaybookRun((result,), (counts,)))
+    monkeypatch.setattr(stack, "batches", lambda *order: [Batch(("a",), computes=False)])
     arguments = ["deploy", step, str(STACK), "--into", str(tmp_path / "project"), "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == code, done.output
@@ -93,4 +95,5 @@ def test_results_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: 
         "failed": False,
         "results": [{"host": "a", "outcome": "changed", "task": "Write the settings", "detail": "/etc/x"}],
         "hosts": [{"host": "a", "ok": 3, "changed": 1, "unreachable": 0, "failed": 0}],
+        "stopped": "",
     }

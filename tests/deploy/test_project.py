@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from trainworks.api.deploying.stack import render_stack
 from trainworks.api.proving.review import review
 from trainworks.cli.app import app
+from trainworks.deploy.project import _static
 from trainworks.errors import RunFileError, UsageError
 
 EXAMPLE = Path("examples/cluster/stack.yaml")
@@ -166,6 +167,13 @@ def test_a_refused_stack_is_not_rendered(tmp_path: Path) -> None:
         changed(tmp_path, **{'driver: "580"': 'driver: "535"', 'cuda: "13.0"': 'cuda: "12.6"'})
     assert raised.value.hint is not None
     assert "R580" in raised.value.hint
+
+
+def test_what_pip_compiled_is_no_part_of_the_project(tmp_path: Path) -> None:
+    (tmp_path / "plugins/__pycache__").mkdir(parents=True)
+    (tmp_path / "plugins/__pycache__/lines.cpython-311.pyc").write_bytes(b"\xa7\x0d")
+    (tmp_path / "plugins/lines.py").write_text("pass\n")
+    assert dict(_static(tmp_path)) == {"plugins/lines.py": "pass\n"}
 
 
 def test_rocky_has_other_packages_and_no_prometheus(tmp_path: Path) -> None:

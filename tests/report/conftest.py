@@ -76,8 +76,8 @@ def make_plan(**changes: Any) -> Plan:
 class RunWriter:
     """Writes one run as time goes by on its own clock: `at` is now."""
 
-    def __init__(self, root: Path, plan: Plan | None, command: str | None) -> None:
-        self.run_dir: RunDir = create_run_dir(root, "stdlib-lm")
+    def __init__(self, root: Path, plan: Plan | None, command: str | None, name: str = "stdlib-lm") -> None:
+        self.run_dir: RunDir = create_run_dir(root, name)
         self.at = LAUNCH_AT
         self.step = 0
         self.attempt_number = 0

@@ -124,6 +124,6 @@ def test_a_checkpoint_of_other_data_is_refused(new_run, corpus, tmp_path):
     run = new_run()
     run.train(until=run.a_checkpoint_is_complete)
     other = make_run(tmp_path / "other", write_corpus(tmp_path / "text", words=20_000), tmp_path / "cache")
-    run.data_folder = other.data_folder
+    run.data = other.data
     assert run.train() == [3, 3]
     assert "the data changed" in events(run, "failure")[-1]["message"]

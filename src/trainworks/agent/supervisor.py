@@ -18,8 +18,8 @@ from pathlib import Path
 
 from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
-from trainworks.agent.node_checks import check_nodes, failure_of_agent
 from trainworks.agent.observers import running_observers, start_observers
+from trainworks.agent.recovery import Recovery, note_lost
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -33,8 +33,8 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
+from trainworks.recover.memory_checkpoints import forget_memory
 from trainworks.recover.notices import answer_notice
-from trainworks.recover.restarts import AGENT_RESTART, may_restart
 
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
@@ -59,7 +59,6 @@ class Supervisor:
         self._resolved = resolved
         self._nodes = nodes
         self._clock = clock
-        self._hosts = hosts or ThisMachine(1)
         self._state = JobState.CREATED
         self._stop_signals = 0
         self._stop_deadline: float | None = None
@@ -74,7 +73,14 @@ class Supervisor:
         )
         self._ended_idle: str | None = None
         self._reclaimed: Event | None = None
-        self._unfit: Event | None = None
+        self._recovery = Recovery(
+            run_dir,
+            resolved,
+            nodes,
+            hosts or ThisMachine(resolved.processes.nodes),
+            clock,
+            is_stopping=lambda: self._stop_signals > 0,
+        )
         self._knows_only_consequences = False
 
     def ask_to_stop(self, number: int, frame: object) -> None:
@@ -90,20 +96,22 @@ class Supervisor:
         """Start the nodes, watch them to the end, and write the final state."""
         self._enter(JobState.STARTING)
         start_observers(self._run_dir, self._resolved)
-        if self._find_unfit():
+        if self._recovery.find_unfit():
             return self._conclude([])
         _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
-        while self._nodes.any_running():
+        while self._nodes.any_running() or self._recovery.go_on():
             self._follow_events()
             self._follow_use()
             self._follow_stop()
+            self._follow_nodes()
             if not self._restart_or_end():
                 break
             self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._follow_events()
+        forget_memory(self._run_dir)
         return self._conclude(codes)
 
     def _follow_events(self) -> None:
@@ -113,9 +121,12 @@ class Supervisor:
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
                 self._enter(JobState.RUNNING)
             elif event["kind"] in ("finished", "stopped"):
-                self._done = True
+                self._done = not self._recovery.is_pausing or event["kind"] == "finished"
             elif event["kind"] == "notice" and not self._stop_signals and not self._done:
                 self._answer(event)
+            elif event["kind"] == "resized" and self._state is JobState.RUNNING:
+                message = f"{event['message']}: on {event['nodes']} nodes from now on"
+                self._enter(JobState.RECOVERING, {"message": message})
             elif event["kind"] == "failure":
                 self._recover_from(event)
             elif event["kind"] == "agent_lost":
@@ -163,6 +174,11 @@ class Supervisor:
             self._stop_signals = 1
             append_event(self._run_dir.events_file, "stop_requested", reason=why)
 
+    def _follow_nodes(self) -> None:
+        """Name slow nodes and take lost ones back while the ranks train."""
+        if self._state is JobState.RUNNING and not self._stop_signals and not self._done:
+            self._recovery.look()
+
     def _follow_stop(self) -> None:
         if self._stop_signals == 0:
             return
@@ -183,42 +199,10 @@ class Supervisor:
         for node, exit_code in self._nodes.lost():
             if self._stop_deadline is not None or self._done:
                 continue
-            self._note_lost(node, exit_code)
-            if self._resolved.node_check and exit_code == ExitCode.NODE_UNHEALTHY:
-                self._unfit = failure_of_agent(self._run_dir, node)
-            restart = AGENT_RESTART | {"node": node if self._resolved.is_workload else None}
-            if not (self._may(restart) and self._nodes.restartable(exit_code)):
+            note_lost(self._run_dir, node, exit_code)
+            if not self._recovery.after_loss(node, exit_code):
                 return False
-            if self._find_unfit([node] if self._resolved.is_workload else None):
-                return False
-            append_event(self._run_dir.events_file, **restart)
-            self._nodes.restart(node)
         return True
-
-    def _find_unfit(self, nodes: Sequence[int] | None = None) -> bool:
-        """Check nodes, all when None, before ranks start there."""
-        self._unfit = check_nodes(
-            self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0, nodes
-        )
-        return self._unfit is not None
-
-    def _may(self, restart: Event) -> bool:
-        return may_restart(read_events(self._run_dir.events_file), self._resolved.run_file.max_restarts, restart)
-
-    def _note_lost(self, node: int, exit_code: int) -> None:
-        if exit_code < 0:  # it cannot have written why
-            name = signal.Signals(-exit_code).name
-            append_event(
-                self._run_dir.events_file,
-                "failure",
-                rank=None,
-                node=node,
-                cause="node_lost",
-                exit_code=exit_code,
-                signal=name,
-                message=f"the node agent was killed by {name}",
-            )
-        append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
 
     def _conclude(self, codes: list[int]) -> JobState:
         """The final state, from how the nodes ended and from what they wrote."""
@@ -230,8 +214,8 @@ class Supervisor:
         if self._reclaimed is not None:
             hint = "trainworks resume, on another machine"
             return self._enter(JobState.FAILED, self._reclaimed | {"hint": hint}, exit_code=ExitCode.PEER_LOST)
-        if self._unfit is not None:
-            return self._enter(JobState.FAILED, self._unfit, exit_code=ExitCode.ENVIRONMENT)
+        if self._recovery.unfit is not None:
+            return self._enter(JobState.FAILED, self._recovery.unfit, exit_code=ExitCode.ENVIRONMENT)
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
             return self._enter(JobState.SUCCEEDED, exit_code=0)
         if self._stop_signals or last == "stopped":
@@ -246,7 +230,9 @@ class Supervisor:
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
         with suppress(OSError, TrainworksError):
-            record = import_module("trainworks.record.finished_run")  # it needs numpy, and a supervisor stays small
+            record = import_module(
+                "trainworks.record.measured.finished_run"
+            )  # it needs numpy, and a supervisor stays small
             finished = record.finished_run(self._run_dir, self._clock.now())
             if finished is not None:
                 record.remember_finished(data_folder(FINISHED_RUNS), finished)

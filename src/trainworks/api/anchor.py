@@ -64,9 +64,9 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     elif engine == "local" and run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
         text = f"the script needs Slurm: `{word}`, and `cluster` is this machine"
         problem = ("run",), text, "set `cluster: slurm`, or let Trainworks start the ranks, without `srun`"
-    elif workload is not None and run_file.job.min_nodes not in (None, run_file.nodes):
-        text = f"a workload is planned for {run_file.nodes} node(s), and cannot start on {run_file.job.min_nodes}"
-        problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command may have it"
+    elif workload is not None and workload.task != "causal-lm" and run_file.job.min_nodes not in (None, run_file.nodes):
+        text = f"a workload of the task `{workload.task}` is measured, not planned, for its {run_file.nodes} node(s)"
+        problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command or a causal-lm may have it"
     elif workload is not None and workload.model.preset is not None:
         text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"
         problem = (

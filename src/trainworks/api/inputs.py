@@ -12,7 +12,7 @@ from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, load_run_file
 from trainworks.config.run_file import RunFile
-from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.units import parse_duration, parse_share
 

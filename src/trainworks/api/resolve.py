@@ -27,6 +27,7 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
+from trainworks.plan.run.fewer_nodes import plan_fewer_nodes
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan
@@ -39,9 +40,9 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     memory_per_rank,
 )
-from trainworks.plan.run.steps import num_steps
+from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
 from trainworks.record.environment import HostFacts
-from trainworks.record.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, PlannedLayout, Processes, ResolvedRun
 from trainworks.record.run_environment import ResolvedEnvironment
@@ -158,6 +159,7 @@ class DecidedRun:
     """Sequences of the micro-batch to measure for the job."""
     steps: int = 0
     interpreter: RanksInterpreter = OWN_INTERPRETER
+    samples_left_out: int = 0
 
 
 def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None = None) -> DecidedRun:
@@ -205,8 +207,19 @@ def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRu
     memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
     size = largest_micro_batch(job, written)
-    steps = num_steps(workload, tokens_in_data=tokens_in_data(workload))
-    return DecidedRun(resolved, probed.machines, job=job, micro_batch=size, steps=steps, interpreter=probed.interpreter)
+    tokens = tokens_in_data(workload)
+    steps = num_steps(workload, tokens_in_data=tokens)
+    sequences = None if tokens is None else sequences_in(workload.data, tokens)
+    left_out = samples_left_out(workload, samples=sequences)
+    return DecidedRun(
+        resolved,
+        probed.machines,
+        job=job,
+        micro_batch=size,
+        steps=steps,
+        samples_left_out=left_out,
+        interpreter=probed.interpreter,
+    )
 
 
 def predict(decided: DecidedRun, runs: Path, planning: Planning) -> ResolvedRun:
@@ -285,11 +298,14 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         processes,
         calibration,
         steps=decided.steps,
+        samples_left_out=decided.samples_left_out,
         held_out_samples=held_out_samples(job.workload),
         compared=compared,
         accelerator=_catalogued(host),
     )
-    return {"plan": plan, "calibration": calibration}
+    room = memory_per_rank(host, processes)
+    fewer = plan_fewer_nodes(resolved.run_file, job, processes, calibration, memory_bytes=room, steps=decided.steps)
+    return {"plan": plan, "calibration": calibration, "fewer": fewer}
 
 
 def _tuned(

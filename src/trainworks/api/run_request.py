@@ -15,7 +15,7 @@ from trainworks.api.environments.files import with_image
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
 from trainworks.config.run_file import RunFile, RunName
-from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob

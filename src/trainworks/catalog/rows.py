@@ -392,6 +392,8 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
             "builds",
             "packages",
             "slurm",
+            "kernel",
+            "first_slurm",
         )
     },
     "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},

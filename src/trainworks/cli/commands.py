@@ -8,6 +8,7 @@ from typing import Any
 COMMANDS = {
     "run": "Plan and start a run, follow it to its end, then report.",
     "submit": "Plan a run, queue it and return.",
+    "sweep": "Train with several settings, and name the best.",
     "dev": "Open an ssh server or JupyterLab on a node of a cluster.",
     "plan": "Predict layout, step time, memory and duration of a run.",
     "size": "Propose what to buy or rent for a goal, with alternatives.",
@@ -19,6 +20,7 @@ COMMANDS = {
     "calibrate": "Correct the planner with a measurement of a cluster.",
     "bench": "Measure compute, memory, links, storage; find outliers.",
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
+    "drill": "Inject faults into a run, and tell what it survives.",
     "deploy": "Check a cluster's software stack, and render its files.",
     "review": "Find mistakes in scripts, configuration, code and texts.",
     "exporter": "Give metrics of runs, queue, GPUs, health to Prometheus.",
@@ -80,6 +82,7 @@ _FOLDERS = {
     "runs": (
         "run",
         "submit",
+        "sweep",
         "dev",
         "resume",
         "report",
@@ -97,7 +100,7 @@ _FOLDERS = {
     ),
     "jobs": ("ps", "describe", "hold", "release", "retry", "nodes", "drain", "jobs"),
     "observing": ("top", "why", "compare", "track", "usage", "exporter", "monitor", "serve"),
-    "proving": ("bench", "health", "review"),
+    "proving": ("bench", "drill", "health", "review"),
     "deploying": ("deploy",),
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }

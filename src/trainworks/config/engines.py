@@ -104,7 +104,8 @@ class JobOptions(Spec):
     grace: DurationS = 120.0
     """Time from the request to end until the kill: at a stop, before the time limit, and at a preemption."""
     min_nodes: Annotated[int, up_to("min_nodes")] | None = None
-    """Fewest nodes to start with; all of them by default."""
+    """Fewest nodes of a command to start with. A workload starts on all of its nodes; it continues on as few as these
+    while others are missing, and takes them back. All nodes by default."""
     exclude: tuple[Word, ...] = ()
     """Nodes that the job must not use."""
     depends_on: tuple[Word, ...] = ()

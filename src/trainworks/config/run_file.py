@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
-from trainworks.config.checkpoint_copies import CheckpointCopies
+from trainworks.config.checkpointing.copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
@@ -248,6 +248,9 @@ class Checkpoint(Spec):
     """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
     to: str = "runs"
     """Parent folder of the run directory."""
+    memory_every: PositiveInt | None = None
+    """Steps between checkpoints in the shared memory of the node, beside those on disk: after a lost rank or agent, no
+    more than about these steps are repeated. For jobs on one node; it takes two checkpoints of memory."""
     copies: CheckpointCopies = ()
     """Further places, each of which gets the newest checkpoint beside training: a folder, or
     `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
@@ -257,8 +260,19 @@ class Recover(Spec):
     """Recovery from failures."""
 
     max_restarts: Annotated[int, Field(ge=0)] | None = None
-    """Most automatic restarts from the last checkpoint; preemptions do not count. By default 3 for a workload and 0 for
-    a command."""
+    """Most automatic restarts from the last checkpoint within `restart_window`; preemptions do not count. By default 3
+    for a workload and 0 for a command."""
+    restart_window: DurationS = 86_400.0
+    """Restarts that lie further back do not count against `max_restarts`."""
+    backoff: DurationS = 1.0
+    """Wait before a restart if the last one has led to no new checkpoint; it doubles with each further one, up to five
+    minutes."""
+    repair: DurationS = 86_400.0
+    """Expected time until a lost node, or another one in its place, is back. A workload with `job.min_nodes` weighs
+    this wait against continuing on fewer nodes."""
+    replace_stragglers: bool = False
+    """Leave out a node that slows every step by a fifth or more: on Slurm the job gets another one; elsewhere it goes
+    on with fewer nodes if `job.min_nodes` allows it and steps get faster. Such a node is named in any case."""
     node_mttf: DurationS | None = None
     """Mean time to failure of one node, for `checkpoint.every: auto`; by default that of a published fleet."""
     hang_timeout: AutoDurationS = "auto"
@@ -379,6 +393,11 @@ class RunFile(Spec):
                 "starts ranks on nodes that may still build",
                 hint="set `cluster.nodes: 1`, or activate an environment in the command",
             )
+        if self.checkpoint.memory_every is not None and self.nodes > 1 and self.cluster.engine != "local":
+            raise FieldError(
+                f"`checkpoint.memory_every` is for jobs on one node, got {self.nodes}",
+                hint="set `checkpoint.every` to the steps that may be lost",
+            )
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self
@@ -388,6 +407,8 @@ class RunFile(Spec):
             "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
             "`software` needs `workload`: a command is not planned": self.software is not None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
+            "`checkpoint.memory_every` needs `workload`: a session saves to disk": self.checkpoint.memory_every
+            is not None,
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }

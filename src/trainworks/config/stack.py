@@ -12,6 +12,8 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from trainworks.config.load import Source, problems_of, read_text
 from trainworks.config.quantities import FieldError
 from trainworks.config.spec import Spec
+from trainworks.config.stack_parts.fabric import Fabric
+from trainworks.config.stack_parts.images import ImageRecipe, KubernetesBundle, MachineImage
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
 from trainworks.config.stack_parts.software import GpuSoftware, Monitoring, SoftwareEnvironment
@@ -35,11 +37,17 @@ class Stack(Spec):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     gpu: GpuSoftware | None = None
     """Software of NVIDIA GPUs; without it, the project installs no driver, for images that have one."""
+    fabric: Fabric | None = None
+    """Network that ranks talk over; without it, adapters and switches are left as they are."""
     slurm: SlurmScheduler
     mounts: tuple[SharedMount, ...] = ()
     scratch: Scratch | None = None
     metadata: MetadataArray | None = None
     environments: tuple[SoftwareEnvironment, ...] = ()
+    images: tuple[ImageRecipe, ...] = ()
+    """Container images to build."""
+    machine_image: MachineImage | None = None
+    kubernetes: KubernetesBundle | None = None
     monitoring: Monitoring | None = None
     users: tuple[StackUser, ...] = ()
 
@@ -83,6 +91,7 @@ class Stack(Spec):
             "default partition": ["default" for each in self.slurm.partitions if each.default],
             "mount": [*folders],
             "environment": [each.name for each in self.environments],
+            "image": [each.name for each in self.images],
             "QOS": ["normal", *(each.name for each in self.slurm.qos)],
             "account": ["root", *(each.name for each in self.slurm.accounts)],
             "user": [each.name for each in self.users],
@@ -94,9 +103,16 @@ class Stack(Spec):
         return self
 
     @model_validator(mode="after")
-    def _metadata_has_hosts(self) -> Stack:
+    def _parts_have_what_they_need(self) -> Stack:
         if self.metadata is not None and not self.hosts("storage"):
             raise FieldError("`metadata` is on hosts with the role `storage`, and there are none")
+        if self.kubernetes is not None and not (self.slurm.accounts or self.users):
+            hint = "add `slurm.accounts` or `users`"
+            raise FieldError("`kubernetes` has a queue for each account, and there is none", hint=hint)
+        names = {name for group in self.nodes for name in group.names}
+        wanted = self.fabric.subnet_managers if self.fabric else ()
+        if missing := [name for name in wanted if name not in names]:
+            raise FieldError(f"no host `{missing[0]}` for the subnet manager", hint="name one of `nodes`")
         return self
 
     @model_validator(mode="after")

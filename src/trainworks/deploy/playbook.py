@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 
 
@@ -39,16 +40,26 @@ class PlaybookRun:
 
     results: tuple[TaskResult, ...]
     hosts: tuple[HostCounts, ...]
+    stopped: str = ""
+    """Why the batches after these hosts were not started: a drain, a check or a resume that failed."""
 
     @property
     def failed(self) -> bool:
-        """Whether a task failed, or a host did not answer."""
-        return any(host.failed or host.unreachable for host in self.hosts)
+        """Whether a task failed, a host did not answer, or a batch stopped the ones after it."""
+        return bool(self.stopped) or any(host.failed or host.unreachable for host in self.hosts)
 
     @property
     def changed(self) -> bool:
         """Whether a task changed something, or would have."""
         return any(host.changed for host in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command on a host printed, and its exit code; None where the host did not answer."""
+
+    exit_code: int | None
+    output: str
 
 
 def run_playbook(
@@ -65,24 +76,70 @@ def run_playbook(
     Raises:
         EnvironmentProblem: Ansible is not installed, or it ended before it had counted its results.
     """
-    program = Path(sys.executable).with_name("ansible-playbook")
-    if not program.exists():
-        raise EnvironmentProblem("ansible-playbook is not installed", hint="pip install 'trainworks[deploy]'")
-    settings = ("ANSIBLE_STDOUT_CALLBACK=result_lines", "ANSIBLE_CALLBACK_PLUGINS=callback_plugins")
-    command = ["env", "-C", str(project), *settings, "ANSIBLE_CONFIG=ansible.cfg", str(program), "site.yaml"]
-    command += ["--check", "--diff"] if dry_run else []
-    command += [f"--limit={limit}"] if limit is not None else []
+    options = ["--check", "--diff"] if dry_run else []
+    options += [f"--limit={limit}"] if limit is not None else []
     results: list[TaskResult] = []
     hosts: list[HostCounts] = []
-    for line in process.lines(command):
-        if not line.startswith('{"host": '):
-            continue
-        event = json.loads(line)
+    for event in _events(project, "site.yaml", options):
         if "counts" in event:
             hosts.append(HostCounts(event["host"], *event["counts"]))
-            continue
-        results.append(TaskResult(**event))
-        on_result(results[-1])
-    if not hosts:
-        raise EnvironmentProblem("ansible-playbook reached no host", hint="read its message above")
+        elif "task" in event:
+            results.append(TaskResult(**event))
+            on_result(results[-1])
     return PlaybookRun(tuple(results), tuple(hosts))
+
+
+def run_command(project: Path, hosts: Collection[str], command: str) -> dict[str, Answer]:
+    """Run a command of bash as root on some hosts of a project, side by side.
+
+    Returns:
+        The answer of every one of the hosts.
+
+    Raises:
+        EnvironmentProblem: Ansible is not installed, or it ended before it had counted its results.
+    """
+    variables = json.dumps({"command": command})
+    options = [f"--limit={','.join(hosts)}", f"--extra-vars={variables}"]
+    said = {event["host"]: event for event in _events(project, "command.yaml", options) if "counts" not in event}
+    return {host: _answer(said.get(host, {})) for host in hosts}
+
+
+def hosts_of(project: Path, limit: str) -> list[str]:
+    """Hosts of a project that a pattern of Ansible names.
+
+    Raises:
+        EnvironmentProblem: Ansible is not installed.
+        UsageError: it names none.
+    """
+    command = ["env", "-C", str(project), "ANSIBLE_CONFIG=ansible.cfg", _program("ansible"), "all", "--list-hosts"]
+    printed = process.run([*command, f"--limit={limit}"]).stdout.splitlines()
+    names = [line.strip() for line in printed if line.startswith("    ")]
+    if not names:
+        raise UsageError(f"`{limit}` names no host of the stack", place="--limit", hint="name hosts or roles: `gpu01`")
+    return names
+
+
+def _answer(event: Mapping[str, Any]) -> Answer:
+    exit_code, output = event.get("answer", (None, str(event.get("detail", "no answer"))))
+    return Answer(exit_code, output)
+
+
+def _program(name: str) -> str:
+    program = Path(sys.executable).with_name(name)
+    if not program.exists():
+        raise EnvironmentProblem(f"{name} is not installed", hint="pip install 'trainworks[deploy]'")
+    return str(program)
+
+
+def _events(project: Path, playbook: str, options: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Lines of the callback plugin."""
+    settings = ("ANSIBLE_STDOUT_CALLBACK=result_lines", "ANSIBLE_CALLBACK_PLUGINS=callback_plugins")
+    command = ["env", "-C", str(project), *settings, "ANSIBLE_CONFIG=ansible.cfg", _program("ansible-playbook")]
+    counted = False
+    for line in process.lines([*command, playbook, *options]):
+        if line.startswith('{"host": '):
+            event: dict[str, Any] = json.loads(line)
+            counted = counted or "counts" in event
+            yield event
+    if not counted:
+        raise EnvironmentProblem("ansible-playbook reached no host", hint="read its message above")

@@ -10,6 +10,10 @@ from typing import Any, get_args
 from trainworks.catalog import software
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.words import Role
+from trainworks.deploy.fabric.hosts import host_files, rail_networks
+from trainworks.deploy.fabric.mpi import mpi_files
+from trainworks.deploy.fabric.open_sm import open_sm_files
+from trainworks.deploy.fabric.switches import switch_files
 from trainworks.deploy.file_systems import (
     arrays,
     beegfs_files,
@@ -20,6 +24,9 @@ from trainworks.deploy.file_systems import (
     striped_folders,
 )
 from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.images.container import image_files
+from trainworks.deploy.images.machine import machine_image_files
+from trainworks.deploy.kubernetes.bundle import bundle_files
 from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
@@ -28,12 +35,13 @@ from trainworks.jobs.formats.manifest import to_yaml
 _INDEX = "https://download.pytorch.org/whl/cu"
 
 
-def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]:
+def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
     """Text of every file of the project, by its path.
 
     Args:
         stack: to render.
         monitoring: files for Prometheus and Alertmanager, by name; they are left out where the stack monitors nothing.
+        locks: text of the lock files that `images` name.
 
     Raises:
         ArgumentError: the operating system has no packages for a part of the stack.
@@ -54,6 +62,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in beegfs_files(stack).items()}
+    files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
@@ -61,6 +70,19 @@ def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]
     if text := exports(stack):
         files["roles/storage/files/exports"] = text
     return dict(sorted(files.items()))
+
+
+def _fabric_files(stack: Stack) -> dict[str, str]:
+    """Files of the role `fabric` by path, variables of hosts with rails, and the text of the switches."""
+    if stack.fabric is None:
+        return {}
+    role = "roles/fabric/files"
+    files = {f"{role}/{name}": text for name, text in (host_files(stack.fabric) | mpi_files(stack.fabric)).items()}
+    for place, manager in enumerate(stack.fabric.subnet_managers):
+        files |= {f"{role}/{manager}/{name}": text for name, text in open_sm_files(place).items()}
+    for host, networks in rail_networks(stack).items():
+        files |= {f"{role}/{host}/{name}": text for name, text in networks.items()}
+    return files | {f"switches/{name}": text for name, text in switch_files(stack).items()}
 
 
 def inventory(stack: Stack) -> dict[str, Any]:
@@ -99,8 +121,11 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "cluster_name": stack.name,
         "base_packages": ["chrony", "python3", "rsync"],
         "time_service": "chrony" if apt else "chronyd",
+        "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
+        "network": str(stack.network),
         "gpu_driver_packages": _driver_packages(stack, apt),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
+        **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
         "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
@@ -139,6 +164,22 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
             {"name": each.name, "at": each.at, "image": each.image} for each in stack.environments if each.image
         ],
         "monitoring_files": list(watched),
+    }
+
+
+def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
+    """Variables of the role `fabric`; its play is left out without a link."""
+    fabric = stack.fabric
+    if fabric is None:
+        return {"fabric_link": ""}
+    inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
+    return {
+        "fabric_link": fabric.link,
+        "fabric_packages": ["doca-ofed"] if fabric.driver == "doca-ofed" else inbox,
+        "fabric_kernel": fabric.kernel or "",
+        "fabric_rails": len(fabric.interfaces),
+        "fabric_managers": list(fabric.subnet_managers),
+        "fabric_mpi": fabric.mpi is not None,
     }
 
 

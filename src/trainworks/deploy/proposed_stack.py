@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Address, IPv4Network
 
 from trainworks.catalog import software
 from trainworks.catalog.cluster import ClusterDescription
@@ -17,11 +16,11 @@ from trainworks.config.load import Source
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.deploy.hardware import hardware_of
 from trainworks.errors import RunFileError, UsageError
+from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES
 
 FILL_IN = "# fill in:"
 """Comment behind a value that stands for one that Trainworks cannot know."""
-_NETWORK = IPv4Network("10.10.0.0/16")
-_FIRST_COMPUTE = IPv4Address("10.10.1.1")
+_FIRST_COMPUTE = MANAGEMENT.network_address + FIRST_NODE
 _EXAMPLE_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIReplaceThisKey admin@example"
 _ADVICE_WIDTH = 110
 
@@ -42,8 +41,8 @@ def proposed_stack(cluster: ClusterDescription, advice: Sequence[str] = ()) -> s
             f"a stack file is for nodes with GPUs of NVIDIA, and `{cluster.name}` has {cluster.accelerator.name}",
             hint="describe nodes such as `4 nodes of DGX H100`",
         )
-    if int(_FIRST_COMPUTE) + cluster.num_nodes > int(_NETWORK.broadcast_address):
-        raise UsageError(f"{cluster.num_nodes:,} nodes do not fit the network {_NETWORK} of the stack file")
+    if cluster.num_nodes > MOST_NODES:
+        raise UsageError(f"{cluster.num_nodes:,} nodes do not fit the network {MANAGEMENT} of the stack file")
     driver, torch, cuda = _gpu_software(cluster.accelerator.architecture or "")
     lines = [
         f"# The software of {cluster.name}, proposed by Trainworks.",
@@ -51,7 +50,7 @@ def proposed_stack(cluster: ClusterDescription, advice: Sequence[str] = ()) -> s
         *(f"# {line}" for sentence in advice for line in _wrapped(sentence)),
         "name: cluster                             # of the cluster in Slurm",
         f"os: {_system().name}                          # supported until {_system().ends}",
-        f"network: {_NETWORK}                     # of the nodes' management interfaces",
+        f"network: {MANAGEMENT}                     # of the nodes' management interfaces",
         f'admin_keys: ["{_EXAMPLE_KEY}"]  {FILL_IN} your public key, `cat ~/.ssh/id_ed25519.pub`',
         "",
         "nodes:",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from trainworks.config.slurm_words import parse_slurm_time
+from trainworks.config.slurm.slurm_words import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccount, StackUser
 

@@ -112,7 +112,7 @@ def _slurm_conf(stack: Stack) -> str:
         "SelectTypeParameters=CR_Core_Memory",
         "# of a job that asks for no memory: its share; without this, it gets all of the node, and shares it with none",
         f"DefMemPerCPU={_memory_share_mb(stack)}",
-        *(["GresTypes=gpu"] if _gres(stack) else []),
+        *(["# without it, slurmctld does not know the GPUs of a node", "GresTypes=gpu"] if _gres(stack) else []),
         "# the nodes of a job under as few leaf switches as possible",
         "TopologyPlugin=topology/tree",
         "SchedulerType=sched/backfill",
@@ -163,7 +163,10 @@ def _priorities(stack: Stack) -> list[str]:
 def _mpi(stack: Stack) -> list[str]:
     if stack.slurm.pmix is None:
         return []
-    return ["# `srun` starts MPI jobs by itself: each rank finds the others without ssh", "MpiDefault=pmix"]
+    return [
+        "# `srun` starts MPI jobs by itself, without ssh; no `pmix_v3`, which is there for one release of PMIx alone",
+        "MpiDefault=pmix",
+    ]
 
 
 def _power(stack: Stack) -> list[str]:
@@ -209,6 +212,7 @@ def _nodes(group: NodeGroup) -> list[str]:
     reason = "# memory that `slurmd -C` prints"
     if group.machine is not None:
         reason = f"# {group.machine}: 95 % of its memory, since a node that reports less than this is drained"
+    shape = "# sockets, cores and threads as the kernel counts them, and no `CPUs`: other counts drain the node, too"
     words = [
         f"NodeName={group.hosts}",
         f"NodeAddr={','.join(group.addresses.values())}",
@@ -219,7 +223,7 @@ def _nodes(group: NodeGroup) -> list[str]:
         *([f"Gres=gpu:{hardware.accelerators}"] if hardware.accelerators else []),
         "State=UNKNOWN",
     ]
-    return [reason, " ".join(words)]
+    return [reason, shape, " ".join(words)]
 
 
 def _partition(partition: Partition) -> str:
@@ -251,14 +255,14 @@ def _devices(stack: Stack, hardware: Hardware) -> str:
 
 def _topology(stack: Stack) -> str:
     """A switch for each set of leaves of the designed network, and one above them."""
-    switches = [nodes for group in stack.groups("compute") for nodes in _under_one_leaf(group)]
+    switches = [nodes for group in stack.groups("compute") for nodes in nodes_under_one_leaf(group)]
     lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
     if len(switches) > 1:
         lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
     return "\n".join(["# a set of leaf switches that whole nodes are attached to is one switch here", *lines]) + "\n"
 
 
-def _under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
+def nodes_under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
     """Names of a group by set of leaves; all together where its network cannot be designed."""
     machine = None if group.machine is None else node(group.machine)
     if machine is None or len(group.names) < 2 or not machine.nics:

@@ -39,7 +39,8 @@ def prolog(check: NodeCheck, *, scratch: str | None = None) -> str:
     if scratch is not None:
         jobs = shlex.quote(f"{scratch}/jobs")
         then = [f'install -d -m 0711 {jobs} && install -d -m 0700 -o "$SLURM_JOB_UID" {jobs}/"$SLURM_JOB_ID"']
-    return _script("Prolog: fail on a bad node, which Slurm then drains", check, [log, "exit 1"], then)
+    said = ['echo "$reason"', log, "exit 1"]  # slurmd writes what a prolog prints to its own log
+    return _script("Prolog: fail on a bad node, which Slurm then drains", check, said, then)
 
 
 def task_prolog(scratch: str) -> str:
@@ -137,7 +138,7 @@ def _checks(check: NodeCheck) -> list[str]:
         free = f"$(df --output=avail --block-size=1G {shlex.quote(folder)} | tail -n 1)"
         lines.append(_require(f'[ "{free}" -ge {minimum_gb} ]', f"{folder} has less than {minimum_gb} GiB free"))
     if check.accelerators:
-        listed = "$(nvidia-smi --query-gpu=uuid --format=csv,noheader | wc -l)"
+        listed = "$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2> /dev/null | wc -l)"
         lines.append(_require(f'[ "{listed}" -eq {check.accelerators} ]', f"not {check.accelerators} accelerators"))
     return lines
 

@@ -59,6 +59,8 @@ class JobSpec:
     """Check every node before the ranks start."""
     max_restarts: int = 0
     """Automatic restarts after a failure that a restart can fix."""
+    restart_window_s: float = 86_400.0
+    """Restarts that lie further back do not count."""
     working_folder: str = "."
     team: str = ""
     """Team that the job is billed to."""
@@ -107,12 +109,13 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     return JobSpec(
         run_id=run_id,
         name=run_file.name,
-        min_nodes=min(job.min_nodes or nodes, nodes),
+        min_nodes=min(job.min_nodes or nodes, nodes) if run_file.workload is None else nodes,
         max_nodes=nodes,
         node=_node_of_processes(processes, run_file) if processes else _node_of_run_file(run_file),
         tasks_per_node=_tasks_per_node(run_file),
         working_folder=working_folder,
         max_restarts=run_file.max_restarts,
+        restart_window_s=run_file.recover.restart_window,
         time_limit_s=job.time_limit,
         grace_s=job.grace,
         priority=job.priority,

@@ -20,6 +20,9 @@ EventKind = Literal[
     "environment",  # node, key, seconds (0 if the node had it): the packages of the ranks are there
     "agent_lost",  # node, exit_code
     "restart",  # node (null for all of them): the supervisor starts the agent again
+    "decision",  # node, action, message: what follows the failure of a node
+    "resized",  # nodes, places (numbers among all nodes), layout, step_s, message: the job continues on these nodes
+    "straggler",  # rank, node, extra_s (beyond the median of its peers), step_s, message
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
     "data_progress",  # done_bytes, total_bytes: tokenizing
     "data_ready",  # folder, num_tokens, fingerprint, seconds, cached, chats: conversations, cut, dropped, answer_tokens
@@ -30,7 +33,10 @@ EventKind = Literal[
     "restart_refused",  # node, rank, cause, rendezvous, message: reason why this failure is final
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
+    "checkpoint_interval",  # before_s, after_s, stall_s, write_s, mttf_s: `auto`, corrected by what saves cost
     "checkpoint_failed",  # step, message
+    "memory_checkpoints_ended",  # step, message: one could not be written, and there will be no more
+    "checkpoint_restored",  # step, place: a resume found it there, and none as new in the run
     "checkpoint_copied",  # step, to, bytes, seconds: it is complete in another place of `checkpoint.copies`
     "checkpoint_copy_failed",  # step, to, message: tried again
     "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): no update of the weights

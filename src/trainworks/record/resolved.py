@@ -190,6 +190,8 @@ class Plan(Spec):
     model: ModelShape
     layout: ResolvedLayout
     num_steps: int
+    samples_left_out: int = 0
+    """Samples at the end of the last epoch that do not fill a global batch."""
     tokens_per_step: int
     model_flops_per_token: float
     peak_flops_per_s: float | None
@@ -205,6 +207,8 @@ class Plan(Spec):
     checkpoint_bytes: int
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None
+    mttf_s: float | None = None
+    """Mean time between failures of the job's nodes; None in records of older versions."""
     log_every_steps: int
     evaluation: PlannedEvaluation | None = None
     """None for a run that does not evaluate."""
@@ -244,6 +248,13 @@ class Forecast(Spec):
     """Price of the accelerators for that time; None where it is not known."""
 
 
+class FewerNodes(Spec):
+    """The same run on fewer of its nodes: it continues on them while others are missing."""
+
+    processes: Processes
+    plan: Plan
+
+
 class ResolvedRun(Result, Spec):
     """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
@@ -266,6 +277,8 @@ class ResolvedRun(Result, Spec):
     forecast: Forecast | None = None
     """None for a run on this machine, and where the accelerators of the nodes are not known."""
     plan: Plan | None = None
+    fewer: tuple[FewerNodes, ...] = ()
+    """Plans for fewer nodes, down to `job.min_nodes`; numbers of nodes without a layout are left out."""
     calibration: Calibration | None = None
     planner: tuple[str, ...] = ()
     """Module and arguments to run on the first node, if the workload is planned on the nodes of its job."""
@@ -278,6 +291,18 @@ class ResolvedRun(Result, Spec):
         """This plan for the run of an earlier one, whose origin, node check and observers stay."""
         kept = ("created_at", "working_folder", "commit", "environment", "node_check", "observers")
         return self.model_copy(update={name: getattr(before, name) for name in kept})
+
+    def fewer_nodes(self, nodes: int) -> FewerNodes | None:
+        """The plan for fewer nodes; None if there is none."""
+        return next((each for each in self.fewer if each.processes.nodes == nodes), None)
+
+    def on_nodes(self, nodes: int) -> ResolvedRun:
+        """This run on some of its nodes, as it was planned for their number."""
+        if nodes == self.processes.nodes:
+            return self
+        fewer = self.fewer_nodes(nodes)
+        assert fewer is not None, f"no plan for {nodes} nodes"
+        return self.model_copy(update={"processes": fewer.processes, "plan": fewer.plan})
 
     @property
     def power_limit_w(self) -> float | None:

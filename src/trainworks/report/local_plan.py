@@ -88,7 +88,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
         **_adapter(plan, workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
-        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}",
+        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
         "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
@@ -125,6 +125,12 @@ def _learning(plan: Plan) -> str:
     before_s = sum(plan.expected.by_rate_s.values())
     runs = f"{count} run{'s' if count > 1 else ''}"
     return f"learned from {runs} here: {format_duration(before_s)} a step without (`--without-learning`)"
+
+
+def _rest(plan: Plan) -> str:
+    """Samples that an epoch has beyond its whole batches, if any."""
+    count = plan.samples_left_out
+    return f"; the last {count:,} samples do not fill a batch and are left out" if count else ""
 
 
 def _evaluation(plan: Plan) -> str:

@@ -1,6 +1,7 @@
-"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE PARENT_PID MAX_RESTARTS ADDRESS STORE [STORE_FD]`.
+"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE NODES PARENT_PID ADDRESS STORE [STORE_FD]`.
 
-ADDRESS is where the other nodes reach this one, STORE the address and port of the rendezvous store on the first node.
+NODES is the number of nodes in use, ADDRESS where the other nodes reach this one, and STORE the address and port of the
+rendezvous store on the first node.
 
 It imports torch and the trainer once and forks itself: that child is the fork server, from which ranks start at once,
 after a failure as well.
@@ -35,8 +36,8 @@ from trainworks.worker.imports import rank_modules
 def main(
     run_folder: str,
     node: str,
+    nodes: str,
     parent: str,
-    max_restarts: str,
     address: str,
     store: str,
     store_fd: str | None = None,
@@ -46,7 +47,7 @@ def main(
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
-        resolved = run_dir.read_resolved()
+        resolved = run_dir.read_resolved().on_nodes(int(nodes))
         if resolved.environment is None:
             run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)
@@ -60,7 +61,6 @@ def main(
             run_dir,
             data,
             node=int(node),
-            max_restarts=int(max_restarts),
             address=address,
             store=store,
             store_fd=int(store_fd) if store_fd else None,

@@ -15,6 +15,7 @@ from trainworks.errors import DivergedError, EnvironmentProblem
 from trainworks.record.evaluations import EvaluatedStep, standing
 from trainworks.record.resolved import Plan
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.interval import MeasuredInterval
 from trainworks.worker.data.reader import BatchReader, on_device
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.evaluation import Evaluator
@@ -55,6 +56,8 @@ class Trainer:
     profiler: StepProfiler
     stop: StopRequest
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    interval: MeasuredInterval | None = None
+    """Time between checkpoints, on rank 0; None on other ranks, and where steps count."""
     evaluator: Evaluator | None = None
     """None for a run that does not evaluate."""
     evaluations: list[EvaluatedStep] = field(default_factory=list)
@@ -83,9 +86,8 @@ class Trainer:
             step += 1
             marks = self._train_step(step, reader)
             evaluated = self._evaluate(step, marks)
-            if saved := save_due or self._is_checkpoint_step(step) or (evaluated and self._best_step == step):
-                self._save(step)
-                save_due = False
+            asked = save_due or (evaluated and self._best_step == step)
+            saved, save_due = self._save_if_due(step, agreed, asked=asked), False
             marks.end = self.timeline.mark()
             self.profiler.end_step(step)
             if saved or evaluated or step == steps_done + 1 or self._is_logging_step(step):
@@ -176,15 +178,31 @@ class Trainer:
         self.checkpointer.kept_step = self._best_step  # now: an earlier save, which deletes old ones, has ended
         self._last_saved_step, self._last_save_at = step, time.monotonic()
 
+    def _save_if_due(self, step: int, agreed: Agreement, *, asked: bool) -> bool:
+        """Save to disk, or to memory unless the last flush found a rank that still saves: no step waits for it.
+
+        Returns:
+            Whether the step has to be flushed: the record holds it before the checkpoint is complete.
+        """
+        if asked or self._is_checkpoint_step(step):
+            self._save(step)
+            return True
+        if not self.checkpointer.memory.is_due(step):
+            return False
+        if not agreed.saving:
+            consumed = (step + self.batches_left_out) * self.global_batch
+            average_statistics(self.parallel.parts)
+            self.checkpointer.save(step, self.parallel.parts, self.optimizer, samples_consumed=consumed, to_memory=True)
+        return True
+
     def _flush(self, step: int) -> Agreement:
         self.heartbeat.mark(Phase.COMMUNICATION, step)
-        every_s = self.plan.checkpoint_every_s
-        due = self.stop.take_save_request() or (
-            every_s is not None and time.monotonic() - self._last_save_at >= every_s
-        )
+        waited_s = time.monotonic() - self._last_save_at
+        due = self.stop.take_save_request() or (self.interval is not None and waited_s >= self.interval.seconds)
         failed = self.checkpointer.failure is not None
         try:
-            agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted()))
+            saving = self.checkpointer.is_saving or self.checkpointer.memory.problem is not None
+            agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted(), saving))
             self._fault = self._answer(agreed.skipped)
         finally:
             self.checkpointer.allow_completion()

@@ -35,6 +35,7 @@ class Agreement:
     checkpoint: bool = False
     failed: bool = False
     profile: bool = False
+    saving: bool = False
     skipped: tuple[SkippedStep, ...] = ()
     """The steps of the interval that did not touch the weights."""
 
@@ -91,7 +92,7 @@ class Telemetry:
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
         durations = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
-        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile], dtype=torch.float64)
+        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile, mine.saving], dtype=torch.float64)
         world = dist.get_world_size()
         by_rank = torch.zeros(len(_BY_RANK), world, dtype=torch.float64)
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
@@ -114,8 +115,8 @@ class Telemetry:
             append_metrics(self._run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
-        stop, checkpoint, failed, profile = (bool(flag) for flag in flags)
-        return Agreement(stop=stop, checkpoint=checkpoint, failed=failed, profile=profile, skipped=skipped)
+        stop, checkpoint, failed, profile, saving = (bool(flag) for flag in flags)
+        return Agreement(stop, checkpoint, failed, profile, saving, skipped)
 
     def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
         """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 3]."""

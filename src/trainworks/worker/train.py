@@ -27,6 +27,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.interval import measured_interval
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
@@ -98,6 +99,7 @@ def train(
 
 def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState) -> None:
     resolved = run_dir.read_resolved()
+    resolved = resolved.on_nodes(int(os.environ["WORLD_SIZE"]) // resolved.processes.processes_per_node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
     rank = _join(resolved, run_dir, data, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)
@@ -251,6 +253,7 @@ def _build(
         build=opened.build_optimizer,
     )
     rank.state.optimizer = optimizer
+    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset)
     return Trainer(
         plan=plan,
         seed=workload.seed,
@@ -262,7 +265,8 @@ def _build(
         read_from=_reading(dataset, workload, plan, mesh, rank.device),
         timeline=timeline,
         telemetry=_telemetry(plan, rank, attempt, loss_scaling=optimizer.loss_scale.enabled),
-        checkpointer=_checkpointer(resolved, plan, rank, attempt, dataset),
+        checkpointer=checkpointer,
+        interval=measured_interval(resolved, plan, rank.run_dir, checkpointer) if rank.rank == 0 else None,
         fault_policy=fault_policy,
         profiler=StepProfiler(
             rank.run_dir, device=rank.device, num_steps=plan.num_steps, from_run_file=resolved.run_file.profile
@@ -289,8 +293,14 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, 
         rank.run_dir,
         dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP),
         keep=resolved.run_file.checkpoint.keep,
+        memory_every=resolved.run_file.checkpoint.memory_every if _is_one_machine(resolved) else None,
         template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
     )
+
+
+def _is_one_machine(resolved: ResolvedRun) -> bool:
+    """Whether all ranks share one memory."""
+    return resolved.processes.nodes == 1 or resolved.run_file.cluster.engine == "local"
 
 
 def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:

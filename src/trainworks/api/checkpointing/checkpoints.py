@@ -7,10 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainworks.agent.launch import take_run
+from trainworks.api.checkpointing.copies import (
+    CopyFacts,
+    bring_back,
+    copies_in,
+    place_at,
+    places,
+    prune_copies,
+    rehearse,
+)
 from trainworks.api.checkpointing.files import copy_files
+from trainworks.api.checkpointing.places import place_of
 from trainworks.api.run_handle import Run, as_run
+from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in
 from trainworks.record.evaluations import best_evaluation
@@ -38,11 +50,24 @@ class CheckpointFacts:
     """None if the checkpoint is not complete."""
     damage: Damage | None = None
     """The first problem that was found; None for an intact checkpoint, as far as it was read."""
+    place: str | None = None
+    """Address of the store that it was copied to."""
 
     @property
     def num_bytes(self) -> int | None:
         """Size of all files; None if the manifest is not there."""
         return self.manifest.num_bytes if self.manifest else None
+
+    def row(self) -> dict[str, Any]:
+        """The facts as JSON has them."""
+        return {
+            "step": self.step,
+            "folder": str(self.folder),
+            "bytes": self.num_bytes,
+            "saved_at": self.manifest.created_at if self.manifest else None,
+            "layout": self.manifest.layout.describe() if self.manifest else None,
+            "problem": str(self.damage) if self.damage else None,
+        }
 
 
 def checkpoints(run: Run | str | None = None, folder: Path | str = "runs") -> list[CheckpointFacts]:
@@ -102,13 +127,14 @@ def verify_checkpoints(
 
 
 def copy_checkpoint(
-    run: Run | str | None = None, *, to: Path, folder: Path | str = "runs", step: int | None = None
+    run: Run | str | None = None, *, to: Path | str, folder: Path | str = "runs", step: int | None = None
 ) -> CheckpointFacts:
-    """Copy a complete checkpoint into another folder, where it is complete or absent.
+    """Copy a complete checkpoint to another place, where it is complete or absent.
 
     Args:
         run: the run, its id or its folder; the newest run when None.
-        to: gets a folder `step-NNNNNNNN`. A checkpoint of that step that is intact there stays.
+        to: a folder, or `s3://bucket/prefix`, to which the run's id is added; gets `step-NNNNNNNN`. A checkpoint of
+            that step that is intact there stays.
         folder: folder of all runs.
         step: of the checkpoint; the newest complete one when None.
 
@@ -126,14 +152,20 @@ def copy_checkpoint(
         which = "" if step is None else f" of step {step}"
         raise UsageError(f"run {found.id} has no complete checkpoint{which}", hint="trainworks checkpoint ls")
     manifest, source = complete[-1]
-    return CheckpointFacts(manifest.step, copy_files(manifest, source, to), manifest)
+    if "://" not in str(to):
+        return CheckpointFacts(manifest.step, copy_files(manifest, source, Path(to)), manifest)
+    place = place_of(CheckpointCopy.model_validate(str(to)), found.id)
+    place.put(manifest, source)
+    return CheckpointFacts(manifest.step, source, manifest, place=place.address)
 
 
-def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path | str = "runs") -> CheckpointFacts:
+def restore_checkpoint(
+    source: Path | str, run: Run | str | None = None, folder: Path | str = "runs"
+) -> CheckpointFacts:
     """Bring a copied checkpoint back to its run, which resumes from the newest that it has.
 
     Args:
-        source: the folder of the checkpoint.
+        source: the folder of the checkpoint, or `s3://bucket/prefix/RUN`, with `/step-NNNNNNNN` or the newest.
         run: the run, its id or its folder; the newest run when None.
         folder: folder of all runs.
 
@@ -142,6 +174,13 @@ def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path 
         UsageError: the folder is not a complete checkpoint, or the run is live.
         EnvironmentProblem: the checkpoint is damaged, or cannot be copied.
     """
+    if "://" in str(source):
+        place, step = place_at(str(source))
+        found = as_run(run, folder)
+        with _idle(found.run_dir):
+            restored, target = bring_back(place, found.run_dir, step)
+        return CheckpointFacts(restored.step, target, restored)
+    source = Path(source)
     manifest = check_manifest(source)
     if isinstance(manifest, Damage):
         raise UsageError(f"`{source}` is not a complete checkpoint: {manifest}")
@@ -150,7 +189,33 @@ def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path 
         return CheckpointFacts(manifest.step, copy_files(manifest, source, found.run_dir.checkpoints), manifest)
 
 
-def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1) -> int:
+def checkpoint_copies(
+    run: Run | str | None = None, folder: Path | str = "runs", *, rehearsed: bool = False
+) -> list[CopyFacts]:
+    """Copies of a run's checkpoints in the places of `checkpoint.copies`.
+
+    Args:
+        run: the run, its id or its folder; the newest run when None.
+        folder: folder of all runs.
+        rehearsed: bring the newest copy of each place here, compare its checksums, and load all that is in it.
+
+    Raises:
+        UnknownRunError: no such run.
+        MissingExtraError: a library for a place is not installed.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> folder = tempfile.mkdtemp()
+        >>> checkpoint_copies(trainworks.run(["true"], folder=folder))
+        []
+    """
+    where = places(as_run(run, folder).run_dir)
+    return [rehearse(place) for place in where] if rehearsed else copies_in(where)
+
+
+def prune_checkpoints(
+    run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1, copies: bool = False
+) -> int:
     """Delete all but the newest complete checkpoints of a run that is not live and the best one by its evaluations.
 
     Checkpoints that are not complete go, too.
@@ -159,6 +224,7 @@ def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs",
         run: the run, its id or its folder; the newest run when None.
         folder: folder of all runs.
         keep: complete checkpoints to keep, at least 1.
+        copies: delete older copies in the places of `checkpoint.copies`, too.
 
     Returns:
         Bytes that were freed.
@@ -180,7 +246,7 @@ def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs",
             if path not in kept:
                 freed += bytes_in(path)
                 delete_checkpoint(path)
-    return freed
+        return freed + (prune_copies(places(found.run_dir), keep) if copies else 0)
 
 
 @contextmanager

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source
+from trainworks.config.load import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
-from trainworks.deploy.playbook import PlaybookRun, TaskResult, run_playbook
+from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import project_files
 from trainworks.deploy.proposed_stack import refuse_placeholders
+from trainworks.deploy.rollout import BatchStep, Rollout, batches
+from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import target_files
@@ -20,7 +23,7 @@ from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
 
-_RULES = ("TW73",)
+_RULES = ("TW73", "TW74")
 
 
 def check_stack(path: Path | str) -> ReviewReport:
@@ -71,7 +74,7 @@ def render_stack(path: Path | str) -> dict[str, str]:
         targets = target_files(name for group in stack.nodes for name in group.names)
         monitoring["node.targets.json"] = targets["node.targets.json"]  # no role installs the exporter of runs
     try:
-        return project_files(stack, monitoring)
+        return project_files(stack, monitoring, _locks(stack, Path(path).parent))
     except ArgumentError as error:
         raise _placed(error, source) from None
 
@@ -82,29 +85,97 @@ def apply_stack(
     *,
     limit: str | None = None,
     dry_run: bool = False,
+    batch: int | None = None,
+    wait_s: int = 3600,
     on_result: Callable[[TaskResult], None] = lambda result: None,
+    on_step: Callable[[BatchStep], None] = lambda step: None,
 ) -> PlaybookRun:
-    """Render a stack to a folder, and bring its nodes to what it says, over ssh.
+    """Render a stack to a folder, and bring its nodes to what it says, over ssh, batch by batch.
 
-    A second call changes nothing on nodes that are as the stack says.
+    Servers change first and together. Compute nodes follow rack by rack: their jobs end before, their health is checked
+    after, and the first node that fails ends the apply. A second call changes nothing on nodes that are as the stack
+    says, and drains none of them.
 
     Args:
         path: of the stack file.
         into: folder of the project; it is kept, since it has the secrets of the cluster.
         limit: hosts, as a pattern of Ansible; all when None.
-        dry_run: report what would change, and change nothing on the nodes.
+        dry_run: report what would change, on all hosts at once, and change nothing on the nodes.
+        batch: compute nodes at a time; those under one set of leaf switches when None.
+        wait_s: longest time to wait for the jobs of a batch.
         on_result: called with each result that changed or failed, as it comes.
+        on_step: called with each step of a batch, as it comes.
 
     Raises:
-        UsageError: as `render_stack`.
+        UsageError: as `render_stack`, or `limit` names no host.
         RunFileError: as `render_stack`.
         EnvironmentProblem: Ansible is not installed, or it reached no host.
     """
-    for name, text in render_stack(path).items():
+    stack, _ = _read(Path(path))
+    _write_project(path, into)
+    if dry_run:
+        return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
+    (controller,) = stack.hosts("controller")
+    rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
+    return rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
+
+
+def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> ClusterVerification:
+    """Compare what the nodes really run with a stack; nothing is changed on them.
+
+    Args:
+        path: of the stack file.
+        into: folder of the project, as for `apply_stack`.
+        limit: hosts, as a pattern of Ansible; all when None.
+
+    Raises:
+        UsageError: as `render_stack`, or `limit` names no host.
+        RunFileError: as `render_stack`.
+        EnvironmentProblem: Ansible is not installed, or it reached no host.
+    """
+    stack, _ = _read(Path(path))
+    files = _write_project(path, into)
+    hosts = [name for group in stack.nodes for name in group.names] if limit is None else hosts_of(into, limit)
+    return verify(stack, files["roles/scheduler/files/slurm.conf"], run_command(into, hosts, probe(stack)))
+
+
+@dataclass(frozen=True, slots=True)
+class _AnsibleNodes:
+    """Nodes that Ansible reaches over ssh."""
+
+    project: Path
+    on_result: Callable[[TaskResult], None]
+
+    def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        report = (lambda result: None) if dry_run else self.on_result
+        return run_playbook(self.project, limit=",".join(hosts), dry_run=dry_run, on_result=report)
+
+    def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        return run_command(self.project, hosts, command)
+
+
+def _write_project(path: Path | str, into: Path) -> dict[str, str]:
+    files = render_stack(path)
+    for name, text in files.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(into / name, text)
         (into / name).chmod(0o755 if name.endswith(".sh") else 0o644)
-    return run_playbook(into, limit=limit, dry_run=dry_run, on_result=on_result)
+    return files
+
+
+def _locks(stack: Stack, folder: Path) -> dict[str, str]:
+    """Text of the lock files of images, which lie beside the stack file.
+
+    Raises:
+        ArgumentError: one cannot be read.
+    """
+    found: dict[str, str] = {}
+    for index, recipe in enumerate(stack.images):
+        try:
+            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
+        except UsageError as error:
+            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
+    return found
 
 
 def _placed(error: ArgumentError, source: Source) -> RunFileError:

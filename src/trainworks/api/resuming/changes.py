@@ -101,7 +101,7 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     settings = changes.by_key()
     if not before.is_workload and any(key.startswith(("workload.", "layout", "guard")) for key in settings):
         raise UsageError(f"run {before.run_id} runs a command, which has no workload, layout or guard to change")
-    run_file = _with_settings(before.run_file, settings)
+    run_file = with_settings(before.run_file, settings)
     has_new_ranks = bool(changes.nodes or changes.nproc)
     if has_new_ranks:
         drops_layout = "layout" not in settings
@@ -154,7 +154,12 @@ class _Settings(Source):
         return f"--set {'.'.join(map(str, field))}"
 
 
-def _with_settings(run_file: RunFile, settings: Mapping[str, Any]) -> RunFile:
+def with_settings(run_file: RunFile, settings: Mapping[str, Any]) -> RunFile:
+    """The run file with other values by key.
+
+    Raises:
+        RunFileError: a key that does not exist, or a value that is not valid, at its `--set`.
+    """
     data = run_file.model_dump(mode="json", exclude_unset=True)
     for key, value in settings.items():
         *parents, last = key.split(".")

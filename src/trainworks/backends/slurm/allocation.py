@@ -88,6 +88,7 @@ class StepHosts:
     """Nodes of a Slurm job; every agent is a step of its own."""
 
     are_here = False
+    can_be_replaced = True
 
     def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
         self._got = got

@@ -45,7 +45,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, may_restart
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
 """Variables that srun would read as options, and refuse beside `--mem=0`."""
@@ -136,7 +136,7 @@ class _Batch:
         most = resolved.run_file.max_restarts
         if "--requeue" in resolved.run_file.cluster.slurm.options:  # the user's own option: no limit
             return True
-        if may_restart(read_events(self.run_dir.events_file), most, NEXT_TURN):
+        if may_restart(read_events(self.run_dir.events_file), RestartLimit.of(resolved.run_file), NEXT_TURN):
             return True
         cause = parse_cause(self.run_dir.read_status().cause) or Cause.NODE_LOST
         self._enter(JobState.FAILED, cause, no_restart_left(cause, most))
@@ -252,7 +252,7 @@ class _Batch:
         assert self._resolved is not None
         events = read_events(self.run_dir.events_file)
         return CAUSES[cause].another_start_helps and may_restart(
-            events, self._resolved.run_file.max_restarts, NEXT_TURN
+            events, RestartLimit.of(self._resolved.run_file), NEXT_TURN
         )
 
     def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, cause: Cause, message: str | None) -> int:

@@ -17,6 +17,7 @@ from trainworks.errors import UsageError
 
 if TYPE_CHECKING:
     from trainworks.deploy.playbook import PlaybookRun, TaskResult
+    from trainworks.deploy.rollout import BatchStep
 
 
 class DeployStep(StrEnum):
@@ -26,49 +27,69 @@ class DeployStep(StrEnum):
     RENDER = "render"
     DIFF = "diff"
     APPLY = "apply"
+    VERIFY = "verify"
 
 
 def command(
     step: Annotated[
-        DeployStep, typer.Argument(metavar="check|render|diff|apply", help="What to do.", show_default=False)
+        DeployStep,
+        typer.Argument(metavar="check|render|diff|apply|verify", help="What to do.", show_default=False),
     ],
     stack_file: Annotated[Path, typer.Argument(metavar="STACK_FILE", help="YAML stack file.")],
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
     ] = None,
     limit: Annotated[
-        str | None, typer.Option("--limit", metavar="HOSTS", help="With `diff` and `apply`: these hosts alone.")
+        str | None,
+        typer.Option("--limit", metavar="HOSTS", help="With `diff`, `apply`, `verify`: these hosts alone."),
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="With `apply`: compute nodes at a time; those of one rack by default."),
+    ] = None,
+    wait_s: Annotated[
+        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With `apply`: longest wait for jobs of a batch.")
+    ] = 3600,
     as_json: AsJson = False,
 ) -> None:
     """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
 
-    `apply` renders, then runs the project over ssh; it exits with 1 when a task failed or a host did not answer. `diff`
-    reports what `apply` would change; it exits with 1 on drift as well. With `--json` the results come at the end.
-    """
-    from trainworks.api.deploying.stack import apply_stack, check_stack, render_stack
+    `apply` renders, then runs the project over ssh, servers first, then rack by rack: it drains nodes before, checks
+    and resumes them after, and stops at the first that fails, with 1. `diff` reports what would change; 1 is drift.
 
-    if step is not DeployStep.CHECK and into is None:
+    `verify` compares what the nodes run with the stack; it exits with 1 if something differs.
+    """
+    from trainworks.api.deploying.stack import apply_stack, check_stack, render_stack, verify_stack
+
+    if step is DeployStep.CHECK:
+        report = check_stack(stack_file)
+        show(report, as_json=as_json)
+        raise typer.Exit(int(any(finding.severity == "error" for finding in report.findings)))
+    if into is None:
         raise UsageError(f"`{step.value}` writes a project", hint="name its folder: `--into FOLDER`")
-    if step is DeployStep.RENDER and into is not None:
-        files = render_stack(stack_file)
-        with option_errors("--into", into):
-            print_or_write(files, into)
-        return
-    if into is not None and step is not DeployStep.CHECK:
-        drift, show_result = step is DeployStep.DIFF, _nothing if as_json else _print_result
-        with option_errors("--into", into):
-            done = apply_stack(stack_file, into, limit=limit, dry_run=drift, on_result=show_result)
-        _show_run(done, as_json=as_json)
-        if done.failed or (drift and done.changed):
-            raise typer.Exit(1)
-        return
-    report = check_stack(stack_file)
-    show(report, as_json=as_json)
-    if any(finding.severity == "error" for finding in report.findings):
-        raise typer.Exit(1)
+    with option_errors("--into", into):
+        if step is DeployStep.RENDER:
+            print_or_write(render_stack(stack_file), into)
+        elif step is DeployStep.VERIFY:
+            verified = verify_stack(stack_file, into, limit=limit)
+            show(verified, as_json=as_json)
+            raise typer.Exit(int(verified.failed))
+        else:
+            drift = step is DeployStep.DIFF
+            done = apply_stack(
+                stack_file,
+                into,
+                limit=limit,
+                dry_run=drift,
+                batch=batch,
+                wait_s=wait_s,
+                on_result=_nothing if as_json else _print_result,
+                on_step=_nothing if as_json else _print_step,
+            )
+            _show_run(done, as_json=as_json)
+            raise typer.Exit(int(done.failed or (drift and done.changed)))
 
 
 def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
@@ -79,12 +100,19 @@ def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
     for host in done.hosts:
         counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
         typer.echo(f"{host.host}  {counts}")
+    if done.stopped:
+        typer.echo(f"stopped  {done.stopped}")
 
 
-def _nothing(result: TaskResult) -> None:
+def _nothing(result: object) -> None:
     """The results come as JSON at the end."""
 
 
 def _print_result(result: TaskResult) -> None:
     """One line for a result that changed or failed."""
     typer.echo(f"{result.outcome}  {result.host}  {result.task}: {result.detail}")
+
+
+def _print_step(step: BatchStep) -> None:
+    """One line for a step of a batch."""
+    typer.echo(f"{step.step}  {','.join(step.hosts)}" + f": {step.detail}" * bool(step.detail))

@@ -67,6 +67,7 @@ def command(
         typer.Option(metavar="FILE", help="Write a run file with the proposed cluster and the planned layout."),
     ] = None,
     write_stack: WriteStack = None,
+    bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the proposal as an HTML page.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
@@ -75,9 +76,10 @@ def command(
     check_writable(plot, "--plot")
     check_writable(write, "--write")
     check_writable(write_stack, "--write-stack")
-    if len(run_files) > 1 and any(option is not None for option in (write, write_stack, plot, explain)):
+    check_writable(bill, "--bill")
+    if len(run_files) > 1 and any(option is not None for option in (write, write_stack, bill, plot, explain)):
         raise UsageError(
-            "--write, --write-stack, --plot and --explain are for one run file",
+            "--write, --write-stack, --bill, --plot and --explain are for one run file",
             hint="several are answered with one table",
         )
     with option_errors(), waiting("planning") as progress:
@@ -99,6 +101,8 @@ def command(
         )
     if write is not None:
         write_file(write, result.run_yaml, "--write")  # type: ignore[union-attr]  # teams are refused above
+    if bill is not None:
+        write_file(bill, result.bill_csv, "--bill")  # type: ignore[union-attr]  # as above
     if write_stack is not None:
         write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above
     show(result, as_json=as_json, figure=explain, plot=plot)

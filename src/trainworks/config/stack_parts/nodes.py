@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from trainworks.config.autoscale import NodeList
 from trainworks.config.quantities import FieldError, SizeBytes
-from trainworks.config.slurm_words import expand_nodes
+from trainworks.config.slurm.slurm_words import expand_nodes
 from trainworks.config.spec import Spec
 from trainworks.config.stack_parts.words import Role
 from trainworks.errors import QuantityError

@@ -87,7 +87,7 @@ class SlurmScheduler(Spec):
     pmix: Version | None = None
     """Release of PMIx that Slurm was built with, for MPI jobs: `srun --mpi=pmix` becomes the default."""
     pyxis: Version | None = None
-    """Release of NVIDIA's plugin for containers; its library and enroot have to be on the compute nodes."""
+    """Release of Slurm that pyxis, NVIDIA's plugin for containers, was built for; the nodes need it and enroot."""
 
     @model_validator(mode="after")
     def _limits_have_a_database(self) -> SlurmScheduler:

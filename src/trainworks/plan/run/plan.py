@@ -37,6 +37,7 @@ def make_plan(
     calibration: Calibration,
     *,
     steps: int,
+    samples_left_out: int = 0,
     held_out_samples: int | None = None,
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
@@ -50,6 +51,7 @@ def make_plan(
         processes: the ranks.
         calibration: of this machine.
         steps: optimizer steps.
+        samples_left_out: at the end of the last epoch.
         held_out_samples: for evaluation; None where they are not counted.
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
@@ -64,10 +66,11 @@ def make_plan(
     step_time = step_time_terms(job.step_times(layouts))
     saved_bytes = checkpoint_bytes(job.num_trained)
     save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
+    node_mttf_s = usual_node_mttf(accelerator, run_file.recover.node_mttf).value
     every_steps, every_s = checkpoint_interval(
         run_file.checkpoint.every,
         stall_s=save_s,
-        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
+        node_mttf_s=node_mttf_s,
         num_nodes=processes.nodes,
         write_s=usual_write_s(saved_bytes, processes.nodes),
         step_s=step_time.total_s,
@@ -81,6 +84,7 @@ def make_plan(
         model=shape,
         layout=layout,
         num_steps=steps,
+        samples_left_out=samples_left_out,
         tokens_per_step=workload.global_batch * length,
         model_flops_per_token=_flops_per_token(workload, shape),
         peak_flops_per_s=fastest,
@@ -92,6 +96,7 @@ def make_plan(
         checkpoint_bytes=saved_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
+        mttf_s=node_mttf_s / processes.nodes,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_time.total_s))),
         evaluation=evaluation,
         run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,

@@ -24,7 +24,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
     CALLBACK_NAME = "result_lines"
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """A task that succeeded: written where it changed something."""
+        """A task that succeeded: written where it changed something, or with its output where it is tagged `report`."""
+        if "report" in result.task.tags:
+            answer = [result.result.get("rc"), result.result.get("stdout", "")]
+            _write_line(json.dumps({"host": result.host.get_name(), "answer": answer}))
         if result.result.get("changed"):
             self._write("changed", result, _places(result.result))
 
@@ -66,4 +69,7 @@ def _place(part: dict[str, Any]) -> str:
     differences = part.get("diff") or {}
     first = differences[0] if isinstance(differences, list) else differences
     header = first.get("before_header") or first.get("after_header") if isinstance(first, dict) else None
-    return str(part.get("dest") or part.get("path") or part.get("name") or header or part.get("item") or "")
+    asked = part.get("invocation", {}).get("module_args", {}).get("name") or ""  # of packages
+    names = ", ".join(asked) if isinstance(asked, list) else asked
+    label = part.get("_ansible_item_label") or part.get("item")
+    return str(part.get("dest") or part.get("path") or part.get("name") or header or label or names)

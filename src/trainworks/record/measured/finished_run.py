@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
+from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.metric_columns import Floats, read_columns
 from trainworks.record.metrics import warmup_steps
-from trainworks.record.past_run import FinishedRun
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 

@@ -1,0 +1,143 @@
+"""Six throw-away Debian machines, the stack of `stack.yaml` on them, and a training over it: `make cluster-demo`.
+
+Runs inside `hall.sh`. Each command is printed as a user would type it, with its output and time; one that ends
+differently than the demonstration says ends all with 1. `demo.py shell` gives a shell after the machines have booted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess  # noqa: TID251  # an example, and no part of the package
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainworks.config.stack import Stack, load_stack
+from trainworks.deploy.hardware import hardware_of
+
+HERE = Path(__file__).parent
+HALL = Path(os.environ.get("HALL", "/run/hall"))
+TRAINWORKS = Path(sys.executable).with_name("trainworks")
+BOOT_S = 300
+
+
+def software() -> list[str]:
+    """Folders of this Python and of Trainworks, which every machine sees under the same path."""
+    entries = [Path(entry).resolve() for entry in sys.path if entry]
+    kept: list[Path] = []
+    for folder in [Path(sys.base_prefix), Path(sys.prefix), *entries]:
+        if folder.is_dir() and folder != HERE and not any(folder.is_relative_to(each) for each in kept):
+            kept.append(folder)
+    return [str(folder) for folder in kept]
+
+
+def boot(stack: Stack) -> None:
+    """Start every machine of the stack, and wait until all answer over ssh."""
+    environment = os.environ | {"ADMIN": stack.admin, "SHARED_SOFTWARE": " ".join(software())}
+    environment["TRAINWORKS"] = str(TRAINWORKS)
+    addresses: dict[str, str] = {}
+    for group in stack.nodes:
+        accelerators = hardware_of(group).accelerators if "compute" in group.roles else None
+        gpus = accelerators.partition(":")[2] if accelerators else "0"
+        for name, address in group.addresses.items():
+            addresses[name] = address
+            (HALL / "disks" / name / "export").mkdir(parents=True)
+            command = [HERE / "node.sh", name, f"{address}/{stack.network.prefixlen}", gpus]
+            with (HALL / f"{name}.log").open("wb") as log:
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+    hosts = "".join(f"Host {name}\n  HostName {address}\n" for name, address in addresses.items())
+    (HALL / "ssh" / "hosts.conf").write_text(hosts)
+    deadline = time.monotonic() + BOOT_S
+    for name in addresses:
+        while subprocess.run(["ssh", f"{stack.admin}@{name}", "true"], capture_output=True, check=False).returncode:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{name} did not boot within {BOOT_S} s: {(HALL / f'{name}.log').read_text()}")
+            subprocess.run(["sleep", "0.5"], check=True)
+
+
+def run(command: str, expect: Callable[[int, str], bool] = lambda code, printed: code == 0) -> str:
+    """Run a command line of bash in the hall, print it and its output, and check how it ended."""
+    print(f"$ {command}", flush=True)
+    started = time.monotonic()
+    path = f"{TRAINWORKS.parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=HALL,
+        env=os.environ | {"PATH": path, "COLUMNS": "110"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            if "Permanently added" not in line:
+                print(line, end="", flush=True)
+                lines.append(line)
+    print(f"# {time.monotonic() - started:.0f} s, exit code {process.returncode}\n", flush=True)
+    printed = "".join(lines)
+    if not expect(process.returncode, printed):
+        raise SystemExit(f"not as the demonstration says: `{command}`")
+    return printed
+
+
+def unchanged(code: int, printed: str) -> bool:
+    """Nothing changed, on no host."""
+    counts = re.findall(r"changed (\d+)  unreachable", printed)
+    return code == 0 and bool(counts) and set(counts) == {"0"}
+
+
+def demonstrate() -> None:
+    """From machines with ssh alone to a trained model, and back from drift."""
+    deploy = "stack.yaml --into project"
+    run("trainworks deploy check stack.yaml")
+    run(f"trainworks deploy apply {deploy}")
+    run(f"trainworks deploy verify {deploy}")
+    run(f"trainworks deploy apply {deploy}", unchanged)
+
+    run(
+        "ssh alice@login1 \"srun --nodes=2 --gres=gpu:1 bash -c 'hostname; echo GPUs $CUDA_VISIBLE_DEVICES'\"",
+        lambda code, printed: code == 0 and len(re.findall(r"^gpu\d$", printed, re.M)) == 2,
+    )
+    run("scp -q run.yaml guides.txt alice@login1:/shared/")
+    run("ssh alice@login1 'cd /shared && mkdir -p alice && cd alice && trainworks submit ../run.yaml --yes'")
+    run("ssh alice@login1 'cd /shared/alice && trainworks logs --follow | tail -n 15'")
+    run(
+        "ssh alice@login1 'cd /shared/alice && trainworks ps'",
+        lambda code, printed: code == 0 and "finished" in printed,
+    )
+    run("ssh alice@login1 'sacct --allocations --format=JobID,JobName,Account,AllocNodes,State,Elapsed'")
+
+    run("ssh deploy@gpu3 'sudo sed -i s/KillWait=60/KillWait=5/ /etc/slurm/slurm.conf; sudo systemctl stop chrony'")
+    run(f"trainworks deploy verify {deploy} --limit gpu3", lambda code, printed: code == 1)
+    run(
+        f"trainworks deploy diff {deploy} --limit gpu3",
+        lambda code, printed: code == 1 and "/etc/slurm/slurm.conf" in printed and "chrony" in printed,
+    )
+    run(f"trainworks deploy apply {deploy} --limit gpu3", lambda code, printed: code == 0 and "resumed" in printed)
+    run(f"trainworks deploy verify {deploy}")
+
+
+def main() -> None:
+    """Boot, and demonstrate unless a shell was asked for."""
+    stack, source = load_stack(HERE / "stack.yaml")
+    guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
+    (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
+    (HALL / "run.yaml").write_text((HERE / "run.yaml").read_text())
+    (HALL / "stack.yaml").write_text(source.text.replace(stack.admin_keys[0], (HALL / "key.pub").read_text().strip()))
+    started = time.monotonic()
+    boot(stack)
+    print(f"# {sum(len(group.names) for group in stack.nodes)} machines booted: {time.monotonic() - started:.0f} s\n")
+    if sys.argv[1:] == ["shell"]:
+        subprocess.run(["bash"], cwd=HALL, check=False)
+        return
+    demonstrate()
+    print(f"# the whole demonstration: {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

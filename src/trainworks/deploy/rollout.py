@@ -1,0 +1,180 @@
+"""Bring a stack onto its nodes batch by batch, without a job noticing: drain, apply, check, resume."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from trainworks.config.stack import Stack
+from trainworks.deploy.playbook import Answer, HostCounts, PlaybookRun, TaskResult
+from trainworks.deploy.slurm_conf import nodes_under_one_leaf
+
+REASON = "trainworks deploy"
+"""Reason of a drain; an apply that was interrupted finds its nodes again by it."""
+HEALTH = "if command -v trainworks > /dev/null; then trainworks health --as prolog; else /etc/slurm/prolog.sh; fi 2>&1"
+"""Checks a node, and prints a line for each failure: with Trainworks where it is installed, else with the prolog."""
+_STATES = "sinfo --noheader --Node --format='%N|%T|%E'"
+_ENDED = ("drained", "draining", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Hosts that change together."""
+
+    hosts: tuple[str, ...]
+    computes: bool
+    """They are compute nodes, which are drained before, and checked and resumed after."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStep:
+    """Something that happened to hosts of a batch."""
+
+    hosts: tuple[str, ...]
+    step: str  # unchanged, drained, applied, healthy, resumed, or failed
+    detail: str = ""
+
+
+class RolloutNodes(Protocol):
+    """How the nodes are reached."""
+
+    def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        """Run the playbook on these hosts."""
+
+    def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        """Run a command of bash as root on these hosts."""
+
+
+def batches(stack: Stack, size: int | None, hosts: Collection[str] | None = None) -> list[Batch]:
+    """Hosts in the order in which they change: servers together, then compute nodes.
+
+    Args:
+        stack: whose hosts.
+        size: compute nodes at a time; those of one rack, under one set of leaf switches, when None.
+        hosts: these alone; all when None.
+    """
+    wanted = [name for group in stack.nodes for name in group.names if hosts is None or name in hosts]
+    servers = {name for group in stack.nodes if set(group.roles) != {"compute"} for name in group.names}
+    racks = [rack for group in stack.groups("compute") for rack in nodes_under_one_leaf(group)]
+    chosen = [tuple(name for name in rack if name in wanted and name not in servers) for rack in racks]
+    if size is not None:
+        nodes = [name for rack in chosen for name in rack]
+        chosen = [tuple(nodes[start : start + size]) for start in range(0, len(nodes), size)]
+    first = tuple(name for name in wanted if name in servers)
+    return [Batch(first, False)] * bool(first) + [Batch(rack, True) for rack in chosen if rack]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Applies a stack to one batch after the other, and stops at the first that fails.
+
+    Compute nodes of a running Slurm are asked first what would change: where nothing would, no node is drained. Nodes
+    of a failed batch stay drained, and so do nodes that were drained for another reason.
+    """
+
+    controller: str
+    nodes: RolloutNodes
+    on_step: Callable[[BatchStep], None]
+    wait_s: int
+    """Longest time to wait for the jobs of a batch."""
+
+    def run(self, order: Iterable[Batch]) -> PlaybookRun:
+        """Results of all batches that were started."""
+        results: list[TaskResult] = []
+        counts: list[HostCounts] = []
+        for batch in order:
+            done = self._batch(batch)
+            results += done.results
+            counts += done.hosts
+            if done.failed:
+                return PlaybookRun(tuple(results), tuple(counts), done.stopped or _failed_hosts(done))
+        return PlaybookRun(tuple(results), tuple(counts))
+
+    def _batch(self, batch: Batch) -> PlaybookRun:
+        known = self._states() if batch.computes else {}
+        if any(name in known for name in batch.hosts):
+            preview = self.nodes.apply(batch.hosts, dry_run=True)
+            if not preview.changed and not preview.failed:
+                self._say(batch.hosts, "unchanged")
+                return preview
+        ours = [name for name in batch.hosts if name in known and is_ours(*known[name])]
+        if problem := self._drain(ours):
+            return PlaybookRun((), (), problem)
+        done = self.nodes.apply(batch.hosts, dry_run=False)
+        if done.failed:
+            self._say(_failed_names(done), "failed", "a task failed")
+            return done
+        self._say(batch.hosts, "applied")
+        if batch.computes:
+            return replace(done, stopped=self._check(batch.hosts) or self._resume(ours))
+        return done
+
+    def _states(self) -> dict[str, tuple[str, str]]:
+        """State and reason of each node that answers Slurm; empty on a new cluster, where Slurm does not answer."""
+        answer = self._ask(_STATES)
+        lines = answer.output.splitlines() if answer.exit_code == 0 else []
+        rows = [line.split("|", 2) for line in lines]
+        return {name: (state, reason) for name, state, reason in rows if not state.endswith("*")}
+
+    def _drain(self, names: Sequence[str]) -> str:
+        """Drain nodes and wait for their jobs; what is wrong, if it is."""
+        if not names:
+            return ""
+        self._update(names, f"State=DRAIN Reason={shlex.quote(REASON)}")
+        busy = f'[ -z "$(squeue --noheader --nodelist={",".join(names)})" ]'
+        waiting = self._ask(f"timeout {self.wait_s} bash -c {shlex.quote(f'until {busy}; do sleep 2; done')}")
+        if waiting.exit_code == 0:
+            self._say(names, "drained")
+            return ""
+        self._update(names, "State=RESUME")
+        problem = f"jobs were still running after {self.wait_s} s, and their nodes take jobs again"
+        self._say(names, "failed", problem)
+        return f"{','.join(names)}: {problem}"
+
+    def _check(self, names: Sequence[str]) -> str:
+        """Check the health of nodes; what is wrong, if it is."""
+        answers = self.nodes.command(names, HEALTH)
+        bad = {name: answers[name].output.strip() for name in names if answers[name].exit_code != 0}
+        for name, output in bad.items():
+            self._say([name], "failed", "; ".join(output.splitlines()) or "its check printed nothing")
+        if not bad:
+            self._say(names, "healthy")
+        return "; ".join(f"{name}: {' '.join(output.split())}" for name, output in bad.items())
+
+    def _resume(self, names: Sequence[str]) -> str:
+        """Let jobs start on nodes again; what is wrong, if it is."""
+        if names:
+            answer = self._update(names, "State=RESUME")
+            if answer.exit_code != 0:
+                return f"{','.join(names)}: {answer.output.strip()}"
+            self._say(names, "resumed")
+        return ""
+
+    def _update(self, names: Sequence[str], change: str) -> Answer:
+        return self._ask(f"scontrol update NodeName={','.join(names)} {change} 2>&1")
+
+    def _ask(self, command: str) -> Answer:
+        return self.nodes.command([self.controller], command)[self.controller]
+
+    def _say(self, names: Sequence[str], step: str, detail: str = "") -> None:
+        self.on_step(BatchStep(tuple(names), step, detail))
+
+
+def is_ours(state: str, reason: str) -> bool:
+    """Whether a node with this state and reason is drained and resumed by an apply.
+
+    >>> is_ours("idle", "none"), is_ours("drained", "Xid 79"), is_ours("drained", "trainworks deploy")
+    (True, False, True)
+    """
+    ended = state.rstrip("~#!%$@^-+").startswith(_ENDED)
+    return reason == REASON or not ended
+
+
+def _failed_names(done: PlaybookRun) -> list[str]:
+    return [host.host for host in done.hosts if host.failed or host.unreachable]
+
+
+def _failed_hosts(done: PlaybookRun) -> str:
+    return f"{','.join(_failed_names(done))}: a task failed, or the host did not answer"

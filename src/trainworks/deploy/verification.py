@@ -1,0 +1,231 @@
+"""Whether nodes run what their stack says: what is asked of every node, and the verdict on its answers."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from trainworks.config.stack import Stack
+from trainworks.deploy.file_systems import unit_name
+from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.playbook import Answer
+from trainworks.deploy.rollout import HEALTH
+from trainworks.results import Result
+
+Outcome = Literal["pass", "warn", "fail"]
+_CLOCK_S = 1.0
+"""Largest difference of a clock: munge allows 300 s, and logs of several nodes are read side by side."""
+_TARGETS = (
+    "python3 -c 'import json, urllib.request as r\n"
+    'for t in json.load(r.urlopen("http://localhost:9090/api/v1/targets", timeout=10))["data"]["activeTargets"]: '
+    'print("target", t["labels"]["job"] + " " + t["labels"]["instance"], t["health"], sep="\\t")\''
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """One thing of one host: what it is, and what the stack says."""
+
+    host: str
+    check: str
+    outcome: Outcome
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterVerification(Result):
+    """Verdicts on every host of a stack."""
+
+    cluster: str
+    verdicts: tuple[NodeVerdict, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is not as the stack says."""
+        return any(verdict.outcome == "fail" for verdict in self.verdicts)
+
+
+def probe(stack: Stack) -> str:
+    """Script of bash that prints what a host runs, a line for each fact: key, name and value, with tabs between them.
+
+    It changes nothing, and asks every host the same; a host answers what it can.
+    """
+    services = sorted({name for host in _hosts(stack) for name in services_of(stack, host)})
+    lines = [
+        'say() { printf \'%s\\t%s\\t%s\\n\' "$1" "$2" "$3"; }',
+        'say os "" "$(. /etc/os-release; echo "$ID $VERSION_ID")"',
+        'say clock "" "$(chronyc -c tracking 2> /dev/null | cut -d, -f5,14)"',
+        f'for each in {" ".join(services)}; do say service $each "$(systemctl is-active $each)"; done',
+        'say slurm "" "$(sinfo --version 2> /dev/null || slurmd -V 2> /dev/null)"',
+        "decoded=$(munge -n 2> /dev/null | unmunge 2> /dev/null | sed -n 's/^STATUS: *\\([A-Za-z]*\\).*/\\1/p')",
+        'say munge "" "$decoded"',
+        'say key "" "$(sha256sum < /etc/munge/munge.key 2> /dev/null | cut -c 1-12)"',
+        'say conf "" "$(sha256sum < /etc/slurm/slurm.conf 2> /dev/null | cut -c 1-12)"',
+    ]
+    lines += [
+        f'say mount {shlex.quote(mount.at)} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE '
+        f'--mountpoint {shlex.quote(mount.at)} | tail -n 1)"'
+        for mount in stack.mounts
+    ]
+    lines += [f'say user {user.name} "$(id --user {user.name} 2> /dev/null)"' for user in stack.users]
+    if stack.scratch is not None:
+        at = shlex.quote(stack.scratch.at)
+        lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
+    if stack.gpu is not None:
+        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u"
+        lines.append(f'say driver "" "$({query})"')
+    lines += [
+        "if systemctl -q is-active slurmctld; then sinfo --noheader --Node --format='node\t%N\t%T|%G' | sort -u; fi",
+        f"if systemctl -q is-active prometheus; then {_TARGETS}; fi",
+        "if [ -e /etc/slurm/prolog.sh ] && systemctl -q is-active slurmd; then",
+        f'    found=$({HEALTH}) && say health "" passes || say health "" "${{found//$\'\\n\'/; }}"',
+        "fi",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def services_of(stack: Stack, host: str) -> list[str]:
+    """Services that run on a host, by its roles."""
+    roles = _hosts(stack)[host]
+    apt = not stack.os.startswith("Rocky")
+    services = ["chrony" if apt else "chronyd"]
+    if roles & {"login", "controller", "database", "compute"}:
+        services.append("munge")
+    if "database" in roles and stack.slurm.accounting:
+        services += ["mariadb", "slurmdbd"]
+    services += ["slurmctld"] * ("controller" in roles) + ["slurmd"] * ("compute" in roles)
+    if "storage" in roles and any(mount.server == host for mount in stack.mounts):
+        services.append("nfs-server")
+    if stack.monitoring is not None:
+        services.append("prometheus-node-exporter")
+        services += ["prometheus", "prometheus-alertmanager"] * ("monitoring" in roles)
+    services += [unit_name(mount.at) for mount in stack.mounts if mount.server != host]
+    if "compute" in roles and stack.gpu is not None:
+        services.append("nvidia-persistenced")
+    return services
+
+
+def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> ClusterVerification:
+    """Judge the answers of all hosts to `probe`.
+
+    Args:
+        stack: what they are to run.
+        slurm_conf: text of the rendered slurm.conf.
+        answers: of each host that was asked.
+    """
+    facts = {host: facts_of(answer.output) for host, answer in answers.items()}
+    usual = Counter(each["key"][""] for each in facts.values() if each.get("key", {}).get("")).most_common(1)
+    expected = _Expected(stack, usual[0][0] if usual else "", hashlib.sha256(slurm_conf.encode()).hexdigest()[:12])
+    verdicts: list[NodeVerdict] = []
+    for host, answer in answers.items():
+        if answer.exit_code is None or not facts[host]:
+            verdicts.append(NodeVerdict(host, "reached", "fail", " ".join(answer.output.split()), "an answer over ssh"))
+            continue
+        verdicts += expected.of_host(host, facts[host])
+    return ClusterVerification(stack.name, tuple(verdicts))
+
+
+def facts_of(output: str) -> dict[str, dict[str, str]]:
+    """Values that a probe printed, by key and name."""
+    facts: dict[str, dict[str, str]] = {}
+    for line in output.splitlines():
+        if line.count("\t") == 2:
+            key, name, value = line.split("\t")
+            facts.setdefault(key, {})[name] = value.strip()
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the stack says about each host."""
+
+    stack: Stack
+    key: str
+    conf: str
+
+    def of_host(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
+        roles = _hosts(self.stack)[host]
+        system, found = self.stack.os.lower(), facts["os"][""]
+        yield _verdict(host, "operating system", found, system, f"{found}.".startswith(f"{system}."))
+        yield self._clock(host, facts["clock"][""])
+        for name in services_of(self.stack, host):
+            state = facts["service"][name]
+            yield _verdict(host, f"service {name}", state, "active", state == "active")
+        yield from self._mounts(host, facts.get("mount", {}), roles)
+        for user in self.stack.users:
+            found = facts["user"][user.name]
+            yield _verdict(host, f"user {user.name}", found, str(user.uid), found == str(user.uid))
+        if "munge" in services_of(self.stack, host):
+            yield from self._slurm(host, facts)
+        if "compute" in roles:
+            yield from self._compute(host, facts)
+        if "controller" in roles:
+            yield from self._nodes(host, facts.get("node", {}))
+        if "monitoring" in roles and self.stack.monitoring is not None:
+            yield from self._targets(host, facts.get("target", {}))
+
+    def _clock(self, host: str, tracking: str) -> NodeVerdict:
+        """Offset of chrony, and whether it follows a clock at all."""
+        offset, _, leap = tracking.partition(",")
+        expected = f"synchronised within {_CLOCK_S:g} s"
+        followed = leap == "Normal"
+        found = f"{abs(float(offset)):.6f} s off" if followed else leap or "chrony does not answer"
+        return _verdict(host, "clock", found, expected, followed and abs(float(offset)) <= _CLOCK_S)
+
+    def _mounts(self, host: str, mounted: Mapping[str, str], roles: frozenset[str]) -> Iterator[NodeVerdict]:
+        for mount in self.stack.mounts:
+            if mount.server == host:
+                continue
+            source = f"{mount.server}:{mount.export}" if mount.kind == "nfs" else str(mount.device)
+            expected = f"{source} {'nfs4' if mount.kind == 'nfs' else 'lustre'}"
+            found = mounted.get(mount.at, "")
+            outcome: Outcome = "pass" if found == expected else "warn" if found else "fail"
+            yield NodeVerdict(host, f"mount {mount.at}", outcome, found or "not mounted", expected)
+        if self.stack.scratch is not None and "compute" in roles:
+            at = self.stack.scratch.at
+            yield _verdict(host, f"mount {at}", mounted.get(at, ""), "an xfs file system", bool(mounted.get(at)))
+
+    def _slurm(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
+        release, found = self.stack.slurm.release, facts["slurm"][""]
+        version = found.rpartition(" ")[2]
+        yield _verdict(host, "Slurm", found, release, f"{version}.".startswith(f"{release}."))
+        yield _verdict(host, "munge", facts["munge"][""], "Success", facts["munge"][""] == "Success")
+        yield _verdict(host, "key of munge", facts["key"][""], self.key, facts["key"][""] == self.key)
+        yield _verdict(host, "slurm.conf", facts["conf"][""], self.conf, facts["conf"][""] == self.conf)
+
+    def _compute(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
+        health = facts.get("health", {}).get("", "was not run")
+        yield _verdict(host, "health", health, "passes", health == "passes")
+        if self.stack.gpu is not None:
+            found, driver = facts["driver"][""], self.stack.gpu.driver
+            yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))
+
+    def _nodes(self, host: str, nodes: Mapping[str, str]) -> Iterator[NodeVerdict]:
+        """Every compute node takes jobs, with its GPUs, as the controller sees it."""
+        for group in self.stack.groups("compute"):
+            accelerators = hardware_of(group).accelerators
+            gres = f"gpu:{accelerators}" if accelerators else "(null)"
+            for name in group.names:
+                state, _, found = nodes.get(name, "unknown to Slurm|").partition("|")
+                good = state in ("idle", "mixed", "allocated", "completing") and found.partition("(S:")[0] == gres
+                yield _verdict(host, f"Slurm's node {name}", f"{state} {found}".strip(), f"takes jobs, {gres}", good)
+
+    def _targets(self, host: str, targets: Mapping[str, str]) -> Iterator[NodeVerdict]:
+        """Prometheus reaches the exporter of every host."""
+        for name in _hosts(self.stack):
+            health = next((state for target, state in targets.items() if target == f"node {name}:9100"), "no target")
+            yield _verdict(host, f"target {name}", health, "up", health == "up")
+
+
+def _verdict(host: str, check: str, found: str, expected: str, good: bool) -> NodeVerdict:
+    return NodeVerdict(host, check, "pass" if good else "fail", found or "nothing", expected)
+
+
+def _hosts(stack: Stack) -> dict[str, frozenset[str]]:
+    """Roles of each host."""
+    return {name: frozenset(group.roles) for group in stack.nodes for name in group.names}

@@ -1,0 +1,122 @@
+"""Verdicts on what the nodes of a cluster say about themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trainworks.api.deploying import stack as deploying
+from trainworks.cli.app import app
+from trainworks.config.stack import load_stack
+from trainworks.deploy.playbook import Answer
+from trainworks.deploy.verification import ClusterVerification, probe, services_of, verify
+
+EXAMPLE = "examples/cluster-demo/stack.yaml"
+STACK, _ = load_stack(Path(EXAMPLE))
+CONF = "ClusterName=demo\n"
+HOSTS = [name for group in STACK.nodes for name in group.names]
+
+
+def said(host: str) -> str:
+    """What a host prints that is as the stack says."""
+    lines = [
+        "os\t\tdebian 12",
+        "clock\t\t0.000003,Normal",
+        *(f"service\t{name}\tactive" for name in services_of(STACK, host)),
+        "slurm\t\tslurm-wlm 22.05.8",
+        "munge\t\tSuccess",
+        "key\t\tabc",
+        f"conf\t\t{hashlib.sha256(CONF.encode()).hexdigest()[:12]}",
+        "mount\t/shared\tstore1:/export/shared nfs4",
+        "user\talice\t2001",
+        "health\t\tpasses",
+    ]
+    if host == "login1":
+        lines += [f"node\tgpu{number}\tidle|gpu:h100:2" for number in range(1, 5)]
+        lines += [f"target\tnode {name}:9100\tup" for name in HOSTS]
+    return "\n".join(lines) + "\n"
+
+
+def verified(host: str = "", old: str = "", new: str = "") -> ClusterVerification:
+    """Verdicts where one host says something else."""
+    answers = {name: Answer(0, said(name)) for name in HOSTS}
+    if host:
+        assert old in answers[host].output
+        answers[host] = Answer(0, answers[host].output.replace(old, new))
+    return verify(STACK, CONF, answers)
+
+
+def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
+    found = verified()
+    assert not found.failed
+    assert {verdict.outcome for verdict in found.verdicts} == {"pass"}
+    assert {verdict.host for verdict in found.verdicts} == set(HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("host", "old", "new", "check"),
+    [
+        ("gpu2", "debian 12", "debian 11", "operating system"),
+        ("gpu2", "0.000003,Normal", "0.0,Not synchronised", "clock"),
+        ("gpu2", "0.000003,Normal", "-2.5,Normal", "clock"),
+        ("gpu2", "0.000003,Normal", "", "clock"),
+        ("gpu2", "service\tslurmd\tactive", "service\tslurmd\tfailed", "service slurmd"),
+        ("login1", "service\tmariadb\tactive", "service\tmariadb\tinactive", "service mariadb"),
+        ("gpu2", "22.05.8", "23.11.4", "Slurm"),
+        ("gpu2", "Success", "", "munge"),
+        ("gpu2", "key\t\tabc", "key\t\txyz", "key of munge"),
+        ("gpu2", "conf\t\t", "conf\t\t0", "slurm.conf"),
+        ("gpu2", "store1:/export/shared nfs4", "", "mount /shared"),
+        ("gpu2", "2001", "2002", "user alice"),
+        ("gpu2", "health\t\tpasses", "health\t\tnot 2 accelerators", "health"),
+        ("login1", "gpu3\tidle", "gpu3\tdrained", "Slurm's node gpu3"),
+        ("login1", "gpu3\tidle|gpu:h100:2", "gpu3\tidle|gpu:h100:1", "Slurm's node gpu3"),
+        ("login1", "store1:9100\tup", "store1:9100\tdown", "target store1"),
+        ("login1", "node store1:9100", "node store2:9100", "target store1"),
+    ],
+)
+def test_a_difference_is_named(host: str, old: str, new: str, check: str) -> None:
+    wrong = [verdict for verdict in verified(host, old, new).verdicts if verdict.outcome == "fail"]
+    assert [(verdict.host, verdict.check) for verdict in wrong] == [(host, check)]
+
+
+def test_another_file_system_at_the_folder_is_a_warning() -> None:
+    found = verified("gpu2", "store1:/export/shared nfs4", "tmpfs tmpfs")
+    assert not found.failed
+    assert [verdict.found for verdict in found.verdicts if verdict.outcome == "warn"] == ["tmpfs tmpfs"]
+
+
+def test_a_host_that_does_not_answer_fails() -> None:
+    answers = {name: Answer(0, said(name)) for name in HOSTS} | {"gpu4": Answer(None, "Connection refused")}
+    wrong = [verdict for verdict in verify(STACK, CONF, answers).verdicts if verdict.outcome == "fail"]
+    assert [(verdict.host, verdict.check, verdict.found) for verdict in wrong] == [
+        ("gpu4", "reached", "Connection refused")
+    ]
+
+
+def test_bash_accepts_the_probe() -> None:
+    for file in (EXAMPLE, "examples/cluster/stack.yaml"):
+        script = probe(load_stack(Path(file))[0])
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("new", "code"), [("", 1), ("tmpfs tmpfs", 0)])
+def test_the_command_prints_differences_first(
+    golden, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new: str, code: int
+) -> None:
+    found = verified("gpu2", "store1:/export/shared nfs4", new)
+    monkeypatch.setattr(deploying, "run_command", lambda into, hosts, command: {})
+    monkeypatch.setattr(deploying, "verify", lambda stack, conf, answers: found)
+    command = ["deploy", "verify", EXAMPLE, "--into", str(tmp_path / "project")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == code, done.output
+    if code:
+        golden("deploy_verify.txt", done.stdout)
+    as_json = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(as_json.stdout)["failed"] is bool(code)
