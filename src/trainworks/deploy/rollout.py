@@ -37,7 +37,7 @@ class BatchStep:
     detail: str = ""
 
 
-class Nodes(Protocol):
+class ReachedNodes(Protocol):
     """How the nodes are reached."""
 
     def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
@@ -75,7 +75,7 @@ class Rollout:
     """
 
     controller: str
-    nodes: Nodes
+    nodes: ReachedNodes
     on_step: Callable[[BatchStep], None]
     wait_s: int
     """Longest time to wait for the jobs of a batch."""
