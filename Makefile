@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo cluster-demo test quick check mypy ruff lint-imports reference docs clean
+.PHONY: demo drill cluster-demo test quick check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -15,6 +15,9 @@ demo: $(VENV)/.train
 cluster-demo: $(VENV)/.cluster
 	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
 	    exec examples/cluster-demo/hall.sh $(CURDIR)/$(BIN)/python examples/cluster-demo/demo.py
+# Every fault, on two nodes of this machine.
+drill: $(VENV)/.train
+	$(BIN)/trainworks drill examples/drill.yaml
 
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3
@@ -46,6 +49,10 @@ reference:
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The pictures of the documentation; three minutes on two quiet cores, with Debian's chromium.
+screenshots: $(VENV)/.test
+	$(BIN)/python docs/screenshots.py
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

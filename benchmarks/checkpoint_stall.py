@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from trainworks.config.layout import Layout, resolve_layout
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.record.run_dir import RunDir, create_run_dir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer, _state
 from trainworks.worker.mesh import Mesh

@@ -22,10 +22,26 @@ from trainworks.catalog import bounds
 from trainworks.catalog.bounds import NCCL_TESTS
 from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.cluster import parse_cluster
+from trainworks.catalog.left_out import left_out
 from trainworks.cli.app import app
 from trainworks.cli.commands import COMMANDS
-from trainworks.config import autoscale, data, engines, layout, notify, run_file, software, stack, track
+from trainworks.config import (
+    autoscale,
+    data,
+    engines,
+    layout,
+    model,
+    notify,
+    optimizer,
+    run_file,
+    software,
+    stack,
+    track,
+)
+from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
+from trainworks.config.stack_parts import fabric, images, nodes, scheduler, storage
+from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
 from trainworks.measure.bench.bound import BOUNDS
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
@@ -70,6 +86,7 @@ def main(arguments: list[str]) -> int:
         "record.md": record_page(),
         "errors-and-exit-codes.md": errors_page(),
         "bench-bounds.md": bench_bounds_page(),
+        "left-out.md": left_out_page(),
         "health-checks.md": health_checks_page(),
         "metrics.md": metrics_page(),
         "alerts.md": alerts_page(),
@@ -135,10 +152,11 @@ def run_file_page() -> str:
     models: list[tuple[str, type[BaseModel]]] = [
         ("", run_file.RunFile),
         ("workload", run_file.Workload),
-        ("workload.model", run_file.Model),
+        ("workload.model", model.Model),
         ("workload.data", data.Data),
         ("workload.data.source[]", data.DataSource),
-        ("workload.optimizer", run_file.Optimizer),
+        ("workload.eval", data.Evaluation),
+        ("workload.optimizer", optimizer.Optimizer),
         ("cluster", run_file.Cluster),
         ("cluster.slurm", engines.Slurm),
         ("cluster.slurm.container", engines.Container),
@@ -149,6 +167,7 @@ def run_file_page() -> str:
         ("cluster.autoscale.slurm.node", autoscale.CloudNode),
         ("cluster.autoscale.kubernetes", autoscale.KubernetesAutoscale),
         ("cluster.autoscale.skypilot", autoscale.SkyPilotAutoscale),
+        ("environment", run_environment.RunEnvironment),
         ("software", software.TrainingSoftware),
         ("layout", layout.Layout),
         ("job", engines.JobOptions),
@@ -174,16 +193,26 @@ def stack_file_page() -> str:
     )
     models: list[tuple[str, type[BaseModel]]] = [
         ("", stack.Stack),
-        ("nodes[]", stack.NodeGroup),
-        ("nodes[].hardware", stack.Hardware),
-        ("gpu", stack.GpuSoftware),
-        ("slurm", stack.SlurmScheduler),
-        ("slurm.partitions[]", stack.Partition),
-        ("mounts[]", stack.SharedMount),
-        ("scratch", stack.Scratch),
-        ("environments[]", stack.SoftwareEnvironment),
-        ("monitoring", stack.Monitoring),
-        ("users[]", stack.StackUser),
+        ("nodes[]", nodes.NodeGroup),
+        ("nodes[].hardware", nodes.Hardware),
+        ("gpu", parts.GpuSoftware),
+        ("fabric", fabric.Fabric),
+        ("fabric.mpi", fabric.MpiJobs),
+        ("slurm", scheduler.SlurmScheduler),
+        ("slurm.partitions[]", scheduler.Partition),
+        ("slurm.qos[]", scheduler.QualityOfService),
+        ("slurm.accounts[]", scheduler.SlurmAccount),
+        ("slurm.power", scheduler.SlurmPower),
+        ("mounts[]", storage.SharedMount),
+        ("mounts[].folders[]", storage.StripedFolder),
+        ("scratch", storage.Scratch),
+        ("metadata", storage.MetadataArray),
+        ("environments[]", parts.SoftwareEnvironment),
+        ("images[]", images.ImageRecipe),
+        ("machine_image", images.MachineImage),
+        ("kubernetes", images.KubernetesBundle),
+        ("monitoring", parts.Monitoring),
+        ("users[]", scheduler.StackUser),
     ]
     return _page("Stack file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 
@@ -271,6 +300,7 @@ def record_page() -> str:
         _event_table(),
         f"## metrics.jsonl\n\n{_about(metrics)}",
         _field_table(metrics, "MetricsRow"),
+        _record_section(None, metrics, "EvaluationResult"),
         _record_section(None, metrics, "SlowestRank"),
         _record_section("status.json", status, "RunStatus"),
         _record_section(None, usage, "NodeUsage"),
@@ -282,7 +312,7 @@ def record_page() -> str:
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
         *(_record_section(None, model_shape, name) for name in ("ModelShape", "LatentAttention", "SmallParameters")),
-        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms")),
+        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms", "PlannedEvaluation")),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
         *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
     )
@@ -442,6 +472,23 @@ def _anchor_table() -> str:
         )
     head = "| published | kind | value | bound | expected | verdict | slip | source |"
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+def left_out_page() -> str:
+    """Tabulate what is deliberately left out, with the reason, the replacement and the source."""
+    intro = (
+        "Articles and guides name these, and Trainworks does not do them. The sentences are those of the catalogue:\n"
+        "the same ones come when you write the name into a run file or a stack file, as a cluster or a model, with\n"
+        "`trainworks catalog show NAME`, or when `trainworks review` finds it in your code (TW706)."
+    )
+    rows = [(term.name, term.meaning, term.instead, find_row(term.name, "terms")) for term in left_out()]
+    photonic, centos = find_row("Photonic", "accelerators"), find_row("CentOS 8", "software")
+    rows.append((photonic.name, photonic.unplannable or "", f"use {photonic.instead}", photonic))
+    ended = f"had support until {centos.facts()['ends']}"
+    rows.append((centos.name, ended, "install a system that is supported, such as Ubuntu 24.04 or Rocky 9", centos))
+    cells = ((name, _cell(why), _cell(instead), _cell(row.figures[0].cited)) for name, why, instead, row in rows)
+    head = ["| name | why not | instead | source, date, confidence |", "|---|---|---|---|"]
+    return _page("What is left out, and why", intro, "\n".join([*head, *(f"| {' | '.join(row)} |" for row in cells)]))
 
 
 def health_checks_page() -> str:

@@ -3,6 +3,7 @@ from trainworks.api.benchmarks.verdicts import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
+from trainworks.api.checkpointing.checkpoints import checkpoint_copies as checkpoint_copies
 from trainworks.api.checkpointing.checkpoints import checkpoints as checkpoints
 from trainworks.api.checkpointing.checkpoints import copy_checkpoint as copy_checkpoint
 from trainworks.api.checkpointing.checkpoints import prune_checkpoints as prune_checkpoints
@@ -10,6 +11,7 @@ from trainworks.api.checkpointing.checkpoints import restore_checkpoint as resto
 from trainworks.api.checkpointing.checkpoints import verify_checkpoints as verify_checkpoints
 from trainworks.api.cost import cost as cost
 from trainworks.api.developing.dev import dev as dev
+from trainworks.api.environments.env import env as env
 from trainworks.api.goodput import goodput as goodput
 from trainworks.api.jobs import describe as describe
 from trainworks.api.jobs import drain as drain
@@ -22,17 +24,20 @@ from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.observing.compare import compare as compare
+from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.top import top as top
 from trainworks.api.observing.track import track as track
 from trainworks.api.observing.why import why as why
 from trainworks.api.plan import compare_layout as compare_layout
 from trainworks.api.plan import plan as plan
+from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
 from trainworks.api.proving.review import review as review
 from trainworks.api.retention.removal import remove as remove
 from trainworks.api.run_handle import find_run as find_run
+from trainworks.api.run_handle import find_runs as find_runs
 from trainworks.api.run_handle import runs as runs
 from trainworks.api.runs import report as report
 from trainworks.api.runs import resume as resume
@@ -43,5 +48,6 @@ from trainworks.api.score import accuracy as accuracy
 from trainworks.api.score import score as score
 from trainworks.api.size import size as size
 from trainworks.api.storage import storage as storage
+from trainworks.api.sweeping.sweep import sweep as sweep
 
 __version__: str

@@ -24,6 +24,7 @@ class ElsewhereThatShowsItsEnvironment:
     """Nodes on another machine, on which an agent only writes its environment down."""
 
     are_here = False
+    can_be_replaced = False
 
     def __init__(self, file: Path) -> None:
         self.addresses: Sequence[str] = [LOOPBACK] * 2

@@ -243,6 +243,68 @@ def test_a_node_lost_while_stopping_is_not_started_again(start) -> None:
     assert (run.states()[-1], run.nodes.asked.starts) == ("STOPPED", [0, 1])
 
 
+def notice(run: Run, left_s: float, *, ends: bool = True) -> None:
+    """The cloud takes node 0 back, or advises to leave it."""
+    fields = {"node": 0, "cloud": "gcp", "what": "preemption", "ends": ends, "deadline_at": run.clock.now() + left_s}
+    append_event(run.run_dir.events_file, "notice", **fields)
+
+
+SAVED = ("checkpoint", {"step": 20, "stall_s": 0.0, "write_s": 10.0})
+
+
+def test_a_job_saves_and_leaves_a_node_that_its_cloud_takes_back(start) -> None:
+    run = start(job(max_restarts=3), [Life(0, FOREVER, says=[MET, SAVED])])
+    run.clock.after(5, lambda: notice(run, 30.0))
+    assert run.states() == ["STARTING", "RUNNING", "FAILED"]
+    status = run.run_dir.read_status()
+    assert (status.cause, status.exit_code, run.nodes.asked.stops, run.nodes.asked.kills) == (
+        "node_reclaimed",
+        75,
+        1,
+        0,
+    )
+    assert "saving" in status.message
+    (answered,) = [e for e in read_events(run.run_dir.events_file) if e["kind"] == "notice_answered"]
+    assert (answered["saves"], answered["message"]) == (True, status.message)
+
+
+def test_a_job_that_cannot_save_in_time_ends_at_once_and_says_so(start) -> None:
+    run = start(job(max_restarts=3), [Life(0, FOREVER, says=[MET, SAVED])])
+    run.nodes.answer = None
+    run.clock.after(5, lambda: notice(run, 8.0))
+    before = run.clock.now()
+    assert run.states()[-1] == "FAILED"
+    assert run.clock.now() - before < 7
+    assert "no emergency checkpoint" in run.run_dir.read_status().message
+
+
+def test_a_save_that_takes_too_long_ends_with_the_node(start) -> None:
+    run = start(job(), [Life(0, FOREVER, says=[MET, SAVED])])
+    run.nodes.answer = None
+    run.clock.after(5, lambda: notice(run, 30.0))
+    before = run.clock.now()
+    assert run.states()[-1] == "FAILED"
+    assert run.clock.now() - before == pytest.approx(35, abs=1)
+
+
+def test_the_clusters_sigterm_after_a_notice_does_not_cut_the_save_short(start) -> None:
+    run = start(job(), [Life(0, FOREVER, says=[MET, SAVED])])
+    run.nodes.answer = None
+    run.clock.after(5, lambda: notice(run, 30.0))
+    run.clock.after(10, lambda: run.supervisor.ask_to_stop(signal.SIGTERM, None))
+    before = run.clock.now()
+    run.states()
+    assert run.clock.now() - before == pytest.approx(35, abs=1)
+
+
+def test_after_advice_to_leave_the_job_saves_and_goes_on(start) -> None:
+    run = start(job(), [Life(0, 9, says=[MET])])
+    run.clock.after(5, lambda: notice(run, 0.0, ends=False))
+    run.clock.after(8, lambda: append_event(run.run_dir.events_file, *FINISHED[:1], step=300))
+    assert run.states()[-1] == "SUCCEEDED"
+    assert run.run_dir.save_request_file.exists()
+
+
 def test_the_status_names_this_very_supervisor(start) -> None:
     run = start(job(), [Life(0, says=[MET, FINISHED])])
     run.supervisor.run()

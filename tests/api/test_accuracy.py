@@ -11,7 +11,7 @@ import pytest
 import trainworks
 from tests.record.test_finished_run import finished
 from trainworks.host.folders import FINISHED_RUNS
-from trainworks.record.finished_run import remember_finished
+from trainworks.record.measured.finished_run import remember_finished
 from trainworks.record.resolved import Plan, ResolvedRun
 
 RUN_FILE = """

@@ -36,6 +36,7 @@ RUNS = {
     "runs",
     "stop",
     "submit",
+    "sweep",
     "track",
     "verify_checkpoints",
 }

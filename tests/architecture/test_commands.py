@@ -34,6 +34,7 @@ NOT_ARGUMENTS = {
     "as_json",
     "plot",
     "write",
+    "write_stack",
     "explain",
     "run_file",
     "run_files",

@@ -13,7 +13,7 @@ VAGUE = re.compile(
 )
 FRAGMENT = re.compile(r"(?:Of|That|By|As|For|From|Whether it|Which|To which|In which|By which) ")
 MOST_VAGUE = 6
-MOST_FRAGMENTS = 7
+MOST_FRAGMENTS = 3
 HINT = "more than before: write active sentences that stand alone, with the subject named"
 
 

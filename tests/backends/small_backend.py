@@ -20,7 +20,7 @@ from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, earlier_turns, may_restart
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, earlier_turns, may_restart
 
 NODES = ("small1", "small2", "small3", "small4")
 
@@ -182,7 +182,7 @@ class SmallBackend(Backend):
             return
         events = job.run_dir.events_file
         cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST
-        if may_restart(read_events(events), job.spec.max_restarts, NEXT_TURN):
+        if may_restart(read_events(events), RestartLimit(job.spec.max_restarts), NEXT_TURN):
             end_left_over(job.run_dir)
             append_event(events, "state", state=JobState.QUEUED, cause=cause, message=None)
             job.supervisor, job.nodes, job.lost_node = None, (), False

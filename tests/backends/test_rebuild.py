@@ -11,8 +11,9 @@ from tests.backends.small_backend import Site, SmallBackend
 from tests.fakes import FakeClock, resolved_command
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.local.machine import LocalNode
-from trainworks.backends.rebuild import rebuild, submitted_runs
+from trainworks.backends.rebuild import rebuild
 from trainworks.backends.remote import follow_all, hand_over
+from trainworks.backends.submission import submitted_runs
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UnreachableError
 from trainworks.jobs.job_spec import spec_of_run

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import trainworks
 from tests.plan.shapes import layout
 from trainworks.agent.launch import take_run
-from trainworks.api.checkpointing import checkpoints as module
+from trainworks.api.checkpointing import files as module
 from trainworks.api.run_handle import Run
 from trainworks.cli.app import app
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError

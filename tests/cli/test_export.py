@@ -54,11 +54,11 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(trainworks,
 
 
 def test_a_damaged_checkpoint_is_refused_with_the_other_steps(trainworks, run, tmp_path):
-    metadata = run.run_dir.checkpoint(4) / ".metadata"
+    metadata = run.run_dir.checkpoint(4) / "metadata.json"
     good = metadata.read_bytes()
     metadata.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     try:
-        with pytest.raises(EnvironmentProblem, match=r"step 4 is damaged: \.metadata: checksum differs") as refused:
+        with pytest.raises(EnvironmentProblem, match=r"step 4 is damaged: metadata\.json: checksum differs") as refused:
             trainworks("small-1", "--to", str(tmp_path / "model"))
     finally:
         metadata.write_bytes(good)

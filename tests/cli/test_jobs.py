@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -243,6 +244,35 @@ def test_an_array_is_a_job_for_each_index() -> None:
     for wrong in ("5-3", "0", "1,,2", "0-9%0", "0-9%", "0-20000", "0-9:0"):
         with pytest.raises(UsageError, match="not an array of 1 to 10,000 jobs"):
             run("submit", "job.yaml", "--array", wrong)
+
+
+def test_an_array_is_one_line_and_one_name() -> None:
+    Path("job.yaml").write_text(
+        "name: sweep\nrun: test -e mended -o $TRAINWORKS_ARRAY_INDEX != 1\njob: {team: vision}\n"
+    )
+    ids = run("submit", "job.yaml", "--array", "0-2", "-y").split()
+    states = [JobState.SUCCEEDED, JobState.FAILED, JobState.SUCCEEDED]
+    for run_id, state in zip(ids, states, strict=True):
+        wait_for(run_id, state)
+    listed = run("ps", "--all", "--name", "sweep")
+    [array] = re.findall(r"array-[a-z]{6}", listed)
+    assert "sweep, 3 jobs" in listed and "1 FAILED, 2 SUCCEEDED" in listed and "vision" in listed
+    assert [line.split()[1] for line in run("ps", "--all", "--array", array).splitlines()[1:]] == ids[::-1]
+    Path("mended").touch()
+    assert run("retry", array) == f"{ids[1]} queued again\n"
+    assert run("wait", array) == "".join(f"{run_id} SUCCEEDED\n" for run_id in ids)
+    with pytest.raises(UnknownRunError, match="no job of the array `array-bbbbbb`"):
+        run("stop", "array-bbbbbb")
+
+
+def test_usage_is_summed_by_month_user_or_team() -> None:
+    Path("job.yaml").write_text("name: billed\nrun: 'true'\njob: {team: billed}\n")
+    wait_for(run("submit", "job.yaml", "-y").strip(), JobState.SUCCEEDED)
+    by_team = {row["team"]: row for row in json.loads(run("usage", "--by", "team", "--json"))["held"]}
+    assert by_team["billed"]["jobs"] == 1 and by_team["billed"]["core_hours"] > 0
+    assert by_team["billed"]["month"] == by_team["billed"]["owner"] == ""
+    whole = json.loads(run("usage", "--json"))["held"]
+    assert {row["team"] for row in whole} == set(by_team) and all(row["month"] and row["owner"] for row in whole)
 
 
 def test_an_array_runs_as_many_jobs_at_once_as_it_says() -> None:

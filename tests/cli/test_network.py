@@ -117,11 +117,15 @@ def test_the_order_list_has_the_counts_of_the_plan(tmp_path: Path, topology: str
     plan = {item["name"]: item["count"] for item in json.loads(network(*SIXTEEN, *options, folder=tmp_path))["bill"]}
     rows = list(csv.DictReader((tmp_path / "bill.csv").read_text().splitlines()))
     cables = [row for row in rows if row["item"].startswith("cable of ")]
-    others = {row["item"]: int(row["count"]) for row in rows if row not in cables}
+    others = {row["item"]: int(row["count"]) for row in rows if row["part"] == "compute" and row not in cables}
     assert sum(int(row["count"]) for row in cables) == plan.pop("cable")
     assert all(float(row["total_usd"]) == 100 * int(row["count"]) for row in cables)
     assert others.items() >= plan.items()
     assert others["DGX A100"] == 16
+    assert {row["part"] for row in rows} == {"compute", "storage", "management", "room"}
+    nodes = next(row for row in rows if row["item"] == "DGX A100")
+    assert (nodes["each_w"], nodes["total_w"]) == ("6500", "104000")
+    assert [row["count"] for row in rows if row["item"].startswith("power distribution unit for ")] == ["12"]
 
 
 def test_the_drawing_is_an_svg(tmp_path: Path) -> None:

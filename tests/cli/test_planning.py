@@ -30,7 +30,6 @@ EDITS = [
     ("cluster: local", "cluster: 4x p4d.24xlarge"),
     ("cluster: local", "cluster: {of: 64x H100, usd_per_accelerator_hour: 2}"),
     ("layers: 2, hidden: 64, heads: 4", "preset: llama3-8b"),
-    ("cluster: local", "cluster: {nodes: 2}\njob: {min_nodes: 1}"),
     ("precision: bf16", "precision: fp8"),
     ("precision: bf16", "precision: tf32"),
     ("source: python-stdlib, ", ""),
@@ -44,6 +43,11 @@ def refusal(text: str, folder: Path) -> UsageError:
     with pytest.raises(UsageError) as refused:
         resolve(run_file, source, run_id="demo", runs=folder)
     return refused.value
+
+
+def test_only_a_model_that_is_planned_by_formulas_may_continue_on_fewer_nodes(tmp_path: Path) -> None:
+    text = RUN.replace("causal-lm", "masked-lm").replace("cluster: local", "cluster: {nodes: 2}\njob: {min_nodes: 1}")
+    assert "is measured, not planned, for its 2 node(s)" in refusal(text, tmp_path).message
 
 
 def test_what_cannot_be_trained_here_is_refused_with_its_place(tmp_path: Path, golden) -> None:

@@ -246,10 +246,19 @@ def test_a_command_has_no_hang_timeout():
         RunFile.model_validate({"name": "a", "run": "true", "recover": {"hang_timeout": "60s"}})
 
 
-@pytest.mark.parametrize("extra", [{"guard": {"nonfinite": "stop"}}, {"profile": "20:25"}])
+@pytest.mark.parametrize(
+    "extra", [{"guard": {"nonfinite": "stop"}}, {"profile": "20:25"}, {"checkpoint": {"memory_every": 1}}]
+)
 def test_what_needs_the_steps_of_a_workload_is_refused_beside_a_command(extra: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="needs `workload`"):
         RunFile.model_validate({"name": "a", "run": "true", **extra})
+
+
+def test_checkpoints_in_the_memory_of_several_nodes_are_refused() -> None:
+    wanted = {"name": "a", "workload": WORKLOAD, "checkpoint": {"memory_every": 5}}
+    RunFile.model_validate(wanted | {"cluster": {"engine": "local", "nodes": 2}})
+    with pytest.raises(ValidationError, match="for jobs on one node, got 2"):
+        RunFile.model_validate(wanted | {"cluster": {"engine": "slurm", "nodes": 2}})
 
 
 def test_a_profile_beyond_the_last_step_is_refused() -> None:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from trainworks.backends.slurm.render import render
 from trainworks.config.engines import Container
 from trainworks.config.run_file import RunFile
-from trainworks.config.sbatch import BatchSource, is_batch_script, load_batch_script, parse_batch_script
-from trainworks.config.sbatch_amounts import AMOUNTS
-from trainworks.config.sbatch_options import read_options
+from trainworks.config.slurm.sbatch import BatchSource, is_batch_script, load_batch_script, parse_batch_script
+from trainworks.config.slurm.sbatch_amounts import AMOUNTS
+from trainworks.config.slurm.sbatch_options import read_options
 from trainworks.errors import RunFileError, UsageError
 from trainworks.jobs.job_spec import NodeResources, spec_of
 from trainworks.record.run_dir import RunDir

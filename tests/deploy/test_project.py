@@ -21,6 +21,7 @@ from trainworks.deploy.project import _static
 from trainworks.errors import RunFileError, UsageError
 
 EXAMPLE = Path("examples/cluster/stack.yaml")
+ROCE = Path("examples/cluster/stack-roce.yaml")
 STORAGE = "roles/storage/files"
 SLURM = "roles/scheduler/files"
 NO_SLURM = shutil.which("slurmctld") is None or os.geteuid() != 0
@@ -36,9 +37,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def changed(tmp_path: Path, **changes: str) -> Mapping[str, str]:
-    """The project of the example with other texts."""
-    text = EXAMPLE.read_text()
+def changed(tmp_path: Path, example: Path = EXAMPLE, **changes: str) -> Mapping[str, str]:
+    """The project of an example with other texts."""
+    text = example.read_text()
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
@@ -47,7 +48,10 @@ def changed(tmp_path: Path, **changes: str) -> Mapping[str, str]:
 
 
 def test_slurm_and_storage_have_a_reason_for_each_line_that_is_not_obvious(project: Path, golden) -> None:
-    names = [f"{SLURM}/{name}" for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf", "prolog.sh")]
+    names = [
+        f"{SLURM}/{name}"
+        for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf", "prolog.sh", "epilog.sh")
+    ]
     names += [f"{STORAGE}/{name}" for name in ("exports", "shared.mount", "scratch.mount")]
     names += ["roles/scheduler/templates/slurmdbd.conf.j2", "cloud-init/user-data.yaml"]
     golden("deploy_files.txt", "\n".join(f"# --- {name}\n{(project / name).read_text()}" for name in names))
@@ -90,20 +94,23 @@ def test_cloud_init_accepts_its_user_data(project: Path) -> None:
 
 @pytest.mark.slurm
 @pytest.mark.skipif(NO_SLURM, reason="needs root and Slurm's packages")
-def test_slurmctld_and_slurmd_accept_the_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("example", "kind"), [(EXAMPLE, "h100"), (ROCE, "h200")], ids=["first", "with power saving"])
+def test_slurmctld_and_slurmd_accept_the_configuration(tmp_path: Path, example: Path, kind: str) -> None:
+    network = "10.10" if example == EXAMPLE else "10.20"
     nodes = {
-        "10.10.0.0/16": "127.0.0.0/8",
-        "10.10.0.10": "127.0.0.1",
-        "10.10.0.20": "127.0.0.2",
-        "10.10.1.1": "127.1.1.1",
+        f"{network}.0.0/16": "127.0.0.0/8",
+        f"{network}.0.10": "127.0.0.1",
+        f"{network}.0.20": "127.0.0.2",
+        f"{network}.1.1": "127.1.1.1",
     }
-    files = changed(tmp_path, **nodes)
-    for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf"):
+    files = changed(tmp_path, example, **nodes)
+    for name in (Path(path).name for path in files if path.startswith(SLURM)):
         (tmp_path / name).write_text(on_this_machine(files[f"{SLURM}/{name}"], tmp_path))
+        (tmp_path / name).chmod(0o755)
     gres = subprocess.run(
         ["slurmd", "-G", "-f", tmp_path / "slurm.conf", "-N", "gpu01"], capture_output=True, text=True, check=False
     )
-    assert "Name=gpu Type=h100 Count=8" in gres.stdout + gres.stderr
+    assert f"Name=gpu Type={kind} Count=8" in gres.stdout + gres.stderr
     said = slurmctld_says(tmp_path)
     expected = ("MailProg", "state")  # no mail is installed, and no state was saved
     errors = [line for line in said if "error" in line]
@@ -123,6 +130,9 @@ def on_this_machine(text: str, folder: Path) -> str:
         "/var/spool": str(folder),
         "/var/log/slurm": str(folder),
         "/dev/nvidia": "/dev/tty",
+        "/etc/slurm/": f"{folder}/",
+        "PreemptType=": "# ",  # a QOS is in the database
+        "PreemptMode=": "# ",
     }
     for old, new in replaced.items():
         text = text.replace(old, new)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -11,8 +14,11 @@ import pytest
 
 from tests.faults.conftest import STEPS
 from tests.faults.launcher import finished, interrupt, wait_until
+from tests.metadata_service import metadata_service
+from tests.worker.object_store import s3_server
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
+from trainworks.recover.memory_checkpoints import memory_folder
 from trainworks.recover.restarts import restarts_used
 
 pytestmark = pytest.mark.slow
@@ -21,6 +27,10 @@ TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}
 
 def kinds(program):
     return [event["kind"] for event in read_events(program.run_dir.events_file)]
+
+
+def of_kind(program, kind):
+    return [event for event in read_events(program.run_dir.events_file) if event["kind"] == kind]
 
 
 def test_a_run_ends_well_and_prints_its_report_to_stdout(program, write_run_file):
@@ -82,6 +92,59 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
     assert "its supervisor is gone" in stderr and "trainworks resume" in stderr
     program.assert_nothing_left()
     assert program.run("resume")[0] == 0
+    assert program.curve() == uninterrupted
+
+
+def test_a_killed_rank_or_agent_repeats_few_steps_with_checkpoints_in_memory(program, write_run_file, uninterrupted):
+    changes = {"checkpoint__every": f"{STEPS} steps", "checkpoint__memory_every": 1}
+    running = program.start("run", write_run_file(program.folder, **changes))
+    program.wait_for_step(36)
+    program.rank(1).kill()
+    wait_until(lambda: len(of_kind(program, "attempt")) == 2)
+    program.wait_for_step(70)
+    program.agent(0).kill()
+    code, _, stderr = finished(running)
+    assert (code, program.curve()) == (0, uninterrupted), stderr
+    _, first, second = (event["resumed_from_step"] for event in of_kind(program, "attempt"))
+    assert first >= 34 and second >= 68
+    assert not memory_folder(program.run_dir).exists()
+    program.assert_nothing_left()
+
+
+def test_a_run_on_a_node_that_its_cloud_takes_back_saves_and_goes_on_elsewhere(program, write_run_file, uninterrupted):
+    with metadata_service() as service:
+        program.env["GCE_METADATA_HOST"] = service.address.removeprefix("http://")
+        changes = TWO_NODES | {"recover__notices": "gcp", "checkpoint__every": f"{STEPS} steps"}
+        running = program.start("run", write_run_file(program.folder, **changes))
+        program.wait_for_step(20)
+        service.change("preempted", "TRUE")
+        code, _, stderr = finished(running)
+    status = program.run_dir.read_status()
+    assert (code, status.state, status.cause) == (75, "FAILED", "node_reclaimed"), stderr
+    assert "gcp: preemption of node" in stderr
+    program.assert_nothing_left()
+    (saved,) = (manifest.step for manifest, _ in complete_checkpoints(program.run_dir))
+    assert program.run("resume")[0] == 0
+    (_, resumed) = [e for e in read_events(program.run_dir.events_file) if e["kind"] == "attempt"]
+    assert resumed["resumed_from_step"] == saved >= 20
+    assert program.curve() == uninterrupted
+
+
+def test_a_run_that_lost_its_checkpoints_goes_on_from_a_copy_in_a_store(program, write_run_file, uninterrupted):
+    with s3_server():
+        program.env |= {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        running = program.start("run", write_run_file(program.folder, checkpoint__copies="s3://bucket/far"))
+        program.wait_for_step(36)
+        interrupt(running)
+        finished(running)
+        (*_, (newest, _)) = complete_checkpoints(program.run_dir)
+        wait_until(lambda: any(e["step"] == newest.step for e in of_kind(program, "checkpoint_copied")))
+        shutil.rmtree(program.run_dir.checkpoints)
+        code, table, stderr = program.run("checkpoint", "verify", "--restore", "--json")
+        assert (code, json.loads(table)[0]["step"]) == (0, newest.step), stderr
+        assert program.run("resume")[0] == 0
+    assert [e["step"] for e in of_kind(program, "checkpoint_restored")] == [newest.step]
+    assert of_kind(program, "attempt")[-1]["resumed_from_step"] == newest.step
     assert program.curve() == uninterrupted
 
 
@@ -261,11 +324,13 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
     interrupt(running)
     finished(running)
     newest = complete_checkpoints(program.run_dir)[-1][1]
-    part = next(newest.glob("*.distcp"))
+    part = next(newest.glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1])
     code, _, stderr = program.run("resume")
     assert (code, program.curve()) == (0, uninterrupted)
-    assert re.search(r"checkpoint of step \d+ is damaged: __\d_0.distcp: .* bytes instead of .*; resuming", stderr)
+    assert re.search(
+        r"checkpoint of step \d+ is damaged: rank-\d.safetensors: .* bytes instead of .*; resuming", stderr
+    )
     assert "is damaged: " in program.run("report")[1]
 
 
@@ -275,12 +340,12 @@ def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise
     interrupt(running)
     finished(running)
     for _, folder in complete_checkpoints(program.run_dir):
-        content = bytearray((folder / ".metadata").read_bytes())
+        content = bytearray((folder / "metadata.json").read_bytes())
         content[len(content) // 2] ^= 1
-        (folder / ".metadata").write_bytes(content)
+        (folder / "metadata.json").write_bytes(content)
     code, _, stderr = program.run("resume")
     assert (code, "Traceback" in stderr) == (3, False)
     error = stderr[stderr.index("error: ") :]
-    assert "no checkpoint can be loaded: step" in error and ".metadata: checksum differs; step 24: " in error
+    assert "no checkpoint can be loaded: step" in error and "metadata.json: checksum differs; step 24: " in error
     assert "start a new run: trainworks run" in error and "trainworks resume" not in error
     program.assert_nothing_left()

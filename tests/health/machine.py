@@ -232,6 +232,21 @@ def healthy_amd(root: Path, version: int = 8) -> Machine:
     return machine
 
 
+def busy_amd(root: Path) -> Machine:
+    """The same at work: what metrics read beside it, and two thousand joules on each counter."""
+    machine = healthy_amd(root)
+    busy = {"gpu_busy_percent": "98", "mem_busy_percent": "40", "mem_info_vram_used": str(150_000 * 2**20)}
+    busy |= {"pp_dpm_sclk": "0: 132Mhz\n1: 2100Mhz *"}
+    busy |= {"hwmon/hwmon3/power1_input": "655000000", "hwmon/hwmon3/freq1_input": "2100000000"}
+    for index in range(8):
+        folder = AMD_PCI.format(index + 1)
+        count = (2000 * 2**16).to_bytes(8, "little")
+        machine.write(f"{folder}/gpu_metrics", bytes([0, 1, 1, 8]) + bytes(20) + count + bytes(224))
+        for name, text in {**busy, "unique_id": f"2eff74a10000100{index}"}.items():
+            machine.write(f"{folder}/{name}", text)
+    return machine
+
+
 def pci(machine: Machine, address: str, vendor: str, device_class: str) -> None:
     """A device on the PCI bus."""
     folder = f"sys/bus/pci/devices/{address}"

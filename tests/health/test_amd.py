@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.health.machine import AMD_PCI, Machine, healthy, healthy_amd
-from trainworks.measure.health import amd_gpus
+from trainworks.host.amd import AmdGpu
 from trainworks.measure.health.node_health import check_node
 
 GPU = AMD_PCI.format(4)
@@ -85,24 +85,24 @@ def test_a_node_whose_module_is_not_loaded_fails(tmp_path: Path) -> None:
 def test_a_residency_that_grows_between_two_readings_is_a_slowdown(
     version: int, byte: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine, readings, read = healthy_amd(tmp_path, version), count(), amd_gpus._metrics
+    machine, readings, read = healthy_amd(tmp_path, version), count(), AmdGpu.metrics
 
-    def growing(folder: Path) -> bytes:
-        metrics = bytearray(read(folder))
-        if folder.name == "0000:04:00.0":
+    def growing(gpu: AmdGpu) -> bytes:
+        metrics = bytearray(read(gpu))
+        if gpu.folder.name == "0000:04:00.0":
             metrics[byte] = next(readings)
         return bytes(metrics)
 
-    monkeypatch.setattr(amd_gpus, "_metrics", growing)
+    monkeypatch.setattr(AmdGpu, "metrics", growing)
     assert fired(machine) == {"gpu-throttling": "failed"}
     assert next(readings) == 2
 
 
 def test_the_power_limit_that_works_is_no_slowdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine, readings, read = healthy_amd(tmp_path), count(), amd_gpus._metrics
+    machine, readings, read = healthy_amd(tmp_path), count(), AmdGpu.metrics
     power = 48
     monkeypatch.setattr(
-        amd_gpus, "_metrics", lambda folder: read(folder)[:power] + bytes([next(readings)]) + read(folder)[power + 1 :]
+        AmdGpu, "metrics", lambda gpu: read(gpu)[:power] + bytes([next(readings)]) + read(gpu)[power + 1 :]
     )
     assert fired(machine) == {}
 

@@ -6,13 +6,16 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.health.machine import AMD_PCI, healthy_amd
 from trainworks.host import node_usage, process
+from trainworks.host.amd import visible_amd_gpus
 from trainworks.host.node_usage import AcceleratorUse, UsageMeter, follow_usage, received_bytes
 from trainworks.host.process_tree import ProcessTree
 from trainworks.record.run_dir import RunDir
@@ -115,6 +118,25 @@ def test_energy_that_a_driver_does_not_report_is_unknown(use) -> None:
     accelerators = use(nvml)
     meter = UsageMeter(ProcessTree(os.getpid()), time.monotonic, accelerators.look, accelerators.energy_j)
     assert meter.look().energy_j is None
+
+
+@pytest.mark.parametrize(("version", "byte"), [(3, 24), (4, 24), (5, 88), (6, 16), (7, 24), (8, 24)])
+def test_energy_of_amd_accelerators_is_counted_from_their_metrics(version: int, byte: int, tmp_path: Path) -> None:
+    machine = healthy_amd(tmp_path, version)
+    for index, joules in ((1, 1000), (2, 500)):
+        count = (joules * 2**16).to_bytes(8, "little")
+        metrics = bytes([0, 1, 1, version]) + bytes(byte - 4) + count + bytes(248 - byte)
+        machine.write(f"{AMD_PCI.format(index)}/gpu_metrics", metrics)
+    seen = partial(visible_amd_gpus, {"ROCR_VISIBLE_DEVICES": "1,0,7", "HIP_VISIBLE_DEVICES": "0,1,9,2"}, machine.root)
+    assert [gpu.folder.name for gpu in seen().values()] == ["0000:02:00.0", "0000:01:00.0"]
+    use = AcceleratorUse(Nvml([]), seen)
+    assert (use.energy_j(), use.look()) == (1500.0, 0.0)
+
+
+def test_an_amd_accelerator_without_a_counter_makes_the_energy_unknown(tmp_path: Path) -> None:
+    machine = healthy_amd(tmp_path)
+    (machine.root / AMD_PCI.format(1) / "gpu_metrics").unlink()
+    assert AcceleratorUse(Nvml([]), partial(visible_amd_gpus, {}, machine.root)).energy_j() is None
 
 
 def test_an_agent_leaves_what_it_measures(run_dir: RunDir) -> None:

@@ -193,6 +193,18 @@ def test_a_drained_node_keeps_its_newest_reason(store: JobStore) -> None:
     assert store.undrain("node1") and not store.undrain("node1")
 
 
+def test_of_an_array_one_job_is_found_and_all_are_counted(store: JobStore) -> None:
+    alone = add(store, "alone-1")
+    members = [add(store, f"demo-{number}", array="array-kxbwtq") for number in range(2, 5)]
+    store.move(members[2].id, JobState.STOPPED, now=5.0)
+    assert [job.id for job in store.search(one_per_array=True)] == [members[2].id, alone.id]
+    assert [job.id for job in store.search(states=[JobState.QUEUED], one_per_array=True)] == [members[1].id, alone.id]
+    assert len(store.search(array="array-kxbwtq")) == 3
+    assert store.array_states(["array-kxbwtq", "array-none"]) == {
+        "array-kxbwtq": {JobState.QUEUED: 2, JobState.STOPPED: 1}
+    }
+
+
 def test_the_migrations_make_the_tables_that_the_store_knows(url: str) -> None:
     engine = open_database(url)
     inspector = sa.inspect(engine)

@@ -15,6 +15,7 @@ from tests.observe.monitoring import Monitoring
 from tests.observe.webhook import Webhook
 from tests.report.conftest import RunWriter, make_plan
 from trainworks.api.observing.exporter import NodeMetrics
+from trainworks.jobs.store import JobStore, open_store
 
 
 class RunningRun(RunWriter):
@@ -50,6 +51,14 @@ def metrics(folder: Path, clock: FakeClock) -> NodeMetrics:
 
 
 @pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStore:
+    """A job store of this test's own."""
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    monkeypatch.setenv("TRAINWORKS_STORE", url)
+    return open_store(url)
+
+
+@pytest.fixture
 def webhook() -> Iterator[Webhook]:
     """A receiver of alerts."""
     with Webhook() as server:
@@ -65,9 +74,10 @@ def machine(tmp_path: Path) -> Machine:
     """A node with eight InfiniBand ports, one Ethernet card and a bridge."""
     machine = healthy(tmp_path / "node")
     counted = {"port_rcv_data": 1000, "port_xmit_data": 2000, "port_xmit_wait": 0, "port_rcv_errors": 0}
+    counted["port_xmit_discards"] = 0
     for name, count in counted.items():
         machine.write(f"sys/class/infiniband/mlx5_0/ports/1/counters/{name}", str(count))
-    for name, count in {"np_cnp_sent": 7, "rp_cnp_handled": 8}.items():
+    for name, count in {"np_cnp_sent": 7, "rp_cnp_handled": 8, "out_of_sequence": 0}.items():
         machine.write(f"sys/class/infiniband/mlx5_0/ports/1/hw_counters/{name}", str(count))
     about = {"device/vendor": "0x8086", "operstate": "up", "speed": "25000", "carrier_changes": "3"}
     for name, text in {**about, "statistics/rx_bytes": "4096", "statistics/tx_bytes": "8192"}.items():

@@ -17,7 +17,7 @@ from tests.observe.prometheus import values
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.errors import ArgumentError
 from trainworks.jobs.job_row import Placement
-from trainworks.jobs.store import JobStore, open_store
+from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily, exposition
@@ -48,6 +48,23 @@ class BusyNvml(FakeNvml):
         super().__init__([gpu(index) for index in range(count)])
         self.activity = dict.fromkeys(range(100), 50.0)
         self.freed = 0
+        self.xids: list[tuple[int, int]] = []
+        """GPU and code of XIDs that nothing has read."""
+
+    def nvmlEventSetCreate(self) -> Any:  # noqa: N802
+        return object()
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: Any) -> None:  # noqa: N802
+        """All GPUs have the events."""
+
+    def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:  # noqa: N802
+        if not self.xids:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        gpu_index, code = self.xids.pop(0)
+        return SimpleNamespace(device=gpu_index, eventData=code)
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
+        return handle
 
     def nvmlGpmQueryDeviceSupport(self, handle: int) -> Any:  # noqa: N802
         return SimpleNamespace(isSupportedDevice=1)
@@ -70,14 +87,6 @@ class BusyNvml(FakeNvml):
         if function == NOT_THERE:
             return lambda handle: self._refuse()
         return (lambda handle, *others: BUSY[function]) if function in BUSY else super().__getattr__(function)
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStore:
-    """A job store of this test's own."""
-    url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    monkeypatch.setenv("TRAINWORKS_STORE", url)
-    return open_store(url)
 
 
 def of_gpu(text: str, index: int) -> dict[str, float]:
@@ -118,6 +127,22 @@ def test_activity_is_a_mean_between_two_scrapes() -> None:
     assert (second["PROF_SM_ACTIVE"], second["PROF_PIPE_TENSOR_ACTIVE"]) == (0.5, 0.5)
     assert second["PROF_NVLINK_TX_BYTES"] == 50 * 2**20
     assert nvml.freed == 1
+
+
+def test_the_last_xid_of_a_gpu_stays() -> None:
+    nvml = BusyNvml(2)
+    reader = GpuReader(nvml)
+    assert of_gpu(exposition(reader.samples()), 1)["DEV_XID_ERRORS"] == 0
+    nvml.xids += [(1, 31), (1, 79)]
+    for _ in range(2):
+        text = exposition(reader.samples())
+        assert (of_gpu(text, 0)["DEV_XID_ERRORS"], of_gpu(text, 1)["DEV_XID_ERRORS"]) == (0, 79)
+
+
+def test_a_driver_without_events_has_no_xid() -> None:
+    nvml = BusyNvml(1)
+    nvml.nvmlEventSetCreate = nvml._refuse  # type: ignore[method-assign]
+    assert "DEV_XID_ERRORS" not in of_gpu(exposition(GpuReader(nvml).samples()), 0)
 
 
 def test_a_lost_gpu_is_counted_and_the_others_are_read() -> None:
@@ -180,10 +205,11 @@ def test_a_store_that_does_not_answer_fails_its_collector_alone(
 
 
 def test_an_error_that_nobody_foresaw_fails_its_collector_alone(tmp_path: Path, clock: FakeClock) -> None:
-    def broken() -> None:
-        raise RuntimeError("the library has changed")
-
-    metrics = NodeMetrics(["gpus", "fabric"], tmp_path, clock=clock, nvml=BusyNvml(1), amdsmi=broken, root=tmp_path)
+    nvml = BusyNvml(1)
+    nvml.activity = {}  # a library that has changed
+    metrics = NodeMetrics(["gpus", "fabric"], tmp_path, clock=clock, nvml=nvml, root=tmp_path)
+    metrics.text()
+    clock.sleep(2)
     found = values(metrics.text())
     success = 'trainworks_exporter_collector_success{collector="%s"}'
     assert (found[success % "gpus"], found[success % "fabric"]) == (0, 1)

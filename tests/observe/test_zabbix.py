@@ -36,6 +36,11 @@ def test_a_fault_that_two_systems_see_is_told_once_and_a_dead_node_mutes_its_gpu
     template, webhook = zabbix.import_template(hasty), monitoring.webhook
     zabbix.tell(f"http://127.0.0.1:{webhook.server_address[1]}")
     machine.log.append("[399990.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.")
+    unsaved = RunningRun(folder)
+    unsaved.launch()
+    unsaved.state("RUNNING")
+    unsaved.at = time.time() + 600  # its steps go on for longer than the test, so that it does not stall
+    unsaved.steps(1)
     nvml = BusyNvml(2)
     nvml.gpus[1]["temperature"] = 88
     metrics = NodeMetrics(
@@ -44,20 +49,21 @@ def test_a_fault_that_two_systems_see_is_told_once_and_a_dead_node_mutes_its_gpu
     of_zabbix = [
         "GpuTooHot: GPU 1 of node node1 is at its slowdown temperature.",
         "HealthCheckFailed: Node node1 fails the health check `xid`.",
+        "RunCheckpointOverdue: Run stdlib-lm-2 has not saved for twice its checkpoint interval.",
         "RunStalled: Run stdlib-lm-1 records no steps.",
     ]
     both = {name.partition(":")[0] for name in of_zabbix}
     with monitoring.watching(metrics, "127.0.0.1", zabbix=True) as exporter:
         host = zabbix.add_host("node1", template, exporter)
-        until(lambda: len(webhook.firing) >= 3, "three problems", seconds=240)
-        until(lambda: firing_for_zabbix(monitoring) >= both, "the same three in Prometheus", seconds=240)
+        until(lambda: len(webhook.firing) >= 4, "four problems", seconds=240)
+        until(lambda: firing_for_zabbix(monitoring) >= both, "the same four in Prometheus", seconds=240)
         time.sleep(5)
     assert sorted(labels["alertname"] for labels in webhook.firing) == of_zabbix
     items = zabbix.call("item.get", hostids=[host], output=["key_", "lastvalue", "state", "error"])
     assert [item["error"] for item in items if item["state"] == "1"] == []
     assert {item["key_"]: item["lastvalue"] for item in items}["trainworks.gpu.temperature[1]"] == "88"
-    until(lambda: len(webhook.firing) > 3, "the node's end", seconds=240)
-    assert [labels["alertname"] for labels in webhook.firing[3:]] == ["NodeDown: Node node1 does not answer."]
+    until(lambda: len(webhook.firing) > 4, "the node's end", seconds=240)
+    assert [labels["alertname"] for labels in webhook.firing[4:]] == ["NodeDown: Node node1 does not answer."]
 
 
 def firing_for_zabbix(monitoring: Monitoring) -> set[str]:

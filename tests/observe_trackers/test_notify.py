@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock
 from tests.observe_trackers.conftest import RecordedRun
-from trainworks.api.observing.notify import Messenger, _state
+from trainworks.api.observing.notify import Messenger
 from trainworks.api.observing.watched_runs import WatchedRun
 from trainworks.config.notify import Notifications, public_name
 from trainworks.config.run_file import RunFile
@@ -25,6 +25,7 @@ from trainworks.observe.delivery import apprise_delivery
 from trainworks.observe.following import follow
 from trainworks.observe.notify import Outbox, RunLook, RunMessage, danger_message, waiting_message
 from trainworks.record.events import append_event, read_events
+from trainworks.report.runs.run_progress import state_of
 
 pytest.importorskip("apprise")
 pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # apprise imports it
@@ -69,7 +70,7 @@ def webhook() -> Iterator[Webhook]:
 def messenger(run: RecordedRun, *urls: str, clock: FakeClock | None = None, **options: Any) -> Messenger:
     notify = Notifications.model_validate({"to": urls, **options})
     deliver = apprise_delivery(notify, {"HOOK_TOKEN": "s3cret-token"})
-    state = partial(_state, run.run_dir)
+    state = partial(state_of, run.run_dir)
     return Messenger(run.run_dir, notify, deliver, state, clock or FakeClock())
 
 
@@ -197,6 +198,7 @@ def look(**changes: Any) -> RunLook:
         "eta_s": 7200.0,
         "failure": "",
         "num_accelerators": 8,
+        "held_s": 3600.0,
     }
     return RunLook(**(known | changes))
 
@@ -206,7 +208,7 @@ def run_file(**sections: Any) -> RunFile:
 
 
 def test_a_run_in_danger_says_how_late_it_will_be() -> None:
-    message = danger_message(run_file(), look(deadline_at=LAUNCH_AT + 7200), LAUNCH_AT, LAUNCH_AT + 3600)
+    message = danger_message(run_file(), look(deadline_at=LAUNCH_AT + 7200), LAUNCH_AT + 3600)
     assert message is not None
     assert message.title == "demo-1 will miss its deadline"
     assert "at the recent pace the last step comes 1h 0m too late" in message.body
@@ -215,14 +217,30 @@ def test_a_run_in_danger_says_how_late_it_will_be() -> None:
 @pytest.mark.parametrize("changes", [{"eta_s": 3599.0}, {"step": 5}, {"eta_s": None}, {"state": JobState.RECOVERING}])
 def test_a_run_that_meets_its_deadline_or_has_no_pace_yet_is_in_no_danger(changes: dict[str, Any]) -> None:
     in_time = look(**{"deadline_at": LAUNCH_AT + 7200} | changes)
-    assert danger_message(run_file(), in_time, LAUNCH_AT, LAUNCH_AT + 3600) is None
+    assert danger_message(run_file(), in_time, LAUNCH_AT + 3600) is None
 
 
 def test_a_budget_is_forecast_by_the_price_of_an_accelerator_hour() -> None:
     priced = {"engine": "slurm", "usd_per_accelerator_hour": 2.0}
-    message = danger_message(run_file(goal={"budget": "40 USD"}, cluster=priced), look(), LAUNCH_AT, LAUNCH_AT + 3600)
+    message = danger_message(run_file(goal={"budget": "40 USD"}, cluster=priced), look(), LAUNCH_AT + 3600)
     assert message is not None
     assert "it costs 48.0 USD at the recent pace, and the budget is 40.0 USD" in message.body
+
+
+def test_a_budget_counts_all_launches_and_not_the_time_between_them(runs: Path, webhook: Webhook) -> None:
+    priced = {"engine": "local", "usd_per_accelerator_hour": 3600.0}
+    run = RecordedRun(runs, goal={"budget": "300 USD"}, cluster=priced)
+    launch_at = read_events(run.run_dir.events_file)[0]["t"]
+    for kind, seconds in (("stopped", 200), ("submitted", 5000)):
+        event = {"t": launch_at + seconds, "kind": kind, "restarts": 0}
+        append_text(run.run_dir.events_file, json.dumps(event) + "\n")
+    run.train(1, 300)
+    sender = messenger(run, webhook.url, clock=FakeClock(launch_at + 5050))
+    sender.send()
+    assert sender._look().held_s == pytest.approx(250)
+    assert webhook.titles == []
+    messenger(run, webhook.url, clock=FakeClock(launch_at + 5101)).send()
+    assert webhook.titles == ["demo-1 will miss its budget"]
 
 
 def test_danger_is_told_once_per_launch(runs: Path, webhook: Webhook) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.config.run_file import Model, Workload
+from trainworks.config.model import Model
+from trainworks.config.run_file import Workload
 from trainworks.plan.model_shape import shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.model_shape import ModelShape

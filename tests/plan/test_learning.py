@@ -18,7 +18,7 @@ from trainworks.plan.rates import Slowdowns
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import Belief, parts_s
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.measurement import ClusterMeasurement, MeasuredStep
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
 
 LLAMA = job()
 WRITTEN = Layout(

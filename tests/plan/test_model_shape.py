@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.shapes import shape
-from trainworks.config.run_file import Model
+from trainworks.config.model import Model
 from trainworks.errors import UsageError
 from trainworks.plan.model_shape import model_flops_per_token, shape_of_hf_config, shape_of_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.files import append_text
-from trainworks.record.finished_run import FinishedRun, read_finished, remember_finished
+from trainworks.record.measured.finished_run import FinishedRun, read_finished, remember_finished
 
 
 def finished(**changes: object) -> FinishedRun:

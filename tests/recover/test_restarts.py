@@ -16,6 +16,8 @@ from trainworks.recover.restarts import (
     NEXT_TURN,
     RANK_RESTART,
     WAITING_STATES,
+    RestartLimit,
+    backoff_s,
     earlier_turns,
     may_restart,
     restarts_used,
@@ -53,6 +55,8 @@ LIFE = [STARTING, RANKS, {"kind": "attempt", "attempt": 1}]
         ([submitted(), *LIFE, agent(1), agent(1), RANKS], 2),
         ([submitted(), *LIFE, agent(0), RANKS, agent(1), RANKS], 2),
         ([submitted(), *LIFE, submitted(1), *LIFE], 1),
+        ([submitted(), *LIFE, {"kind": "resized"}, RANKS, {"kind": "resized"}, RANKS], 0),
+        ([submitted(), *LIFE, agent(1), {"kind": "resized"}, RANKS, RANKS], 2),
         ([submitted(), *LIFE, state("QUEUED", "node_lost"), submitted(1), *LIFE, RANKS], 2),
         ([submitted(), *LIFE, RANKS, state("FAILED", "killed"), submitted(), *LIFE], 0),
     ],
@@ -87,7 +91,7 @@ def test_a_start_after_a_killed_supervisor_is_a_restart() -> None:
 def test_the_budget_is_the_number_of_lives_minus_one(then: dict[str, Any], max_restarts: int) -> None:
     events: Events = [submitted(), *LIFE]
     lives = 1
-    while may_restart(events, max_restarts, then):
+    while may_restart(events, RestartLimit(max_restarts), then):
         events += [then, *LIFE[:1], *LIFE[2:]]
         lives += 1
         assert lives < 10
@@ -126,3 +130,30 @@ def test_a_user_who_submits_again_has_all_restarts_again(before: Events) -> None
 )
 def test_only_a_job_that_waits_for_another_turn_has_had_some(events: Events, turns: int) -> None:
     assert earlier_turns(events) == turns
+
+
+def timed(event: dict[str, Any], t: float) -> dict[str, Any]:
+    return event | {"t": t}
+
+
+def test_restarts_outside_of_the_window_do_not_count() -> None:
+    events = [timed(event, 0.0) for event in [submitted(), *LIFE]] + [timed(RANKS, t) for t in (10.0, 100.0, 200.0)]
+    assert [restarts_used(events, window) for window in (50.0, 100.0, 190.0)] == [1, 2, 3]
+
+
+def test_a_job_that_fails_seldom_goes_on_for_ever() -> None:
+    events: Events = [timed(submitted(), 0.0), timed(RANKS, 0.0)]
+    for hour in range(1, 100):
+        assert may_restart([*events, timed({"kind": "failure"}, hour * 3600.0)], RestartLimit(1, 3500.0), RANK_RESTART)
+        events.append(timed(RANKS, hour * 3600.0))
+
+
+@pytest.mark.parametrize(("restarts", "wait"), [(0, 0.0), (1, 2.0), (2, 4.0), (3, 8.0), (50, 300.0)])
+def test_each_restart_without_a_new_checkpoint_waits_twice_as_long(restarts: int, wait: float) -> None:
+    assert backoff_s([submitted(), *LIFE, *[RANKS] * restarts], RestartLimit(99, backoff_s=2.0)) == wait
+
+
+def test_a_job_that_makes_progress_between_failures_never_waits() -> None:
+    events = [submitted(), *LIFE, RANKS, RANKS, {"kind": "checkpoint", "step": 8}]
+    assert backoff_s(events, RestartLimit(99, backoff_s=2.0)) == 0.0
+    assert backoff_s([*events, RANKS], RestartLimit(99, backoff_s=2.0)) == 2.0

@@ -76,8 +76,8 @@ def make_plan(**changes: Any) -> Plan:
 class RunWriter:
     """Writes one run as time goes by on its own clock: `at` is now."""
 
-    def __init__(self, root: Path, plan: Plan | None, command: str | None) -> None:
-        self.run_dir: RunDir = create_run_dir(root, "stdlib-lm")
+    def __init__(self, root: Path, plan: Plan | None, command: str | None, name: str = "stdlib-lm") -> None:
+        self.run_dir: RunDir = create_run_dir(root, name)
         self.at = LAUNCH_AT
         self.step = 0
         self.attempt_number = 0
@@ -171,9 +171,11 @@ class RunWriter:
         self.step += 1
         stall_s, other_s = terms.pop("checkpoint_s", 0.0), terms.pop("other_s", 0.001)
         loss = terms.pop("loss", 2.2 + 6.1 * 0.985**self.step)
-        step_s = sum(terms.values()) + stall_s + other_s
+        held_out = terms.pop("evaluation", None)
+        evaluation_s = 0.0 if held_out is None else 0.4
+        step_s = sum(terms.values()) + stall_s + other_s + evaluation_s
         self.at += step_s
-        return MetricsRow(
+        row = MetricsRow(
             step=self.step,
             attempt=self.attempt_number,
             t=self.at,
@@ -189,6 +191,9 @@ class RunWriter:
             checkpoint_s=stall_s,
             other_s=other_s,
         )
+        if held_out is not None:
+            row |= {"evaluation_s": evaluation_s, "evaluation": {"loss": held_out, "samples": 160}}
+        return row
 
 
 RunStart = Callable[..., RunWriter]

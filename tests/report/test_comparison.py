@@ -131,11 +131,15 @@ def with_accelerators(run: RunWriter, *energies_j: float | None) -> RunWriter:
     return run
 
 
-def test_measured_energy_stands_beside_the_power_limit_for_the_planned_time(start_run: RunStart) -> None:
+def test_measured_energy_stands_beside_that_of_the_planned_work(start_run: RunStart) -> None:
     run = with_accelerators(start_run().launch().steps(300), 36_000.0)
-    energy = run.report().comparison.energy
-    assert energy.planned == pytest.approx(2 * 700 * 40 / 3600)  # Wh
-    assert energy.measured == pytest.approx(10)
+    comparison = run.report().comparison
+    computing_s, waiting_s, idle_s = 300 * 0.08, 300 * 0.02, 10
+    watts_s = 2 * 700 * (0.87 * computing_s + 0.5 * waiting_s + 0.15 * idle_s)
+    assert comparison.energy.planned == pytest.approx(watts_s / 3600)  # Wh
+    assert comparison.energy.measured == pytest.approx(10)
+    assert "energy of the accelerators: 10 Wh measured, 10 Wh planned (8 Wh to 12 Wh)" in comparison.findings[-1]
+    assert comparison.findings[-1].endswith("; inside the range of the plan")
 
 
 @pytest.mark.parametrize(("steps", "energy_j"), [(299, 36_000.0), (300, None)])

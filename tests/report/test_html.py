@@ -115,5 +115,5 @@ def test_the_page_follows_the_colour_scheme_of_its_reader(finished_run: Any) -> 
 
 def test_every_term_of_a_plan_has_a_colour(finished_run: Any) -> None:
     terms = {name.removesuffix("_bytes") for name in MemoryTerms.model_fields}
-    terms |= {name.removesuffix("_s") for name in StepTimeTerms.model_fields}
+    terms |= {name.removesuffix("_s") for name in StepTimeTerms.model_fields} | {"selection"}
     assert terms <= set(re.findall(r"\.fill-([a-z_]+) \{", finished_run.report().to_html()))

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from hypothesis import given, settings
 
+import trainworks
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
@@ -106,3 +107,12 @@ def test_a_dot_graph_names_only_boxes_that_it_has(design: NetworkDesign) -> None
     }
     assert joined <= boxes
     assert text.count("{") == text.count("}")
+
+
+def test_a_drawing_has_the_addresses_of_all_networks() -> None:
+    plan = trainworks.network(on="16 nodes of 8x H100 over 8x RoCE 400")
+    text = " ".join(words(ET.fromstring(network_svg(plan.design, plan.support))))
+    assert "management 10.10.0.0/16: nodes 10.10.1.1 to 10.10.1.16, compute switches 10.10.128.1" in text
+    assert "storage 10.20.0.0/16: nodes 10.20.1.1 to 10.20.1.16" in text
+    assert "compute, 8 rails: nodes 10.101.1.1 to 10.101.1.16 in 10.101.0.0/16, and so on to 10.108.1.1" in text
+    assert "10.20.1.1 to 10.20.1.16" in network_dot(plan.design, plan.support)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from trainworks.config.sbatch import load_batch_script
+from trainworks.config.slurm.sbatch import load_batch_script
 from trainworks.review.check import check_text
 from trainworks.review.fix import fixed_text
 from trainworks.review.registry import RULES

@@ -173,9 +173,11 @@ def test_a_workload_is_planned_on_a_page(server: Server) -> None:
     assert text is not None
     from urllib.parse import quote_plus
 
-    page = server.ask("/plan", method="POST", body=f"text={quote_plus(text[1])}")
+    as_a_browser_sends_it = text[1].replace("\n", "\r\n")
+    page = server.ask("/plan", method="POST", body=f"text={quote_plus(as_a_browser_sends_it)}")
     assert page.status == 200, page.text[-3000:]
     assert "<svg" in page.text
+    assert text[0].split(">", 1)[1] in page.text, "the form has the text again, and not its line ends in other signs"
 
 
 @pytest.mark.parametrize("path", ["/", "/nodes", "/costs", "/compare", "/plan", "/submit", "/login", "/static/live.js"])

@@ -32,6 +32,8 @@ from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.worker.data.card import DataFolders
+from trainworks.worker.data.preparation import prepare_evaluation, training_side
 from trainworks.worker.data.prepare import prepare
 
 CALIBRATION = Calibration(
@@ -92,8 +94,13 @@ class TinyRun:
     """A run directory with everything that its ranks read."""
 
     run_dir: RunDir
-    data_folder: Path
+    data: DataFolders
     world_size: int
+
+    @property
+    def data_folder(self) -> Path:
+        """Folder of the training data."""
+        return self.data.train
 
     def rows(self) -> list[MetricsRow]:
         """The history that led to the final weights."""
@@ -108,7 +115,7 @@ class TinyRun:
         with listen() as server:
             port = server.getsockname()[1]
         here = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "TRAINWORKS_"))}
-        arguments = (self.run_dir.path, self.data_folder, self.world_size, port, os.getpid(), here)
+        arguments = (self.run_dir.path, self.data, self.world_size, port, os.getpid(), here)
         ranks = [FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
         for rank in ranks:
             rank.start()
@@ -131,7 +138,7 @@ class TinyRun:
 
     def checkpoint_is_being_written(self, step: int) -> Callable[[], bool]:
         """Files of that checkpoint exist, its manifest perhaps not yet."""
-        return lambda: any(self.run_dir.checkpoint(step).glob("*.distcp"))
+        return lambda: any(self.run_dir.checkpoint(step).glob("*.safetensors"))
 
 
 def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:
@@ -141,7 +148,7 @@ def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:
 
 
 def _rank(
-    rank: int, run_path: Path, data_folder: Path, world_size: int, port: int, parent: int, env: dict[str, str]
+    rank: int, run_path: Path, data: DataFolders, world_size: int, port: int, parent: int, env: dict[str, str]
 ) -> None:
     """`env`: variables of this test, which the fork server, started by the first of them, does not have."""
     import torch
@@ -156,7 +163,7 @@ def _rank(
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    train(str(run_path), str(data_folder), 0, parent)
+    train(str(run_path), str(data.train), 0, parent, None, str(data.evaluation or ""))
 
 
 def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun:
@@ -189,8 +196,9 @@ def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun
         calibration=CALIBRATION,
     )
     run_dir.write_resolved(resolved)
-    data_folder, _ = prepare(data, cache)
-    return TinyRun(run_dir, data_folder, processes.world_size)
+    folder, _ = prepare(data, cache, side=training_side(workload.eval))
+    held_out = prepare_evaluation(data, workload.eval, folder, cache)
+    return TinyRun(run_dir, DataFolders(folder, held_out), processes.world_size)
 
 
 def events(run: TinyRun, kind: str) -> list[dict[str, Any]]:

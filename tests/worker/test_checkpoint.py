@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import create_run_dir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
@@ -43,7 +44,7 @@ def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpoi
     run_dir = checkpointer._run_dir
 
     checkpointer.save(4, [module], optimizer, samples_consumed=4)
-    while not any(run_dir.checkpoint(4).glob(".metadata")):
+    while not any(run_dir.checkpoint(4).glob("metadata.json")):
         time.sleep(0.01)
     time.sleep(0.2)
     assert complete_checkpoints(run_dir) == []

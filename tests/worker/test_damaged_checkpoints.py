@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import shutil
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.utils._pytree import tree_map_only
 
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.events import read_events
-from trainworks.record.manifest import MANIFEST, Damage, check_file, check_manifest, describe_damage
+from trainworks.record.manifest import (
+    MANIFEST,
+    Damage,
+    Manifest,
+    check_file,
+    check_manifest,
+    checksum,
+    describe_damage,
+    write_manifest,
+)
 from trainworks.record.run_dir import RunDir
 from trainworks.worker import session
 from trainworks.worker.checkpoint import checksums
-from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.checkpointer import Checkpointer, _state
+from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 
 OLDER, NEWER, LAST = 2, 4, 6
-FILES = [".metadata", "__0_0.distcp", MANIFEST]
+FILES = ["metadata.json", "rank-0.safetensors", MANIFEST]
 
 
 class Training:
@@ -158,11 +176,24 @@ def remove(file: Path) -> None:
 DAMAGE = [flip_head, flip_middle, flip_tail, cut_short, empty, zero, remove]
 
 
-def forget_checksums(folder: Path) -> None:
-    """Make the manifest one of a version that wrote no checksums."""
+def write_as_before(run: RunDir, *, checksums: bool = False) -> Path:
+    """Make the newest checkpoint one of a version that pickled the metadata, and at first wrote no checksums."""
+    folder = run.checkpoint(NEWER)
     fields = json.loads((folder / MANIFEST).read_bytes())
-    del fields["checksums"], fields["crc32"]
-    (folder / MANIFEST).write_text(json.dumps(fields))
+    training = Training(run.path)
+    training.resume()
+    shutil.rmtree(folder)
+    dcp.save(_state([training.module], training.optimizer), checkpoint_id=folder)
+    del fields["crc32"]
+    manifest = Manifest.model_validate_json(json.dumps(fields))
+    files = {file.name: file.stat().st_size for file in folder.iterdir()}
+    sums = {name: checksum(folder / name) for name in files} if checksums else {}
+    write_manifest(folder, manifest.model_copy(update={"files": files, "checksums": sums}))
+    if not checksums:
+        fields = json.loads((folder / MANIFEST).read_bytes())
+        del fields["checksums"], fields["crc32"]
+        (folder / MANIFEST).write_text(json.dumps(fields))
+    return folder
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -184,14 +215,14 @@ def test_an_undamaged_checkpoint_is_loaded_bit_identically_and_nothing_is_said(r
 def test_a_flipped_bit_in_any_tensor_is_found(run, curve):
     """Weights, moments, step counts, random state, the guard's window: each has bytes of its own in the shard."""
     folder = run.checkpoint(NEWER)
-    shard = folder / "__0_0.distcp"
+    shard = folder / "rank-0.safetensors"
     good = shard.read_bytes()
-    places = dcp.FileSystemReader(folder).read_metadata().storage_data
+    places = reader_of(folder).read_metadata().storage_data
     kinds = {index.fqn.partition(".")[0] for index in places}
     assert {"model", "optimizer", "judge"} <= kinds
     for place in places.values():
         shard.write_bytes(good)
-        flip(shard, place.offset + place.length // 2)
+        flip(shard, place.start + place.num_bytes // 2)
         training = Training(run.path)
         assert training.resume() == OLDER
         assert training.train(OLDER, NEWER)[NEWER] == curve[NEWER]
@@ -210,24 +241,117 @@ def test_a_flipped_bit_in_any_byte_is_found(run, file):
 
 
 def test_the_record_names_the_damaged_file_and_the_step_to_go_on_from(run):
-    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    flip_middle(run.checkpoint(NEWER) / "rank-0.safetensors")
     training = Training(run.path)
     training.resume()
     (event,) = training.damage_events()
     assert describe_damage(event) == (
-        "checkpoint of step 4 is damaged: __0_0.distcp: checksum differs; resuming from step 2"
+        "checkpoint of step 4 is damaged: rank-0.safetensors: checksum differs; resuming from step 2"
     )
 
 
-def test_metadata_with_another_checksum_is_never_unpickled(run):
-    """A pickle runs what it holds."""
+class _Mark:
+    """Unpickled by Python, it leaves a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return os.mkdir, (str(self._path),)
+
+
+def with_mark(metadata: Path, mark: Path) -> bytes:
+    """The pickled metadata with a call of `os.mkdir` in it."""
+    with metadata.open("rb") as file:
+        stored = pickle.load(file)
+    stored.planner_data["model.weight"] = _Mark(mark)
+    return pickle.dumps(stored)
+
+
+def forge(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file of a checkpoint, with the checksums to it."""
+    (folder / name).write_bytes(content)
+    fields = json.loads((folder / MANIFEST).read_bytes())
+    fields["files"][name], fields["checksums"][name] = len(content), zlib.crc32(content)
+    del fields["crc32"]
+    write_manifest(folder, Manifest.model_validate_json(json.dumps(fields)))
+
+
+def test_a_pickle_in_the_place_of_metadata_is_not_run(run, tmp_path):
+    """Its checksum is right: a user who can write the folder can compute it."""
+    folder, mark = write_as_before(run, checksums=True), tmp_path / "mark"
+    forge(folder, ".metadata", with_mark(folder / ".metadata", mark))
+    training = Training(run.path)
+    assert training.resume() == OLDER
+    (event,) = training.damage_events()
+    assert ".metadata names `posix.mkdir`" in event["problem"]
+    assert not mark.exists()
+    dcp.FileSystemReader(folder).read_metadata()
+    assert mark.exists(), "torch's own reader runs it: the test would see it"
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "..", ""])
+def test_metadata_that_points_outside_of_the_checkpoint_is_refused(run, name):
     folder = run.checkpoint(NEWER)
-    (folder / ".metadata").write_bytes(b"cos\nabort\n(tR.".ljust((folder / ".metadata").stat().st_size, b"\0"))
-    assert Training(run.path).resume() == OLDER
+    fields = json.loads((folder / "metadata.json").read_bytes())
+    next(iter(fields["tensors"].values()))["chunks"][0]["file"] = name
+    forge(folder, "metadata.json", json.dumps(fields).encode())
+    training = Training(run.path)
+    assert training.resume() == OLDER
+    assert "no place in a checkpoint" in training.damage_events()[0]["problem"]
+
+
+def test_a_pickle_among_the_values_is_not_run(tmp_path):
+    dcp.save({"count": 3}, storage_writer=ShardWriter(tmp_path), planner=SavePlannerOfValues())
+    fields, content = json.loads((tmp_path / "metadata.json").read_bytes()), io.BytesIO()
+    torch.save(_Mark(tmp_path / "mark"), content)
+    (tmp_path / "evil").write_bytes(content.getvalue())
+    fields["values"]["count"] = {"file": "evil", "start": 0, "bytes": len(content.getvalue())}
+    (tmp_path / "metadata.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointException, match="`count` is not a plain value"):
+        dcp.load({"count": 0}, storage_reader=reader_of(tmp_path), planner=LoadPlannerOfValues())
+    assert not (tmp_path / "mark").exists()
+
+
+def test_every_value_that_can_be_saved_is_loaded(tmp_path):
+    state = {
+        "numbers": [1, 2.5, True, None, 3j],
+        "text": "ä",
+        "numpy": np.random.default_rng(1).bit_generator.state,
+        "generator": ("MT19937", np.arange(5, dtype=np.uint32), np.float64(0.5)),
+        "tensors": {f"{dtype}": torch.ones(2, 3).to(dtype) for dtype in (torch.bfloat16, torch.bool, torch.int64)},
+        "scalar": torch.tensor(7.0),
+        "empty": torch.empty(0, 4),
+        "slice": torch.arange(12.0).reshape(3, 4).T,
+    }
+    dcp.save(state, storage_writer=ShardWriter(tmp_path), planner=SavePlannerOfValues())
+    loaded = tree_map_only(torch.Tensor, torch.zeros_like, state) | {"numbers": [0] * 5, "text": ""}
+    dcp.load(loaded, storage_reader=reader_of(tmp_path), planner=LoadPlannerOfValues())
+    assert repr(loaded) == repr(state)
+
+
+def test_a_value_that_only_code_could_load_is_refused_at_the_save(tmp_path):
+    with pytest.raises(CheckpointException, match=r"cannot save `it`, a Path: loading it could run code|a PosixPath"):
+        dcp.save({"it": tmp_path}, storage_writer=ShardWriter(tmp_path), planner=SavePlannerOfValues())
+
+
+def test_a_checkpoint_with_pickled_metadata_is_loaded_bit_identically(run, curve):
+    write_as_before(run, checksums=True)
+    training = Training(run.path)
+    assert training.resume() == NEWER
+    assert training.train(NEWER)[LAST] == curve[LAST]
+    assert training.damage_events() == []
+
+
+def test_other_tools_open_a_shard(run):
+    opened = safetensors.torch.load_file(run.checkpoint(NEWER) / "rank-0.safetensors")
+    training = Training(run.path)
+    training.resume()
+    assert torch.equal(opened["model.weight"], training.module.weight)
 
 
 def test_a_damaged_checkpoint_stays_on_disk_and_does_not_count_for_those_to_keep(run):
-    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    flip_middle(run.checkpoint(NEWER) / "rank-0.safetensors")
     training = Training(run.path, keep=1)
     training.resume()
     training.train(OLDER, OLDER + 1)
@@ -237,7 +361,7 @@ def test_a_damaged_checkpoint_stays_on_disk_and_does_not_count_for_those_to_keep
 
 
 def test_a_checkpoint_that_is_saved_again_is_good_again(run, curve):
-    zero(run.checkpoint(NEWER) / "__0_0.distcp")
+    zero(run.checkpoint(NEWER) / "rank-0.safetensors")
     training = Training(run.path)
     training.resume()
     training.train(OLDER, NEWER)
@@ -252,19 +376,19 @@ def test_a_checkpoint_that_is_saved_again_is_good_again(run, curve):
 def test_a_checkpoint_damaged_after_it_was_loaded_is_found_at_the_next_rollback(run):
     training = Training(run.path)
     assert training.resume() == NEWER
-    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
+    flip_middle(run.checkpoint(NEWER) / "rank-0.safetensors")
     found = training.checkpointer.newest()
     assert found is not None and found[0].step == OLDER
 
 
 def test_where_no_checkpoint_can_be_loaded_the_error_names_all_that_were_tried(run):
-    flip_middle(run.checkpoint(NEWER) / "__0_0.distcp")
-    remove(run.checkpoint(OLDER) / ".metadata")
+    flip_middle(run.checkpoint(NEWER) / "rank-0.safetensors")
+    remove(run.checkpoint(OLDER) / "metadata.json")
     training = Training(run.path)
     with pytest.raises(EnvironmentProblem) as raised:
         training.resume()
     assert raised.value.message == (
-        "no checkpoint can be loaded: step 4: __0_0.distcp: checksum differs; step 2: .metadata: missing"
+        "no checkpoint can be loaded: step 4: rank-0.safetensors: checksum differs; step 2: metadata.json: missing"
     )
     assert "start a new run" in raised.value.hint and "resume" not in raised.value.hint
     assert [event["fallback_step"] for event in training.damage_events()] == [None, None]
@@ -288,7 +412,7 @@ def test_another_model_is_an_error_of_its_own_and_no_older_checkpoint_is_tried(r
 
 
 def test_a_file_that_cannot_be_read_is_passed_over(run):
-    shard = run.checkpoint(NEWER) / "__0_0.distcp"
+    shard = run.checkpoint(NEWER) / "rank-0.safetensors"
     shard.unlink()
     shard.symlink_to(shard)
     training = Training(run.path)
@@ -318,7 +442,7 @@ def test_a_loop_of_ones_own_passes_over_a_damaged_checkpoint(tmp_path):
     path = tmp_path / "run-1"
     path.mkdir()
     ((_, weights),) = on_ranks(1, _trained_by_a_session, str(path), 6)
-    flip_middle(RunDir(path).checkpoint(6) / "__0_0.distcp")
+    flip_middle(RunDir(path).checkpoint(6) / "rank-0.safetensors")
     assert on_ranks(1, _trained_by_a_session, str(path), 6) == [(4, weights)]
 
 
@@ -326,7 +450,7 @@ def test_a_loop_of_ones_own_passes_over_a_damaged_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_without_checksums_is_loaded_and_nothing_is_said(run, curve):
-    forget_checksums(run.checkpoint(NEWER))
+    write_as_before(run)
     training = Training(run.path)
     assert training.resume() == NEWER
     assert training.train(NEWER)[LAST] == curve[LAST]
@@ -335,8 +459,7 @@ def test_a_checkpoint_without_checksums_is_loaded_and_nothing_is_said(run, curve
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
 def test_a_checkpoint_without_checksums_that_cannot_be_read_is_passed_over(run, curve, file):
-    forget_checksums(run.checkpoint(NEWER))
-    zero(run.checkpoint(NEWER) / file)
+    zero(write_as_before(run) / file)
     training = Training(run.path)
     assert training.resume() == OLDER
     assert training.train(OLDER)[LAST] == curve[LAST]
@@ -384,10 +507,10 @@ def run_of_two(saved_by_two, tmp_path):
 def test_every_file_is_read_by_one_rank(run_of_two):
     results = on_ranks(2, _resumed_by_ranks, str(run_of_two.path))
     assert [step for step, _, _ in results] == [NEWER, NEWER]
-    assert [read for _, _, read in results] == [[".metadata", "__0_0.distcp"], ["__1_0.distcp"]]
+    assert [read for _, _, read in results] == [["metadata.json", "rank-0.safetensors"], ["rank-1.safetensors"]]
 
 
-@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "__1_0.distcp", MANIFEST])
+@pytest.mark.parametrize("file", ["metadata.json", "rank-0.safetensors", "rank-1.safetensors", MANIFEST])
 def test_all_ranks_pass_over_what_one_of_them_finds(run_of_two, saved_by_two, file):
     flip_middle(run_of_two.checkpoint(NEWER) / file)
     results = on_ranks(2, _resumed_by_ranks, str(run_of_two.path))
@@ -396,8 +519,9 @@ def test_all_ranks_pass_over_what_one_of_them_finds(run_of_two, saved_by_two, fi
 
 
 def test_all_ranks_pass_over_what_one_of_them_cannot_load(run_of_two, saved_by_two):
-    forget_checksums(run_of_two.checkpoint(NEWER))
-    zero(run_of_two.checkpoint(NEWER) / "__1_0.distcp")
+    """Its checksum is right, and the file ends before the last tensor."""
+    folder = run_of_two.checkpoint(NEWER)
+    forge(folder, "rank-1.safetensors", (folder / "rank-1.safetensors").read_bytes()[:-8])
     results = on_ranks(2, _resumed_by_ranks, str(run_of_two.path))
     assert [step for step, _, _ in results] == [OLDER, OLDER]
     assert all(weights[LAST] == saved_by_two[1][LAST] for _, weights, _ in results)
@@ -405,10 +529,14 @@ def test_all_ranks_pass_over_what_one_of_them_cannot_load(run_of_two, saved_by_t
 
 def test_more_ranks_than_saved_it_compare_every_file_once(run_of_two):
     results = on_ranks(3, _resumed_by_ranks, str(run_of_two.path))
-    assert sorted(name for _, _, read in results for name in read) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert sorted(name for _, _, read in results for name in read) == [
+        "metadata.json",
+        "rank-0.safetensors",
+        "rank-1.safetensors",
+    ]
 
 
 def test_a_checksum_is_crc_32(tmp_path):
     content = os.urandom(3_000_000)
     (tmp_path / "file").write_bytes(content)
-    assert checksums.checksum(tmp_path / "file") == zlib.crc32(content)
+    assert checksum(tmp_path / "file") == zlib.crc32(content)

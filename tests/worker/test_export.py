@@ -16,6 +16,7 @@ from trainworks.files import take_lock
 from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.worker import export as exporting
+from trainworks.worker.checkpoint.shards import reader_of
 from trainworks.worker.export import export
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config
@@ -60,7 +61,7 @@ def loss_of_transformers(folder):
 
 def loss_of_checkpoint(run, step, config):
     decoder = Decoder(decoder_config(config)).eval()
-    dcp.load({"model": decoder.state_dict()}, checkpoint_id=run.run_dir.checkpoint(step), no_dist=True)
+    dcp.load({"model": decoder.state_dict()}, storage_reader=reader_of(run.run_dir.checkpoint(step)), no_dist=True)
     with torch.no_grad():
         return decoder(X, LABELS).item()
 
@@ -126,19 +127,19 @@ def test_a_model_that_transformers_computes_is_written_by_it(new_run, tmp_path):
     assert loss_of_transformers(tmp_path / "model") < run.rows()[0]["loss"] + 1.0
     stored = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     values = {f"model.{name}": torch.empty_like(value) for name, value in stored.items()}
-    dcp.load({"model": values}, checkpoint_id=run.run_dir.checkpoint(8), no_dist=True)
+    dcp.load({"model": values}, storage_reader=reader_of(run.run_dir.checkpoint(8)), no_dist=True)
     assert all(torch.equal(values[f"model.{name}"], value) for name, value in stored.items())
 
 
 def test_a_damaged_checkpoint_is_not_exported(tensor_run, tmp_path):
     run_dir = RunDir(shutil.copytree(tensor_run.run_dir.path, tmp_path / "run-1"))
-    shard = run_dir.checkpoint(8) / "__1_0.distcp"
+    shard = run_dir.checkpoint(8) / "rank-1.safetensors"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     with pytest.raises(EnvironmentProblem) as raised:
         export(run_dir, 8, tmp_path / "model", dtype="fp32")
-    assert raised.value.message == "the checkpoint of step 8 is damaged: __1_0.distcp: checksum differs"
+    assert raised.value.message == "the checkpoint of step 8 is damaged: rank-1.safetensors: checksum differs"
     assert raised.value.hint == "no other checkpoint is left"
     assert not (tmp_path / "model").exists()
 

@@ -18,7 +18,8 @@ from tests.worker.poison import (
     write_poisoned_corpus,
 )
 from trainworks.config.layout import Layout, resolve_layout
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.record.manifest import complete_checkpoints, write_manifest
 from trainworks.worker.guard import StepJudge, reason_of, spread_nonfinite
 from trainworks.worker.mesh import Mesh

@@ -20,6 +20,7 @@ from trainworks.plan.run.processes import choose_processes
 from trainworks.record.resolved import ResolvedRun, StepTimeGroups
 from trainworks.record.run_dir import create_run_dir
 from trainworks.record.trial import Trial
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.export import export
 from trainworks.worker.tasks.user_module import load_user_module
 
@@ -144,7 +145,7 @@ def own_run(folder: Path, text: str, layout: str, ranks: int) -> TinyRun:
             plan=plan,
         )
     )
-    return TinyRun(run_dir, run_dir.path, ranks)
+    return TinyRun(run_dir, DataFolders(run_dir.path), ranks)
 
 
 @pytest.fixture(scope="module")

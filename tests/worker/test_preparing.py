@@ -21,8 +21,8 @@ from tests.small_disk import mounted
 from trainworks.config.data import Data, DataSource
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.worker.data.inputs import documents, find_inputs, parts_of
+from trainworks.worker.data.packing import START, pack
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.token_shards import pack
 
 TEXTS = [f"document {number} says {'word ' * (number % 7)}" for number in range(200)]
 
@@ -279,7 +279,7 @@ def test_packed_documents_begin_and_end_within_a_row(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     folder, card = prepare(data(tmp_path / "a.jsonl", pack=True), tmp_path / "cache")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    rows = np.fromfile(folder / "tokens-00000.bin", dtype=card.dtype).reshape(-1, 33)
+    rows = np.fromfile(folder / "tokens-00000.bin", dtype=card.dtype).reshape(-1, 33) & (START - 1)
     documents = [
         text for row in rows for text in tokenizer.decode(row, skip_special_tokens=False).split("<|endoftext|>")
     ]

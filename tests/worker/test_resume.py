@@ -90,7 +90,7 @@ def test_only_the_newest_checkpoints_are_kept(new_run):
     assert [step for step, _ in run.run_dir.checkpoint_folders()] == [20, 24]
 
 
-@pytest.mark.parametrize("file", [".metadata", "__1_0.distcp"])
+@pytest.mark.parametrize("file", ["metadata.json", "rank-1.safetensors"])
 @pytest.mark.parametrize("changes", [{}, {"layout": {"dp_shard": 2}}], ids=["replicas", "shards"])
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_bit_identically_from_the_one_before(
     new_run, reference, changes, file
@@ -110,10 +110,10 @@ def test_a_run_without_a_checkpoint_that_can_be_loaded_ends_with_one_clear_error
     run = new_run()
     run.train(until=run.a_checkpoint_is_complete)
     for _, folder in complete_checkpoints(run.run_dir):
-        (folder / ".metadata").unlink()
+        (folder / "metadata.json").unlink()
     assert run.train() == [3, 3]
     failure = events(run, "failure")[-1]
-    assert failure["message"].endswith(": .metadata: missing")
+    assert failure["message"].endswith(": metadata.json: missing")
     assert "no checkpoint can be loaded: step 8" in failure["message"]
     assert "start a new run" in failure["hint"]
 
@@ -124,6 +124,6 @@ def test_a_checkpoint_of_other_data_is_refused(new_run, corpus, tmp_path):
     run = new_run()
     run.train(until=run.a_checkpoint_is_complete)
     other = make_run(tmp_path / "other", write_corpus(tmp_path / "text", words=20_000), tmp_path / "cache")
-    run.data_folder = other.data_folder
+    run.data = other.data
     assert run.train() == [3, 3]
     assert "the data changed" in events(run, "failure")[-1]["message"]

@@ -14,4 +14,4 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(free: float | None) -> 
     marks.waits = [(3.0, 3.5)]
     total, *parts = marks.durations()
     assert total == sum(parts) == 8.0
-    assert parts == [1.0, 2.5, 0.5, 8.0 - (free or 5.0), 1.0 + ((free or 5.0) - 5.0)]
+    assert parts == [1.0, 2.5, 0.5, 8.0 - (free or 5.0), 1.0 + ((free or 5.0) - 5.0), 0.0]

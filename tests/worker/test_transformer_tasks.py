@@ -9,17 +9,27 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from transformers import AutoModelForImageClassification, AutoModelForMaskedLM, ResNetConfig, ViTConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    ResNetConfig,
+    ViTConfig,
+)
 
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
+from trainworks.api.planned_model import has_formula
 from trainworks.config.load import parse_run_file
+from trainworks.config.run_file import Workload
 from trainworks.host.probe import probe_host
 from trainworks.plan.run.module import make_measured_plan, measured_layouts
 from trainworks.plan.run.processes import choose_processes
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import create_run_dir
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokens import MaskedTokens
@@ -29,6 +39,14 @@ VIT = ViTConfig(
     image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
 )
 RESNET = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+
+
+_SMALL = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
+UNPLANNED = {
+    "stablelm": _SMALL | {"intermediate_size": 48, "num_key_value_heads": 4, "bos_token_id": 0, "eos_token_id": 0},
+    "falcon": _SMALL | {"bos_token_id": 0, "eos_token_id": 0, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+}
+"""Causal language models of `transformers` that the planner has no formula for."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +70,10 @@ def new_task(tmp_path, corpus, cache, images):
         if kind == "bert":
             model = {"architecture": "bert", "layers": 2, "hidden": 32, "heads": 2}
             task = {"task": "masked-lm", "model": model}
+            task["data"] = {"source": str(corpus), "sequence_length": 32, "vocabulary": 400}
+        elif kind in UNPLANNED:
+            AutoConfig.for_model(kind, **UNPLANNED[kind]).save_pretrained(tmp_path / kind)
+            task = {"task": "causal-lm", "model": {"hf": str(tmp_path / kind)}}
             task["data"] = {"source": str(corpus), "sequence_length": 32, "vocabulary": 400}
         else:
             {"vit": VIT, "resnet": RESNET}[kind].save_pretrained(tmp_path / kind)
@@ -78,7 +100,7 @@ def new_task(tmp_path, corpus, cache, images):
             plan=plan,
         )
         run_dir.write_resolved(resolved)
-        return TinyRun(run_dir, prepare(run_file.workload.data, cache)[0], ranks)
+        return TinyRun(run_dir, DataFolders(prepare(run_file.workload.data, cache)[0]), ranks)
 
     return make
 
@@ -88,7 +110,7 @@ def trained(run: TinyRun) -> list[float]:
     return [loss for loss, _ in run.curve()]
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize("kind", ["bert", "vit", *UNPLANNED])
 def test_losses_of_replicas_and_shards_are_those_of_one_process(new_task, kind):
     one = trained(new_task(kind, "{micro_batch: 8}", 1))
     assert trained(new_task(kind, "{dp_replicate: 2, micro_batch: 2}", 2)) == pytest.approx(one, rel=1e-4)
@@ -96,7 +118,10 @@ def test_losses_of_replicas_and_shards_are_those_of_one_process(new_task, kind):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize(("kind", "opens"), [("bert", AutoModelForMaskedLM), ("vit", AutoModelForImageClassification)])
+@pytest.mark.parametrize(
+    ("kind", "opens"),
+    [("bert", AutoModelForMaskedLM), ("vit", AutoModelForImageClassification), ("stablelm", AutoModelForCausalLM)],
+)
 def test_an_exported_model_is_opened_by_transformers_with_all_its_weights(new_task, tmp_path, kind, opens):
     run = new_task(kind, "{dp_shard: 2}", 2)
     trained(run)
@@ -105,6 +130,14 @@ def test_an_exported_model_is_opened_by_transformers_with_all_its_weights(new_ta
     model, loading = opens.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(loading.values())
     assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", UNPLANNED)
+def test_a_causal_model_without_a_formula_is_known_as_such(kind, tmp_path):
+    AutoConfig.for_model(kind, **UNPLANNED[kind]).save_pretrained(tmp_path / kind)
+    fields = {"task": "causal-lm", "model": {"hf": str(tmp_path / kind)}, "global_batch": 1, "train_for": "1 steps"}
+    data = {"source": "texts", "sequence_length": 32}
+    assert not has_formula(Workload.model_validate(fields | {"data": data}))
 
 
 def test_a_resnet_learns_and_its_statistics_do_not_disturb_a_resume(new_task):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainworks.config.engines import ENTRY_POINTS, PUBLISHED
+from trainworks.config.backend_names import ENTRY_POINTS, PUBLISHED
 from trainworks.config.run_file import Cluster
 from trainworks.errors import UsageError
 from trainworks.jobs.program import Program

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.jobs.state import CAUSES, Cause, JobState
 from trainworks.record.events import read_events
-from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from trainworks.record.resolved import Processes, ResolvedRun
 
 
 def planner_of(run_dir: RunDir) -> list[str]:

@@ -13,13 +13,17 @@ import socket
 import sys
 from pathlib import Path
 
+from trainworks.agent.environments.build import BuiltEnvironment, build
+from trainworks.agent.environments.start import note_failure, record_environment
 from trainworks.agent.launch import run_mark
-from trainworks.config.command import shell_of
+from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.jobs.environment import default_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
+from trainworks.jobs.program import shell_of
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
@@ -39,6 +43,7 @@ class _CommandNode:
         self._node = node
         self._rendezvous = rendezvous
         self._stopping = False
+        self._environment: BuiltEnvironment | None = None
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler."""
@@ -56,7 +61,7 @@ class _CommandNode:
 
     def run(self) -> int:
         """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
-        if (code := self._set_up()) != 0:
+        if (code := self._build_environment() or self._set_up()) != 0:
             return code
         if self._node == 0:
             append_event(
@@ -68,6 +73,7 @@ class _CommandNode:
             )
         ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
         self._follow_usage()
+        follow_notices(self._run_dir, self._node, self._resolved.run_file.recover.notices)
         while True:
             codes = [rank.exit_code() for rank in ranks]
             failed = next((index for index, code in enumerate(codes) if code), None)
@@ -79,6 +85,21 @@ class _CommandNode:
             if all(code == 0 for code in codes):
                 return 0
             process.wait_any([rank for rank, code in zip(ranks, codes, strict=True) if code is None], _POLL_S)
+
+    def _build_environment(self) -> int:
+        """Build the packages of the ranks on this node; returns 0, or the exit code of a failure."""
+        wanted = self._resolved.environment
+        if wanted is None or wanted.kind == "image":
+            return 0
+        try:
+            self._environment = build(wanted, trains=False, stopping=lambda: self._stopping)
+        except TrainworksError as error:
+            if self._stopping:
+                return 128 + signal.SIGTERM
+            note_failure(self._run_dir, self._node, error)
+            return error.exit_code
+        record_environment(self._run_dir, self._node, self._environment.facts)
+        return 0
 
     def _set_up(self) -> int:
         setup = self._resolved.run_file.setup
@@ -122,7 +143,8 @@ class _CommandNode:
         )
         own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
         written = {name: value for name, value in run_file.envs.items() if value is not None}
-        return default_environment(self._resolved.processes) | os.environ | ranks | own | written
+        env = default_environment(self._resolved.processes) | os.environ | ranks | own | written
+        return self._environment.variables(env) if self._environment else env
 
     def _shell(self, script: str) -> list[str]:
         """Bash that stops at the first error.

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, take_lock
@@ -13,9 +14,11 @@ from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event, read_events
-from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+
+if TYPE_CHECKING:
+    from trainworks.record.resolved import Processes
 
 _HANDOVER_S = 5.0
 _LOOK_S = 0.05

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from trainworks.agent import command_agent
+from trainworks.agent.environments.start import agent_module
 from trainworks.agent.launch import run_mark, take_environment
 from trainworks.files import write_atomic
 from trainworks.host import process
@@ -40,6 +41,11 @@ class Hosts(Protocol):
         """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
         ...
 
+    @property
+    def can_be_replaced(self) -> bool:
+        """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
+        ...
+
     def command(self, node: int, command: list[str]) -> list[str]:
         """An argument vector for this machine that runs `command` on a node, and ends as it does."""
         ...
@@ -54,6 +60,7 @@ class ThisMachine:
     """All nodes of a local job."""
 
     are_here = True
+    can_be_replaced = False
 
     def __init__(self, nodes: int) -> None:
         self.addresses: Sequence[str] = [LOOPBACK] * nodes
@@ -66,6 +73,31 @@ class ThisMachine:
         """SIGTERM."""
         for agent in agents:
             agent.signal_group(signal.SIGTERM)
+
+
+@final
+class SomeHosts:
+    """Some nodes of a job, numbered anew.
+
+    Args:
+        hosts: all nodes.
+        places: number of each node among all.
+    """
+
+    def __init__(self, hosts: Hosts, places: Sequence[int]) -> None:
+        self._hosts = hosts
+        self._places = places
+        self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
+        self.are_here = hosts.are_here
+        self.can_be_replaced = hosts.can_be_replaced
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """Command for the node at this place."""
+        return self._hosts.command(self._places[node], command)
+
+    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
+        """Ask as the hosts themselves do."""
+        self._hosts.ask_to_stop(agents)
 
 
 class Nodes(abc.ABC):
@@ -84,7 +116,9 @@ class Nodes(abc.ABC):
     ) -> None:
         self._run_dir = run_dir
         self._resolved = resolved
-        self._hosts = hosts or ThisMachine(resolved.processes.nodes)
+        self._all = resolved.processes.nodes
+        self._all_hosts = self._hosts = hosts or ThisMachine(self._all)
+        self._places: Sequence[int] = range(self._all)
         self._inherited = inherited
         self._agents: dict[int, process.Child] = {}
         self._noted: set[int] = set()
@@ -110,6 +144,19 @@ class Nodes(abc.ABC):
         for node in range(self._resolved.processes.nodes):
             self._start(node)
 
+    def resize(self, resolved: ResolvedRun, places: Sequence[int]) -> None:
+        """Start the job on some of its nodes, or on all again; no agent runs now.
+
+        Args:
+            resolved: the run on that many nodes.
+            places: number of each node among all of the job.
+        """
+        self._resolved, self._places = resolved, places
+        self._hosts = SomeHosts(self._all_hosts, places)
+        self._agents.clear()
+        self._noted.clear()
+        self.start_all()
+
     def _start(self, node: int) -> None:
         self._noted.discard(node)
         self._agents[node] = self._agent(node)
@@ -120,11 +167,11 @@ class Nodes(abc.ABC):
             return {}
         processes = self._resolved.processes
         asked = processes.accelerators_per_node
-        if processes.device != "cuda" or (processes.nodes == 1 and not asked):
+        if processes.device != "cuda" or (self._all == 1 and not asked):
             return {}
-        count = accelerators_per_node(processes)
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(processes.nodes * count)))
-        return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[node * count : (node + 1) * count])}
+        count, place = accelerators_per_node(processes), self._places[node]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._all * count)))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[place * count : (place + 1) * count])}
 
     def wait(self, timeout_s: float) -> None:
         """Until an agent ends, or the time is over."""
@@ -188,15 +235,17 @@ class TrainingNodes(Nodes):
 
     def _agent(self, node: int) -> process.Child:
         """A new interpreter, here or on another machine: it imports torch, and cannot be a copy of this process."""
-        own, restarts = self._hosts.addresses[node], str(self._resolved.run_file.max_restarts)
-        arguments = [str(self._run_dir.path), str(node), self._parent(), restarts, own, self._store]
+        own, nodes = self._hosts.addresses[node], str(self._resolved.processes.nodes)
+        arguments = [str(self._run_dir.path), str(node), nodes, self._parent(), own, self._store]
         file_descriptors = list(self._inherited)
         if self._hosts.are_here and node == 0:
             arguments.append(str(self._listener.fileno()))
             file_descriptors.append(self._listener.fileno())
         env = agent_environment(self._resolved.processes) | self._devices(node) | run_mark(self._run_dir)
         return process.spawn(
-            self._hosts.command(node, process.python_module("trainworks.worker.agent", *arguments)),
+            self._hosts.command(
+                node, agent_module(self._run_dir, self._resolved, node, "trainworks.worker.agent", *arguments)
+            ),
             log=self._run_dir.node_log(node),
             env=default_environment(self._resolved.processes) | os.environ | env,
             pass_fds=file_descriptors,

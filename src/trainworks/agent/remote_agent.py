@@ -212,6 +212,7 @@ class RemoteHosts:
     """Starts agents: on the first node as children of this process, on the others through a proxy process."""
 
     are_here = False
+    can_be_replaced = False
 
     def __init__(self, nodes: NodeAddresses, secrets: Path) -> None:
         self.addresses: Sequence[str] = nodes.addresses

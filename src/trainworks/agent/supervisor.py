@@ -18,8 +18,8 @@ from pathlib import Path
 
 from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
-from trainworks.agent.node_checks import check_nodes, failure_of_agent
 from trainworks.agent.observers import running_observers, start_observers
+from trainworks.agent.recovery import Recovery, note_lost
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -33,7 +33,8 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
-from trainworks.recover.restarts import AGENT_RESTART, may_restart
+from trainworks.recover.memory_checkpoints import forget_memory
+from trainworks.recover.notices import answer_notice
 
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
@@ -58,7 +59,6 @@ class Supervisor:
         self._resolved = resolved
         self._nodes = nodes
         self._clock = clock
-        self._hosts = hosts or ThisMachine(1)
         self._state = JobState.CREATED
         self._stop_signals = 0
         self._stop_deadline: float | None = None
@@ -72,35 +72,46 @@ class Supervisor:
             clock=clock,
         )
         self._ended_idle: str | None = None
-        self._unfit: Event | None = None
+        self._reclaimed: Event | None = None
+        self._recovery = Recovery(
+            run_dir,
+            resolved,
+            nodes,
+            hosts or ThisMachine(resolved.processes.nodes),
+            clock,
+            is_stopping=lambda: self._stop_signals > 0,
+        )
         self._knows_only_consequences = False
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once.
 
-        A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun.
+        A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun. Neither
+        does the SIGTERM with which a cluster leaves a node that its cloud takes back.
         """
-        hung_up = number == signal.SIGHUP
+        hung_up = number == signal.SIGHUP or (number == signal.SIGTERM and self._reclaimed is not None)
         self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
 
     def run(self) -> JobState:
         """Start the nodes, watch them to the end, and write the final state."""
         self._enter(JobState.STARTING)
         start_observers(self._run_dir, self._resolved)
-        if self._find_unfit():
+        if self._recovery.find_unfit():
             return self._conclude([])
         _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
-        while self._nodes.any_running():
+        while self._nodes.any_running() or self._recovery.go_on():
             self._follow_events()
             self._follow_use()
             self._follow_stop()
+            self._follow_nodes()
             if not self._restart_or_end():
                 break
             self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._follow_events()
+        forget_memory(self._run_dir)
         return self._conclude(codes)
 
     def _follow_events(self) -> None:
@@ -110,12 +121,40 @@ class Supervisor:
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
                 self._enter(JobState.RUNNING)
             elif event["kind"] in ("finished", "stopped"):
-                self._done = True
+                self._done = not self._recovery.is_pausing or event["kind"] == "finished"
+            elif event["kind"] == "notice" and not self._stop_signals and not self._done:
+                self._answer(event)
+            elif event["kind"] == "resized" and self._state is JobState.RUNNING:
+                message = f"{event['message']}: on {event['nodes']} nodes from now on"
+                self._enter(JobState.RECOVERING, {"message": message})
             elif event["kind"] == "failure":
                 self._recover_from(event)
             elif event["kind"] == "agent_lost":
                 message = f"the agent of node {event['node']} ended with code {event['exit_code']}"
                 self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
+
+    def _answer(self, notice: Event) -> None:
+        """End the job on a node that its cloud takes back, with a checkpoint if the time is enough for one.
+
+        After mere advice it saves and continues.
+        """
+        if not notice["ends"]:
+            self._run_dir.save_request_file.touch()
+            return
+        answer = answer_notice(
+            notice,
+            read_events(self._run_dir.events_file),
+            now=self._clock.now(),
+            logging_interval_s=self._resolved.longest_pause_s,
+            grace_s=self._resolved.run_file.job.grace,
+        )
+        said = {name: notice[name] for name in ("node", "cloud", "what")}
+        found = {"saves": answer.saves, "left_s": answer.left_s, "needed_s": answer.needed_s}
+        append_event(self._run_dir.events_file, "notice_answered", **said, **found, message=answer.words)
+        self._reclaimed = {"cause": Cause.NODE_RECLAIMED, "message": answer.words}
+        self._stop_signals = 1
+        self._stop_deadline = self._clock.now() + (answer.left_s if answer.saves else 0.0)
+        self._nodes.ask_to_stop()
 
     def _recover_from(self, failure: Event) -> None:
         """RECOVERING; ranks often write that they lost a peer before the agent writes how that peer ended."""
@@ -134,6 +173,11 @@ class Supervisor:
             self._ended_idle = why
             self._stop_signals = 1
             append_event(self._run_dir.events_file, "stop_requested", reason=why)
+
+    def _follow_nodes(self) -> None:
+        """Name slow nodes and take lost ones back while the ranks train."""
+        if self._state is JobState.RUNNING and not self._stop_signals and not self._done:
+            self._recovery.look()
 
     def _follow_stop(self) -> None:
         if self._stop_signals == 0:
@@ -155,42 +199,10 @@ class Supervisor:
         for node, exit_code in self._nodes.lost():
             if self._stop_deadline is not None or self._done:
                 continue
-            self._note_lost(node, exit_code)
-            if self._resolved.node_check and exit_code == ExitCode.NODE_UNHEALTHY:
-                self._unfit = failure_of_agent(self._run_dir, node)
-            restart = AGENT_RESTART | {"node": node if self._resolved.is_workload else None}
-            if not (self._may(restart) and self._nodes.restartable(exit_code)):
+            note_lost(self._run_dir, node, exit_code)
+            if not self._recovery.after_loss(node, exit_code):
                 return False
-            if self._find_unfit([node] if self._resolved.is_workload else None):
-                return False
-            append_event(self._run_dir.events_file, **restart)
-            self._nodes.restart(node)
         return True
-
-    def _find_unfit(self, nodes: Sequence[int] | None = None) -> bool:
-        """Check nodes, all when None, before ranks start there."""
-        self._unfit = check_nodes(
-            self._run_dir, self._resolved, self._hosts, self._clock, lambda: self._stop_signals > 0, nodes
-        )
-        return self._unfit is not None
-
-    def _may(self, restart: Event) -> bool:
-        return may_restart(read_events(self._run_dir.events_file), self._resolved.run_file.max_restarts, restart)
-
-    def _note_lost(self, node: int, exit_code: int) -> None:
-        if exit_code < 0:  # it cannot have written why
-            name = signal.Signals(-exit_code).name
-            append_event(
-                self._run_dir.events_file,
-                "failure",
-                rank=None,
-                node=node,
-                cause="node_lost",
-                exit_code=exit_code,
-                signal=name,
-                message=f"the node agent was killed by {name}",
-            )
-        append_event(self._run_dir.events_file, "agent_lost", node=node, exit_code=exit_code)
 
     def _conclude(self, codes: list[int]) -> JobState:
         """The final state, from how the nodes ended and from what they wrote."""
@@ -199,8 +211,11 @@ class Supervisor:
         if last == "finished":
             self._remember()
             return self._enter(JobState.SUCCEEDED, exit_code=0)
-        if self._unfit is not None:
-            return self._enter(JobState.FAILED, self._unfit, exit_code=ExitCode.ENVIRONMENT)
+        if self._reclaimed is not None:
+            hint = "trainworks resume, on another machine"
+            return self._enter(JobState.FAILED, self._reclaimed | {"hint": hint}, exit_code=ExitCode.PEER_LOST)
+        if self._recovery.unfit is not None:
+            return self._enter(JobState.FAILED, self._recovery.unfit, exit_code=ExitCode.ENVIRONMENT)
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
             return self._enter(JobState.SUCCEEDED, exit_code=0)
         if self._stop_signals or last == "stopped":
@@ -215,7 +230,9 @@ class Supervisor:
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
         with suppress(OSError, TrainworksError):
-            record = import_module("trainworks.record.finished_run")  # it needs numpy, and a supervisor stays small
+            record = import_module(
+                "trainworks.record.measured.finished_run"
+            )  # it needs numpy, and a supervisor stays small
             finished = record.finished_run(self._run_dir, self._clock.now())
             if finished is not None:
                 record.remember_finished(data_folder(FINISHED_RUNS), finished)

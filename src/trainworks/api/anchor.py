@@ -12,7 +12,7 @@ from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.software import family_of
 from trainworks.errors import MissingExtraError, UsageError
-from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
 from trainworks.plan.software import worker_software
 from trainworks.record.model_shape import ModelShape
 
@@ -64,9 +64,9 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     elif engine == "local" and run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
         text = f"the script needs Slurm: `{word}`, and `cluster` is this machine"
         problem = ("run",), text, "set `cluster: slurm`, or let Trainworks start the ranks, without `srun`"
-    elif workload is not None and run_file.job.min_nodes not in (None, run_file.nodes):
-        text = f"a workload is planned for {run_file.nodes} node(s), and cannot start on {run_file.job.min_nodes}"
-        problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command may have it"
+    elif workload is not None and workload.task != "causal-lm" and run_file.job.min_nodes not in (None, run_file.nodes):
+        text = f"a workload of the task `{workload.task}` is measured, not planned, for its {run_file.nodes} node(s)"
+        problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command or a causal-lm may have it"
     elif workload is not None and workload.model.preset is not None:
         text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"
         problem = (
@@ -163,21 +163,27 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
     if workload is None:
         return run_file.model_copy(update={"workdir": str(working_folder)} if run_file.workdir else {})
     try:
-        check_sources(workload.data)
+        at = ("workload", "data", "source")
+        check_sources(workload.data.sources)
+        at = ("workload", "eval", "data")
+        check_sources([workload.eval.data] if workload.eval and workload.eval.data else [])
     except (UsageError, MissingExtraError) as error:
-        error.place = source.place(("workload", "data", "source")) if source else None
+        error.place = source.place(at) if source else None
         raise
     tokenizer = _tokenizer(workload)
     if workload.model.module is not None:
         module = _module_file(workload.model.module, source)
         changed: dict[str, Any] = {"model": workload.model.model_copy(update={"module": str(module)})}
         return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
-    data = {"source": anchored_data(workload.data).source}
+    data: dict[str, Any] = {"source": anchored_data(workload.data).source}
+    if (chat := workload.data.chat) is not None and chat.template is not None:
+        data["chat"] = chat.model_copy(update={"template": str(Path(chat.template).expanduser().absolute())})
     data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
     folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
     model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}
     changed = {
         "data": workload.data.model_copy(update=data),
+        "eval": anchored_evaluation(workload.eval),
         "model": workload.model.model_copy(update=model),
     }
     return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})

@@ -20,8 +20,8 @@ from trainworks.plan.cluster.layout import as_option, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.conv_net import ConvJob
 from trainworks.record.calibration import Calibration
-from trainworks.record.measurement import ClusterMeasurement, MeasuredStep
-from trainworks.record.measurement_store import append_measurement
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
+from trainworks.record.measured.measurement_store import append_measurement
 from trainworks.results import Result
 
 _LONGEST_STEP_S = 1e7

@@ -24,7 +24,7 @@ from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import described_job
 from trainworks.plan.run.steps import num_steps
-from trainworks.record.measurement_store import read_measurements
+from trainworks.record.measured.measurement_store import read_measurements
 from trainworks.record.resolved import Forecast
 from trainworks.units import HOUR_S
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, load_run_file
 from trainworks.config.run_file import RunFile
-from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.units import parse_duration, parse_share
 
@@ -52,7 +53,8 @@ def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
     if isinstance(run, RunFile):
         return run, None
     path = Path(run)
-    return load_batch_script(path) if is_batch_script(path) else load_run_file(path)
+    with explaining_names():
+        return load_batch_script(path) if is_batch_script(path) else load_run_file(path)
 
 
 def on_cluster(run_file: RunFile, on: str | None) -> RunFile:

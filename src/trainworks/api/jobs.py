@@ -8,25 +8,18 @@ from pathlib import Path
 
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.backend import Backend, NodeStatus
-from trainworks.backends.local.backend import LocalBackend
-from trainworks.backends.local.machine import local_nodes
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, is_private
-from trainworks.backends.rebuild import Rebuilt, rebuild, submitted_runs
-from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job
+from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job, local_backend
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
-from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
-from trainworks.backends.submission import check_waits
-from trainworks.config.load import load_run_file
-from trainworks.config.run_file import RunFile
-from trainworks.errors import DamagedStoreError, EnvironmentProblem, UnknownRunError, UsageError
+from trainworks.backends.store_place import is_there_a_store, store_url
+from trainworks.backends.submission import check_waits, submitted_runs
+from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import SystemClock
-from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host
 from trainworks.host.users import user_name as current_user
-from trainworks.jobs.database import set_aside
 from trainworks.jobs.job_row import Attempt, JobRow
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, is_array_id
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events import read_events
@@ -39,7 +32,7 @@ __all__ = [
     "JobRow",
     "JobState",
     "NodeStatus",
-    "Rebuilt",
+    "array_states",
     "backend_on",
     "cause_text",
     "current_user",
@@ -47,11 +40,12 @@ __all__ = [
     "drain",
     "find_job",
     "hold",
+    "is_array_id",
     "job_of_run",
     "jobs",
+    "jobs_of_array",
     "missing_runs",
     "nodes",
-    "rebuild_jobs",
     "refresh_jobs",
     "refresh_remote_jobs",
     "release",
@@ -65,6 +59,7 @@ __all__ = [
 _SHARED_STORE = (
     "other users can write this job store: they can change what it says of this job, but not what the job runs"
 )
+_LOCAL = "local"
 _POLL_S = 0.2
 _BACKEND_DELAY_S = 30.0
 """Longest time between the end of a job's processes and the end its backend reports."""
@@ -127,7 +122,7 @@ class Job:
         backend, clock, row = self._changeable_backend(), SystemClock(), self.row
         if row.state.is_final:
             return
-        if isinstance(backend, LocalBackend):
+        if backend.name == _LOCAL:
             backend.stop(str(row.id), at_once=at_once)
         elif row.handle is None:
             withdraw(self._store, row, clock)
@@ -172,7 +167,7 @@ class Job:
         if self.row.state is JobState.SUCCEEDED and not extends:
             hint = "retry one that failed or was stopped"
             raise UsageError(f"job {self.row.id} ({self.row.run_id}) is {self.row.state}", hint=hint)
-        if isinstance(backend, LocalBackend):
+        if backend.name == _LOCAL:
             rendered = backend.render(spec or self.row.spec, self.run_dir)
             backend.retry(rendered, self.run_dir, str(self.row.id))
         else:
@@ -205,8 +200,8 @@ class Job:
         Raises:
             EnvironmentProblem: the run directory, which names the backend, is gone.
         """
-        if self.row.engine == LocalBackend.name:
-            return LocalBackend(self._store)
+        if self.row.engine == _LOCAL:
+            return local_backend(self._store)
         backend = backend_of_job(self.row, store=self._store)
         if backend is None:
             missing = RunDir(Path(self.row.run_dir)).resolved_file
@@ -240,7 +235,7 @@ class Job:
 
     def _handle(self, then: str | None = None) -> str:
         row = self.row
-        if row.handle is None and row.engine != LocalBackend.name:
+        if row.handle is None and row.engine != _LOCAL:
             hint = f"see `trainworks ps`, then: {then}" if then else "trainworks ps"
             raise UsageError(f"{row.engine} has not confirmed job {row.id} ({row.run_id}) yet", hint=hint)
         return row.handle or str(row.id)
@@ -251,7 +246,7 @@ def refresh_jobs(store: JobStore, notify: Notify) -> None:
     if all(state.is_final for state in store.counts()):
         return
     live = [state for state in JobState if not state.is_final]
-    if store.search(states=live, engine=LocalBackend.name, uid=os.getuid(), host=this_host(), limit=1):
+    if store.search(states=live, engine=_LOCAL, uid=os.getuid(), host=this_host(), limit=1):
         wake()
     for error in follow_all(store, SystemClock()):
         notify(error.message)
@@ -269,6 +264,8 @@ def jobs(
     name: str | None = None,
     mine: bool = False,
     limit: int | None = None,
+    array: str | None = None,
+    one_per_array: bool = False,
     notify: Notify = warn,
 ) -> list[Job]:
     """Submitted jobs, newest first.
@@ -278,11 +275,38 @@ def jobs(
         name: only jobs of this name.
         mine: only jobs of this user.
         limit: largest number of jobs.
+        array: only jobs of the array of this id.
+        one_per_array: only the newest of these jobs of each array; `array_states` counts the others.
         notify: receives warnings.
     """
     store = _store(notify)
-    rows = store.search(states=states, name=name, uid=os.getuid() if mine else None, limit=limit)
+    rows = store.search(
+        states=states,
+        name=name,
+        uid=os.getuid() if mine else None,
+        limit=limit,
+        array=array,
+        one_per_array=one_per_array,
+    )
     return [Job(store, row, notify) for row in rows]
+
+
+def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
+    """Jobs by state of each array that one of these jobs belongs to."""
+    arrays = {job.row.spec.array for job in listed if job.row.spec.array}
+    return open_store(store_url()).array_states(arrays) if arrays else {}
+
+
+def jobs_of_array(name: str, *, notify: Notify = warn) -> list[Job]:
+    """Jobs of the array of an id, oldest first.
+
+    Raises:
+        UnknownRunError: no job belongs to it.
+    """
+    found = jobs(array=name, notify=notify)
+    if not found:
+        raise UnknownRunError(f"no job of the array `{name}`", hint="see `trainworks ps --all`")
+    return found[::-1]
 
 
 def find_job(name: str, *, notify: Notify = warn) -> Job:
@@ -367,7 +391,7 @@ def submit_job(backend: Backend, spec: JobSpec, run_dir: RunDir, *, notify: Noti
     """
     if not is_private(store_url()):
         notify(_SHARED_STORE)
-    if isinstance(backend, LocalBackend):
+    if backend.name == _LOCAL:
         backend.submit(backend.render(spec, run_dir), run_dir)
         return
     row = hand_over(open_store(store_url()), backend, spec, run_dir, SystemClock())
@@ -384,7 +408,10 @@ def backend_on(cluster: str | None) -> Backend:
         RunFileError: a problem in the run file.
     """
     if cluster is None:
-        return LocalBackend()
+        return local_backend()
+    from trainworks.config.load import load_run_file  # noqa: PLC0415, a list of local jobs does without
+    from trainworks.config.run_file import RunFile  # noqa: PLC0415
+
     if cluster.endswith((".yaml", ".yml")):
         return backend_for(load_run_file(Path(cluster))[0].cluster)
     return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
@@ -409,23 +436,3 @@ def missing_runs(folder: Path) -> list[str]:
     """Ids of submitted runs of a folder that are not in the job store."""
     known = open_store(store_url()).run_dirs()
     return [run.run_id for run in submitted_runs(folder) if str(run.path.resolve()) not in known]
-
-
-def rebuild_jobs(folder: Path, *, notify: Notify = warn) -> list[Rebuilt]:
-    """Add the submitted runs of a folder to the job store; a damaged store is set aside first.
-
-    Raises:
-        UsageError: no such folder.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"no folder `{folder}`", hint="name the folder of your runs: trainworks jobs rebuild --runs")
-    url = store_url()
-    try:
-        store = open_store(url)
-    except DamagedStoreError as damaged:
-        notify(f"{damaged.message}; kept as `{set_aside(url)}`")
-        store = open_store(url)
-    added = rebuild(store, submitted_runs(folder), local_nodes(probe_host(store_folder())))
-    if any(run.state is not None and not run.state.is_final for run in added):
-        wake()
-    return added

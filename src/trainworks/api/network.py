@@ -21,6 +21,7 @@ from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
 from trainworks.plan.search import search_layouts
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
+from trainworks.plan.sizing.facility import room_lines
 from trainworks.units import parse_usd
 
 
@@ -77,6 +78,7 @@ def network(
         step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),
         nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster),
+        room=room_lines(design.cluster, nodes_per_rack),
         prices=NetworkPrices(
             switch_usd=quantity("switch_price", switch_price, parse_usd, zero=True),
             cable_usd=quantity("cable_price", cable_price, parse_usd, zero=True),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.agent.remote_agent import RemoteHosts
+from trainworks.api.environments.planning import EnvironmentMachines
 from trainworks.api.resolve import resolve
 from trainworks.backends.kubernetes.pod import SECRETS, pod_of, wait_for_pods
 from trainworks.backends.slurm.allocation import StepCommand, StepHosts, allocation
@@ -35,13 +36,17 @@ def main(run_folder: str) -> int:
     before = run_dir.read_resolved()
     try:
         nodes = _allocated_nodes()
+        machines = nodes.machines
+        if machines is not None and before.environment is not None:
+            machines = EnvironmentMachines(machines, run_dir.path)
         resolved = resolve(
             before.run_file,
             None,
             run_id=before.run_id,
             runs=run_dir.path.parent,
             host=nodes_as_one(probe_host(run_dir.path), nodes),
-            machines=nodes.machines,
+            machines=machines,
+            environment=before.environment,
         )
     except TrainworksError as error:
         write_atomic(run_dir.plan_error_file, json.dumps(error.to_json()))

@@ -24,8 +24,8 @@ from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.learning import belief_from
 from trainworks.plan.space import Fixed
-from trainworks.record.measurement import ClusterMeasurement
-from trainworks.record.measurement_store import read_measurements
+from trainworks.record.measured.measurement import ClusterMeasurement
+from trainworks.record.measured.measurement_store import read_measurements
 from trainworks.record.resolved import ResolvedRun
 
 __all__ = ["ResolvedRun", "compare_layout", "decisions", "plan", "plan_cluster"]

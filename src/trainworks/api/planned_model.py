@@ -15,7 +15,8 @@ from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.plan.conv_net import AnyJob, ConvJob, ConvNetShape, conv_net_of_hf_config
-from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
+from trainworks.plan.model_shape import PLANNED_TYPES, shape_of_hf_config, shape_of_model
+from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
@@ -36,6 +37,8 @@ class PlannedModel:
         """The model trained on a cluster."""
         if isinstance(self.shape, ConvNetShape):
             return ConvJob(self.shape, workload.precision, cluster, self.software)
+        if workload.adapter is not None:
+            return described_job(workload, self.shape, cluster)
         return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
 
 
@@ -51,8 +54,16 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     if workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
     steps = _steps(workload, source)
+    if workload.adapter is not None and run_file.software is not None:
+        raise UsageError(
+            "an adapter is planned as Trainworks trains it",
+            place=source.place(("software",)) if source else None,
+            hint="remove `software`",
+        )
     compiled = workload.compile if "compile" in workload.model_fields_set else None
     software = planned_software(run_file.software, compiled=compiled)
+    if workload.adapter is not None:
+        software = software_of_workload(workload, "cuda")
     if workload.model.preset is None:
         return PlannedModel(model_shape(workload), workload.data.sequence_length, steps, software)
     shape, length = _preset(workload, workload.model.preset, source)
@@ -131,6 +142,21 @@ def model_shape(workload: Workload) -> ModelShape:
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
         )
     return shape
+
+
+def has_formula(workload: Workload) -> bool:
+    """True if formulas give the parameters, memory and step time of a causal language model on ranks at hand.
+
+    Any other model of `transformers` is measured in a few steps of its own.
+
+    Raises:
+        EnvironmentProblem: the config cannot be loaded.
+        UsageError: it lacks a dimension.
+    """
+    if workload.model.hf is None:
+        return True
+    config = _hf_config(workload.model.hf)
+    return config.get("model_type") in PLANNED_TYPES and shape_of_hf_config(config).latent is None
 
 
 def _vocabulary(data: Data) -> int:

@@ -9,8 +9,10 @@ from typing import Final
 
 from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
-from trainworks.api.planned_model import model_shape
-from trainworks.api.worker_tasks import ask
+from trainworks.api.environments.files import read_environment, with_image
+from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
+from trainworks.api.planned_model import has_formula, model_shape
+from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator
@@ -25,6 +27,7 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
 from trainworks.plan.learning import with_learning
+from trainworks.plan.run.fewer_nodes import plan_fewer_nodes
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan
@@ -37,11 +40,12 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     memory_per_rank,
 )
-from trainworks.plan.run.steps import num_steps
+from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
 from trainworks.record.environment import HostFacts
-from trainworks.record.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, PlannedLayout, Processes, ResolvedRun
+from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.units import format_bytes
 
@@ -76,6 +80,7 @@ def resolve(
     shape: ModelShape | None = None,
     node_planner: str | None = None,
     planning: Planning = AS_USUAL,
+    environment: ResolvedEnvironment | None = None,
 ) -> ResolvedRun:
     """Decide everything that the run file leaves open, and predict the run.
 
@@ -91,12 +96,15 @@ def resolve(
         shape: of a preset, which can be planned and not trained; the model's own when left out.
         node_planner: module that plans a workload on its nodes later, with the run directory as its argument.
         planning: what is measured for the plan.
+        environment: packages of the ranks as an earlier launch recorded them; read from their file when left out.
 
     Raises:
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
     """
+    run_file = with_image(run_file)
     anchored = anchor(run_file, source, on_nodes=host is not None, shape=shape)
-    probed = probe(anchored, runs, host=host, machines=machines)
+    environment = environment or read_environment(run_file, source)
+    probed = probe(anchored, runs, host=host, machines=machines, environment=environment)
     try:
         decided = decide(probed, run_id=run_id, command=command, node_planner=node_planner)
         return predict(decided, runs, planning)
@@ -115,16 +123,26 @@ class ProbedRun:
     machines: Machines | None
     is_planned_later: bool
     """Whether the nodes are not known yet: what the run file requests stands in for them."""
+    environment: ResolvedEnvironment | None = None
+    interpreter: RanksInterpreter = OWN_INTERPRETER
+    """Python of a workload that is planned now."""
 
 
-def probe(anchored: AnchoredRun, runs: Path, *, host: HostFacts | None, machines: Machines | None) -> ProbedRun:
-    """Probe this machine, unless the nodes of the job are known or come later."""
+def probe(
+    anchored: AnchoredRun,
+    runs: Path,
+    *,
+    host: HostFacts | None,
+    machines: Machines | None,
+    environment: ResolvedEnvironment | None = None,
+) -> ProbedRun:
+    """Probe this machine and build the environment of a workload, unless the nodes of the job come later."""
     run_file = anchored.run_file
-    if host is not None:
-        return ProbedRun(anchored, host, machines, is_planned_later=False)
-    if run_file.cluster.engine == "local":
-        return ProbedRun(anchored, probe_host(runs), machines, is_planned_later=False)
-    return ProbedRun(anchored, as_asked(run_file), machines, is_planned_later=True)
+    if host is None and run_file.cluster.engine != "local":
+        return ProbedRun(anchored, as_asked(run_file), machines, is_planned_later=True, environment=environment)
+    interpreter = ranks_interpreter(environment if run_file.workload else None)
+    host = interpreter.seen_by(host or probe_host(runs))
+    return ProbedRun(anchored, host, machines, False, environment, interpreter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +158,8 @@ class DecidedRun:
     micro_batch: int = 0
     """Sequences of the micro-batch to measure for the job."""
     steps: int = 0
+    interpreter: RanksInterpreter = OWN_INTERPRETER
+    samples_left_out: int = 0
 
 
 def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None = None) -> DecidedRun:
@@ -163,6 +183,7 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
         run_file=run_file,
         command=tuple(command) if command else None,
         working_folder=str(anchored.working_folder),
+        environment=probed.environment,
         processes=processes,
         host=host,
         planner=(node_planner,) if node_planner and workload is not None and probed.is_planned_later else (),
@@ -171,25 +192,34 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
         return DecidedRun(resolved, probed.machines)
     if missing := [package for package in ("torch", "transformers") if package not in host.packages]:
         raise MissingExtraError(missing[0], "train")
-    if workload.task != "causal-lm":
+    if workload.task != "causal-lm" or (anchored.shape is None and not has_formula(workload)):
         layouts = measured_layouts(workload, run_file.layout, world_size=processes.world_size)
-        return DecidedRun(resolved, probed.machines, tuple(layouts))
-    return _described_model(resolved, workload, anchored.shape, probed.machines)
+        return DecidedRun(resolved, probed.machines, tuple(layouts), interpreter=probed.interpreter)
+    return _described_model(resolved, workload, probed)
 
 
-def _described_model(
-    resolved: ResolvedRun, workload: Workload, preset: ModelShape | None, machines: Machines | None
-) -> DecidedRun:
+def _described_model(resolved: ResolvedRun, workload: Workload, probed: ProbedRun) -> DecidedRun:
     """Layout and steps of a model that formulas describe."""
-    shape = preset or model_shape(workload)
-    if not shape.causal or shape.latent is not None:
+    shape = probed.anchored.shape or model_shape(workload)
+    if not shape.causal:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
     size = largest_micro_batch(job, written)
-    steps = num_steps(workload, tokens_in_data=_tokens_in_data(workload))
-    return DecidedRun(resolved, machines, job=job, micro_batch=size, steps=steps)
+    tokens = tokens_in_data(workload)
+    steps = num_steps(workload, tokens_in_data=tokens)
+    sequences = None if tokens is None else sequences_in(workload.data, tokens)
+    left_out = samples_left_out(workload, samples=sequences)
+    return DecidedRun(
+        resolved,
+        probed.machines,
+        job=job,
+        micro_batch=size,
+        steps=steps,
+        samples_left_out=left_out,
+        interpreter=probed.interpreter,
+    )
 
 
 def predict(decided: DecidedRun, runs: Path, planning: Planning) -> ResolvedRun:
@@ -255,11 +285,12 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         environment=agent_environment(processes),
         again=planning.again,
         machines=decided.machines,
+        python=decided.interpreter.python,
     )
     job = job.calibrated(calibration)
     compared = choose_layouts(job, written)
     if planning.tune:
-        compared = _tuned(compared, resolved, job, planning)
+        compared = _tuned(compared, decided, job, planning)
     plan = make_plan(
         resolved.run_file,
         job.shape,
@@ -267,36 +298,41 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
         processes,
         calibration,
         steps=decided.steps,
+        samples_left_out=decided.samples_left_out,
+        held_out_samples=held_out_samples(job.workload),
         compared=compared,
         accelerator=_catalogued(host),
     )
-    return {"plan": plan, "calibration": calibration}
+    room = memory_per_rank(host, processes)
+    fewer = plan_fewer_nodes(resolved.run_file, job, processes, calibration, memory_bytes=room, steps=decided.steps)
+    return {"plan": plan, "calibration": calibration, "fewer": fewer}
 
 
 def _tuned(
-    compared: tuple[PlannedLayout, ...], resolved: ResolvedRun, job: RunJob, planning: Planning
+    compared: tuple[PlannedLayout, ...], decided: DecidedRun, job: RunJob, planning: Planning
 ) -> tuple[PlannedLayout, ...]:
     """The same layouts, the first of them with the step time of a few steps; one that runs out of memory has none."""
-    folder = _prepared_folder(job.workload)
+    folder = prepared_folder(job.workload)
     measured = []
     for one in compared[: planning.tune]:
         request = TrialRequest(
-            workload=job.workload,
+            workload=job.workload.model_copy(update={"eval": None}),
             layout=one.layout,
-            processes=resolved.processes,
+            processes=decided.resolved.processes,
             shape=job.shape,
             data_folder=folder,
         )
-        trial = _trial(request, resolved, again=planning.again)
+        trial = _trial(request, decided, again=planning.again)
         measured.append(one.model_copy(update={"measured_s": trial.step_time.total_s if trial else None}))
     return (*measured, *compared[planning.tune :])
 
 
-def _trial(request: TrialRequest, resolved: ResolvedRun, *, again: bool) -> Trial | None:
+def _trial(request: TrialRequest, decided: DecidedRun, *, again: bool) -> Trial | None:
     """A few steps of the model; None if its layout needs too much memory."""
-    environment = agent_environment(resolved.processes)
+    environment, interpreter = agent_environment(decided.resolved.processes), decided.interpreter
+    cache, host = cache_folder("trials", *interpreter.cache), decided.resolved.host
     try:
-        return try_out(request, resolved.host, cache_folder("trials"), environment=environment, again=again)
+        return try_out(request, host, cache, environment=environment, again=again, python=interpreter.python)
     except TrialOutOfMemoryError:
         return None
 
@@ -307,13 +343,17 @@ def _plan_by_trial(decided: DecidedRun, workload: Workload, *, again: bool) -> P
     host, processes = resolved.host, resolved.processes
     usable = _USABLE_SHARE * memory_per_rank(host, processes)
     largest = 0
-    folder = _prepared_folder(workload)
+    folder = prepared_folder(workload)
+    held_out = held_out_samples(workload)
+    tried = workload if workload.task == "module" else workload.model_copy(update={"eval": None})
     for layout in decided.layouts:
-        request = TrialRequest(workload=workload, layout=layout, processes=processes, data_folder=folder)
-        trial = _trial(request, resolved, again=again)
+        request = TrialRequest(workload=tried, layout=layout, processes=processes, data_folder=folder)
+        trial = _trial(request, decided, again=again)
         if trial is None:
             continue
-        plan = make_measured_plan(resolved.run_file, layout, processes, trial, accelerator=_catalogued(host))
+        plan = make_measured_plan(
+            resolved.run_file, layout, processes, trial, held_out_samples=held_out, accelerator=_catalogued(host)
+        )
         largest = plan.memory.total_bytes
         if largest <= usable:
             check_own_optimizer(workload, trial)
@@ -360,20 +400,6 @@ def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, d
         return run_file
     chosen = workload.model_copy(update={"precision": default_precision(host, device)})
     return run_file.model_copy(update={"workload": chosen})
-
-
-def _prepared_folder(workload: Workload) -> str | None:
-    """Folder of the prepared data, which a trial reads; None for a module, which brings its own."""
-    if workload.task == "module":
-        return None
-    return str(ask("prepare", {"data": workload.data.model_dump(mode="json")})["folder"])
-
-
-def _tokens_in_data(workload: Workload) -> int | None:
-    """Size of the tokenized data, which is prepared if needed; None unless the run counts epochs."""
-    if workload.train_for.unit != "epochs":
-        return None
-    return int(ask("prepare", {"data": workload.data.model_dump(mode="json")})["num_tokens"])
 
 
 def _catalogued(host: HostFacts) -> Accelerator | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.backends.registry import cluster_of, shares_files
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.job_spec import is_array_id
 from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, list_runs
@@ -25,7 +26,18 @@ from trainworks.report.runs.summary import Report, build_report
 if TYPE_CHECKING:
     from trainworks.api.jobs import Job
 
-__all__ = ["JobState", "Progress", "Run", "RunDir", "as_run", "backend_poller", "find_run", "resume_command", "runs"]
+__all__ = [
+    "JobState",
+    "Progress",
+    "Run",
+    "RunDir",
+    "as_run",
+    "backend_poller",
+    "find_run",
+    "find_runs",
+    "resume_command",
+    "runs",
+]
 
 _BACKEND_POLL_S = 3.0
 _NOT_SUBMITTED = "not submitted: the job store does not have it"
@@ -194,6 +206,45 @@ def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: No
         if job is None:
             raise
         return Run(job.run_dir, notify)
+
+
+def find_runs(
+    names: Sequence[str], folder: Path | str = "runs", *, live: bool = False, notify: Notify = warn
+) -> list[Run]:
+    """The runs that `find_run` finds, and those of arrays; the newest run without a name.
+
+    Args:
+        names: ids, paths or numbers of runs, or ids of arrays.
+        folder: folder of all runs.
+        live: leave out runs of an array that have ended, unless all have.
+        notify: receives warnings.
+
+    Raises:
+        UnknownRunError: no such run or array.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> folder = tempfile.mkdtemp()
+        >>> [trainworks.run(["true"], folder=folder).id for _ in range(2)] == [
+        ...     run.id for run in find_runs(["true-1", "true-2"], folder)
+        ... ]
+        True
+    """
+    if not names:
+        return [find_run(None, folder, notify=notify)]
+    found: list[Run] = []
+    for name in names:
+        is_array = is_array_id(name)
+        found += _runs_of_array(name, notify, live=live) if is_array else [find_run(name, folder, notify=notify)]
+    return found
+
+
+def _runs_of_array(name: str, notify: Notify, *, live: bool) -> list[Run]:
+    from trainworks.api.jobs import jobs_of_array  # noqa: PLC0415
+
+    members = jobs_of_array(name, notify=notify)
+    kept = [job for job in members if not (live and job.state.is_final)]
+    return [Run(job.run_dir, notify) for job in kept or members]
 
 
 def as_run(run: Run | str | None, folder: Path | str = "runs") -> Run:

@@ -11,13 +11,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from trainworks.api.environments.files import with_image
+from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
 from trainworks.config.run_file import RunFile, RunName
-from trainworks.config.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob
-from trainworks.jobs.job_spec import spec_of
+from trainworks.jobs.job_spec import ARRAY_ID, new_array_id, spec_of
 from trainworks.jobs.program import program_of
 
 _LARGEST_ARRAY = 10_000
@@ -50,7 +52,8 @@ def read_run_file(text: str) -> RunRequest:
     Raises:
         RunFileError: every problem in it, each with its line.
     """
-    run_file, source = parse_run_file(text, name="run.yaml")
+    with explaining_names():
+        run_file, source = parse_run_file(text, name="run.yaml")
     return RunRequest(run_file, source, unused=tuple(source.unused))
 
 
@@ -83,7 +86,8 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
         return RunRequest(RunFile.model_validate(target))
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
-        run_file, source = load_run_file(Path(words[0]))
+        with explaining_names():
+            run_file, source = load_run_file(Path(words[0]))
         return RunRequest(run_file, source, unused=tuple(source.unused))
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))
@@ -118,8 +122,9 @@ def _name_of(command: list[str]) -> str:
 def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRequest]:
     """The jobs of an array: the same command once per index.
 
-    Every command finds its index in TRAINWORKS_ARRAY_INDEX and SLURM_ARRAY_TASK_ID, the number of jobs in
-    TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the indexes in SLURM_ARRAY_TASK_MIN and MAX.
+    Every command finds the id of the array in TRAINWORKS_ARRAY_ID, its index in TRAINWORKS_ARRAY_INDEX and
+    SLURM_ARRAY_TASK_ID, the number of jobs in TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the
+    indexes in SLURM_ARRAY_TASK_MIN and MAX.
 
     Args:
         request: a command.
@@ -143,7 +148,8 @@ def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRe
     if request.run_file.run is None:
         raise UsageError("a workload cannot be an array: it does not read an index", hint="use `--array` for a command")
     limited = replace(request, array=None, at_once=int(at_once) if is_limit else None)
-    return [_member(limited, index, members) for index in members]
+    array = new_array_id()
+    return [_member(limited, array, index, members) for index in members]
 
 
 def _indexes(text: str) -> Sequence[int]:
@@ -162,8 +168,9 @@ def _indexes(text: str) -> Sequence[int]:
     return sorted(found)
 
 
-def _member(request: RunRequest, index: int, members: Sequence[int]) -> RunRequest:
+def _member(request: RunRequest, array: str, index: int, members: Sequence[int]) -> RunRequest:
     variables = {
+        ARRAY_ID: array,
         "TRAINWORKS_ARRAY_INDEX": str(index),
         "TRAINWORKS_ARRAY_SIZE": str(len(members)),
         "SLURM_ARRAY_TASK_ID": str(index),
@@ -173,6 +180,10 @@ def _member(request: RunRequest, index: int, members: Sequence[int]) -> RunReque
     }
     envs = {**request.run_file.envs, **variables}
     return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))
+
+
+_ENGINES = {"jobset": "kubernetes", "trainjob": "kubernetes", "skypilot": "skypilot"}
+"""Formats whose nodes start from an image, and the engine with the key of it."""
 
 
 def job_in_format(request: RunRequest, name: str) -> str:
@@ -185,7 +196,11 @@ def job_in_format(request: RunRequest, name: str) -> str:
     Raises:
         UsageError: the format cannot express the job.
     """
-    run_file = request.run_file
+    run_file = with_image(request.run_file, _ENGINES.get(name))
+    if run_file.environment is not None and (run_file.environment.file or name not in _ENGINES):
+        key = f"environment.{run_file.environment.kind}"
+        hint = "bake the packages into an image" if name in _ENGINES else f"remove `{key}`"
+        raise UsageError(f"a job as {name} does not support `{key}`: nothing on its nodes builds it", hint=hint)
     if run_file.job.health:
         raise UsageError(f"a job as {name} cannot check its nodes", hint="remove `job.health`")
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")

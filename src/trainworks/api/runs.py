@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.agent.launch import supervised, take_run
+from trainworks.api.checkpointing.copies import bring_newest, places
+from trainworks.api.environments.files import changed_since
 from trainworks.api.notices import Notify, warn
 from trainworks.api.observing.observers import check_observers, observers_of, watch_queue
 from trainworks.api.proving.review import refuse_to_start, review_launch
@@ -24,7 +26,7 @@ from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
 from trainworks.config.load import Source
-from trainworks.config.sbatch import BatchSource
+from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host.git import commit_of
@@ -359,7 +361,9 @@ def resume(
     background: bool = False,
     wait: bool = True,
 ) -> Run:
-    """Resume a run from its newest complete checkpoint; the order of the data is unchanged.
+    """Resume a run from its newest complete checkpoint, in its folder or in one of `checkpoint.copies`.
+
+    The order of the data is unchanged.
 
     Args:
         name: id or path of the run; the newest run of the folder when None.
@@ -400,10 +404,13 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
     _check_ended(stopped, extends=wanted.extends)
     lock = take_run(run_dir)  # before the run changes: another `resume` may be first
     try:
+        bring_newest(run_dir, places(run_dir))
         resolved, changes = changed_run(run_dir, wanted, node_planner=NODE_PLANNER)
     except BaseException:
         os.close(lock)
         raise
+    if resolved.environment is not None and (note := changed_since(resolved.environment)):
+        stopped.notify(note)
     if changes:
         run_dir.write_resolved(resolved)
         said = [{"key": one.key, "before": one.before, "after": one.after} for one in changes]

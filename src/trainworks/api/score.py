@@ -11,7 +11,7 @@ from trainworks.measure.measured_clusters import remarks_left_out
 from trainworks.measure.scoring import TABLES, ScoreReport
 from trainworks.measure.tables import read_table
 from trainworks.plan.score import AccuracyReport
-from trainworks.record.finished_run import read_finished
+from trainworks.record.measured.finished_run import read_finished
 
 
 def score(

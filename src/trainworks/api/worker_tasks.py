@@ -13,9 +13,11 @@ from pydantic import ValidationError
 
 from trainworks.config.data import Data
 from trainworks.config.load import invalid_value, load_run_file
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.host import process
 from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
@@ -99,7 +101,7 @@ def prepare_data(
     data: Data, *, to: str | None = None, processes: int | None = None, progress: ByteProgress
 ) -> dict[str, Any]:
     """Write shards with checksums; continues after an interruption. Returns counts, folder and fingerprint."""
-    check_sources(data)
+    check_sources(data.sources)
     shards_of_images = data.image_size is not None and len(data.sources) == 1
     request = {"data": data.model_dump(mode="json"), "to": to, "processes": processes, "images": shards_of_images}
     return ask("prepare", request, progress)
@@ -110,14 +112,25 @@ def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
     return ask("verify", {"addresses": [source.source for source in data.sources]}, progress)
 
 
-def export_model(run_dir: RunDir, to: Path, *, step: int | None, dtype: str, progress: ByteProgress) -> dict[str, Any]:
+def export_model(
+    run_dir: RunDir,
+    to: Path,
+    *,
+    step: int | None,
+    best: bool = False,
+    dtype: str,
+    merge: bool = False,
+    progress: ByteProgress,
+) -> dict[str, Any]:
     """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
 
     Args:
         run_dir: directory of a run of a workload.
         to: new folder.
         step: of the checkpoint; the newest complete one when None.
+        best: take the checkpoint with the best evaluation instead.
         dtype: number format of the weights.
+        merge: add an adapter to the weights of its checkpoint.
         progress: receives the bytes done.
 
     Raises:
@@ -126,11 +139,18 @@ def export_model(run_dir: RunDir, to: Path, *, step: int | None, dtype: str, pro
     """
     if run_dir.read_resolved().plan is None:
         raise UsageError(f"run {run_dir.run_id} runs a command; only a workload has a model to export")
-    chosen = _step(run_dir, step)
+    chosen = _step(run_dir, _best_step(run_dir) if best else step)
     _require("torch", "transformers")
     folder = str(to.expanduser().absolute())
-    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype}
+    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype, "merge": merge}
     return ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
+
+
+def _best_step(run_dir: RunDir) -> int:
+    best = best_evaluation(run_dir)
+    if best is None:
+        raise UsageError(f"run {run_dir.run_id} has no evaluation yet", hint="set `workload.eval` in the run file")
+    return best.step
 
 
 def _step(run_dir: RunDir, wanted: int | None) -> int:
@@ -141,3 +161,30 @@ def _step(run_dir: RunDir, wanted: int | None) -> int:
         known = ", ".join(f"{step:,}" for step in steps)
         raise UsageError(f"run {run_dir.run_id} has no checkpoint of step {wanted:,}", hint=f"there are: {known}")
     return steps[-1] if wanted is None else wanted
+
+
+def prepared_folder(workload: Workload) -> str | None:
+    """Folder of the prepared data, which a trial reads; None for a module, which brings its own."""
+    if workload.task == "module":
+        return None
+    return str(ask("prepare", _preparation(workload))["folder"])
+
+
+def held_out_samples(workload: Workload) -> int | None:
+    """Samples that are held out, which are prepared if needed; None unless the run evaluates all of them."""
+    if workload.task == "module" or workload.eval is None or workload.eval.steps != "all":
+        return None
+    return int(ask("prepare", _preparation(workload))["held_out_samples"])
+
+
+def tokens_in_data(workload: Workload) -> int | None:
+    """Size of the tokenized data, which is prepared if needed; None unless the run counts epochs."""
+    if workload.train_for.unit != "epochs":
+        return None
+    return int(ask("prepare", _preparation(workload))["num_tokens"])
+
+
+def _preparation(workload: Workload) -> dict[str, object]:
+    """Request to prepare the data of a workload and what it holds out."""
+    evaluation = workload.eval.model_dump(mode="json") if workload.eval else None
+    return {"data": workload.data.model_dump(mode="json"), "evaluation": evaluation}

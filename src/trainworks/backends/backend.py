@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
 
 Capability = Literal[
-    "priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "memory", "health"
+    "priority",
+    "hold",
+    "exclude",
+    "depends_on",
+    "min_nodes",
+    "drain",
+    "time_limit",
+    "memory",
+    "health",
+    "environment.lock",
+    "environment.conda",
+    "environment.image",
 ]
 """Feature that a backend may lack; a job that uses it is refused before submission."""
 
@@ -72,6 +83,8 @@ class NodeStatus:
     accelerator: str | None = None
     memory_bytes: int = 0
     jobs: tuple[str, ...] = field(default=())
+    switch: str | None = None
+    """Leaf switch to which it is connected, where the backend knows it."""
 
 
 class Backend(abc.ABC):
@@ -208,8 +221,12 @@ class Backend(abc.ABC):
             "time_limit": spec.time_limit_s is not None,
             "memory": spec.node.memory_bytes is not None,
             "health": spec.health,
+            "environment.lock": spec.environment == "lock",
+            "environment.conda": spec.environment == "conda",
+            "environment.image": spec.environment == "image",
         }
         missing = next((name for name, is_used in used.items() if is_used and name in self.unsupported), None)
         if missing is not None:
-            hint = f"leave out `job.{missing}`, or use another backend"
+            key = missing if missing.startswith("environment") else f"job.{missing}"
+            hint = f"leave out `{key}`, or use another backend"
             raise UsageError(f"{self.name} does not support `{missing}`", hint=hint)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainworks.agent.launch import run_mark
 from trainworks.backends.local.machine import LocalNode, wanted_of
@@ -21,9 +20,11 @@ from trainworks.jobs.job_row import Placement
 from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
-from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+
+if TYPE_CHECKING:
+    from trainworks.record.resolved import ResolvedRun
 
 _NOT_SUBMITTED = "not submitted"
 
@@ -36,11 +37,6 @@ class Rebuilt:
     state: JobState | None
     """None if the store has no such job."""
     note: str = ""
-
-
-def submitted_runs(root: Path) -> list[RunDir]:
-    """Submitted runs below a folder, by name."""
-    return [RunDir(lock.parent) for lock in sorted(root.glob("*/.submit.lock"))]
 
 
 def rebuild(store: JobStore, runs: Iterable[RunDir], machine: Sequence[LocalNode]) -> list[Rebuilt]:

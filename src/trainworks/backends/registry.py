@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
 from trainworks.backends.backend import Backend
-from trainworks.config.engines import ENTRY_POINTS, PUBLISHED
-from trainworks.config.run_file import Cluster
+from trainworks.config.backend_names import ENTRY_POINTS, PUBLISHED
 from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.jobs.program import Program, program_of
-from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
+    from trainworks.config.run_file import Cluster
     from trainworks.jobs.job_row import JobRow
     from trainworks.jobs.store import JobStore
+    from trainworks.record.resolved import ResolvedRun
 
 _BUILT_IN = {
     "local": "trainworks.backends.local.backend:LocalBackend",
@@ -55,6 +56,12 @@ def _not_installed(name: str) -> NoReturn:
         raise UsageError(f"the `{name}` backend is not installed", hint=f"pip install {PUBLISHED[name]}")
     known = ", ".join(f"`{name}`" for name in (*_BUILT_IN, *PUBLISHED))
     raise UsageError(f"no backend runs jobs on cluster `{name}`", hint=f"set `cluster` to one of {known}")
+
+
+def local_backend(store: JobStore | None = None) -> Backend:
+    """Create the backend of this machine's queue, without a run file; imported here, as a list of jobs does without."""
+    create = cast("Callable[[JobStore | None], Backend]", backend_class("local"))
+    return create(store)
 
 
 def shares_files(name: str) -> bool:
@@ -131,10 +138,12 @@ def backend_of_job(job: JobRow, *, store: JobStore | None = None) -> Backend | N
 
 def cluster_of(run_dir: Path) -> Cluster | None:
     """Cluster of a run, or None if its directory no longer tells."""
+    from trainworks.config.run_file import Cluster  # noqa: PLC0415, a list of local jobs does without
+
     try:
         resolved = json.loads(RunDir(run_dir).resolved_file.read_bytes())
         return Cluster.model_validate(resolved["run_file"]["cluster"])
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -142,6 +151,8 @@ def cluster_of_job(job: JobRow) -> Cluster | None:
     """Cluster of a job, from its run directory or, if that is gone, as it was submitted."""
     if (cluster := cluster_of(Path(job.run_dir))) is not None or job.cluster is None:
         return cluster
+    from trainworks.config.run_file import Cluster  # noqa: PLC0415
+
     try:
         return Cluster.model_validate_json(job.cluster)
     except ValidationError:  # of another version

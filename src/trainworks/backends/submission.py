@@ -22,6 +22,11 @@ _held: dict[Path, int] = {}
 """Locks of this process, by file: a backend that needs the lock gets the one that its caller holds."""
 
 
+def submitted_runs(root: Path) -> list[RunDir]:
+    """Submitted runs below a folder, by name."""
+    return [RunDir(lock.parent) for lock in sorted(root.glob("*/.submit.lock"))]
+
+
 @contextmanager
 def submit_lock(run_dir: RunDir) -> Iterator[int]:
     """The lock of a run that is being submitted, as an open file; a process may take it twice.

@@ -11,7 +11,7 @@ from trainworks.config.spec import Frozen
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
-Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch"]
+Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx"]
 
 
 class Accelerator(Frozen):
@@ -151,6 +151,10 @@ class Term(Frozen):
     """Replacement, in the imperative."""
     prefixes: tuple[str, ...] = ()
     """Prefixes of other names with the same explanation."""
+    left_out: bool = False
+    """True for what Trainworks deliberately does not do or support."""
+    packages: tuple[str, ...] = ()
+    """Names by which files import, install or start it; `*` stands for any ending."""
     clusters: tuple[str, ...] = ()
     """Descriptions of clusters that `instead` proposes."""
     networks: tuple[str, ...] = ()
@@ -318,6 +322,10 @@ class Release(Frozen):
     """Package manager of an operating system."""
     slurm: str | None = None
     """Release of Slurm in the packages of an operating system."""
+    kernel: str | None = None
+    """Generic kernel of an operating system, the one that vendors build drivers for."""
+    first_slurm: str | None = None
+    """Oldest release of Slurm with a plugin for it."""
 
 
 class XidAction(Frozen):

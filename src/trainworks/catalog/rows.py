@@ -392,6 +392,8 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
             "builds",
             "packages",
             "slurm",
+            "kernel",
+            "first_slurm",
         )
     },
     "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},
@@ -407,6 +409,8 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "meaning": _as_is("meaning"),
         "write_instead": _as_is("instead"),
         "prefixes": _as_is("prefixes"),
+        "left_out": _as_is("left_out"),
+        "packages": _as_is("packages"),
         **{kind: _as_is(kind) for kind in ("clusters", "networks", "switches", "models", "topologies")},
     },
 }

@@ -56,7 +56,7 @@ def runs_folder(option: Path | None, written: str = "runs") -> Path:
 
 
 def wide_console() -> SafeConsole:
-    """As wide as the terminal; where there is none, wide enough that no figure is cut."""
+    """A console as wide as the terminal; where there is none, wide enough that no figure is cut."""
     from trainworks.report.rendering.console import SafeConsole
 
     return SafeConsole() if sys.stdout.isatty() or "COLUMNS" in os.environ else SafeConsole(width=240)
@@ -67,9 +67,9 @@ def find(run: str | None, runs: Path | None) -> Run:
     return trainworks.find_run(run, runs_folder(runs), notify=warn)
 
 
-def find_each(names: list[str] | None, runs: Path | None) -> list[Run]:
-    """The runs that arguments name, the newest run without any."""
-    return [find(name, runs) for name in names] if names else [find(None, runs)]
+def find_each(names: list[str] | None, runs: Path | None, *, live: bool = False) -> list[Run]:
+    """The runs that arguments name, all of an array by its id, or only those that live; the newest run without any."""
+    return trainworks.find_runs(names or [], runs_folder(runs), live=live, notify=warn)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +14,18 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from trainworks.api.deploying.proposal import Proposed
     from trainworks.api.run_request import RunRequest
     from trainworks.config.load import Source
     from trainworks.config.run_file import RunFile
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
+
+
+WriteStack = Annotated[
+    Path | None,
+    typer.Option("--write-stack", metavar="FILE", help="Write a stack file of the cluster, for `trainworks deploy`."),
+]
 
 
 def show(result: Result, *, as_json: bool = False, figure: str | None = None, plot: Path | None = None) -> None:
@@ -77,6 +84,15 @@ def show_unused(request: RunRequest) -> None:
     """Print which keys of a run file have no effect where the run starts."""
     for unused in request.unused:
         say(f"note: {unused}", err=True)
+
+
+def write_proposed_stack(proposal: Proposed, path: Path) -> None:
+    """Write the stack file of a proposed cluster, and say on stderr what follows."""
+    from trainworks.api.deploying.proposal import stack_yaml
+
+    with option_errors():
+        write_file(path, stack_yaml(proposal), "--write-stack")
+    say(f"note: fill in the marked lines of {path}, then: trainworks deploy check {path}", err=True)
 
 
 def write_file(path: Path, content: str, option: str) -> None:

@@ -103,15 +103,3 @@ class Resources(Spec):
     """Cores of a node, at least."""
     memory: MemoryField | None = None
     """Memory of a node in GB, at least."""
-
-
-def shell_of(script: str) -> list[str]:
-    r"""Interpreter in the first line of a script, with at most one argument; bash if there is none.
-
-    >>> shell_of("#!/bin/bash -l\necho"), shell_of("echo")
-    (['/bin/bash', '-l'], ['/bin/bash'])
-    """
-    found = re.match(r"#![ \t]*(\S+)[ \t]*([^\n]*)", script)
-    if found is None:
-        return ["/bin/bash"]
-    return [found[1], *filter(None, [found[2].rstrip()])]

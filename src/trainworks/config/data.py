@@ -1,15 +1,16 @@
-"""The `data` of a workload: addresses such as `texts/*.jsonl` or `s3://bucket/data`, and how to prepare them."""
+"""The data of a workload: addresses such as `texts/*.jsonl` or `s3://bucket/data`, how to prepare them, and `eval`."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from trainworks.config.finetune import Chat
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import FieldError, SizeBytes
+from trainworks.config.quantities import FieldError, SizeBytes, TrainForField
 from trainworks.config.spec import Spec
 from trainworks.errors import suggest
 
@@ -146,6 +147,15 @@ Sources = Annotated[
 ]
 
 
+def _chat_from_flag(value: Any) -> Any:
+    if isinstance(value, str):
+        raise FieldError(f"`chat` is `{value}`", hint="write `chat: true`, or a mapping with `template`")
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+ChatField = Annotated[Chat | None, BeforeValidator(_chat_from_flag, json_schema_input_type=Chat | bool | None)]
+
+
 class Data(Spec):
     """Data to train on, prepared once and cached."""
 
@@ -165,7 +175,10 @@ class Data(Spec):
     vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
     """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own."""
     pack: bool = False
-    """Fill sequences with whole documents that fit, instead of cutting them from one long row."""
+    """Fill sequences with whole documents that fit, instead of cutting them from one long row. Each document has
+    its own positions and sees no other one."""
+    chat: ChatField = None
+    """The source holds conversations or instructions (JSONL, Parquet, datasets); `true` for the defaults."""
     shuffle_shards: Annotated[int, Field(ge=1)] | None = None
     """Number of shards to shuffle together; by default all of them on disk, 16 of a store."""
     cache: SizeBytes | None = None
@@ -183,6 +196,14 @@ class Data(Spec):
         if self.column is not None or self.split is not None:
             raise FieldError("`column` and `split` need a single source", hint="set them for each source in the list")
         check_weights(self.source)
+        return self
+
+    @model_validator(mode="after")
+    def _chats_have_no_column(self) -> Data:
+        if self.chat is not None and any(source.column for source in self.sources):
+            raise FieldError("`column` names a text, and `chat` reads messages", hint="remove one of them")
+        if self.chat is not None and self.image_size is not None:
+            raise FieldError("`chat` is for text, and `image_size` for images", hint="remove one of them")
         return self
 
     @property
@@ -208,3 +229,79 @@ class Data(Spec):
     def cache_bytes(self) -> int:
         """Limit of the node's cache."""
         return self.cache or _CACHE_BYTES
+
+
+Metric = Literal["loss", "accuracy"]
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+def _share(value: Any) -> Any:
+    """Read `5 %` as 0.05."""
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    return value if match is None else float(match[1]) / 100
+
+
+Share = Annotated[
+    float,
+    BeforeValidator(_share),
+    Field(gt=0, le=0.5),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}], "examples": ["5 %", 0.05]}),
+]
+"""Part of a whole: `5 %` or 0.05; at most a half."""
+
+
+class Evaluation(Spec):
+    """Evaluation on held-out data: either `data`, or a `split` of the training data."""
+
+    data: DataSource | None = None
+    """Source of the held-out data, with the tokenizer and the lengths of `workload.data`: an address, or a mapping with
+    `source`, `column` and `split`. A module has `build_eval_dataset` instead."""
+    split: Share | None = None
+    """Share of the training data to hold out, `5 %`: documents by their content, images by their path, and whole shards
+    of prepared data. The run does not train on them."""
+    every: TrainForField
+    """Interval in steps; the last step evaluates, too."""
+    steps: Annotated[int, up_to("steps")] | Literal["all"] = 20
+    """Global batches of each evaluation, always the same ones; `all` takes all held-out data."""
+    metric: Metric = "loss"
+    """Metric that decides which checkpoint is the best; `accuracy` for masked-lm and image-classification."""
+    keep_best: bool = True
+    """Save the best checkpoint, and keep it beside the newest ones."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """End the run after this many evaluations in a row without an improvement; never by default."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Least change of the metric that counts as an improvement."""
+
+    @model_validator(mode="after")
+    def _in_steps(self) -> Evaluation:
+        if self.every.unit != "steps":
+            raise FieldError(f"`every` must be in steps, got `{self.every}`", hint="write it like `100 steps`")
+        if self.data is not None and self.split is not None:
+            raise FieldError("`data` and `split` exclude each other", hint="remove one of them")
+        return self
+
+    @property
+    def every_steps(self) -> int:
+        """Optimizer steps between two evaluations."""
+        return self.every.amount
+
+    def check_task(self, task: str) -> None:
+        """Check that the task has this metric and takes its held-out data from the run file.
+
+        Raises:
+            FieldError: it has not.
+        """
+        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification"):
+            raise FieldError(f"`task: {task}` has no accuracy", hint="set `metric: loss`")
+        written = next((name for name in ("data", "split") if getattr(self, name) is not None), None)
+        if task == "module" and written is not None:
+            raise FieldError(
+                f"`task: module` does not use `eval.{written}`: the module builds its own dataset",
+                hint="remove it, and define `build_eval_dataset` in the module",
+            )
+        if task != "module" and written is None:
+            raise FieldError("`eval` has no held-out data", hint="set `eval.split: 5 %`, or name `eval.data`")
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Whether the run evaluates after this step."""
+        return step % self.every_steps == 0 or step == num_steps

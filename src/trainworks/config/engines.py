@@ -12,23 +12,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, is_plugin
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
-from trainworks.config.spec import Spec
+from trainworks.config.spec import Image, Spec
 from trainworks.errors import UsageError
-
-BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
-"""Values of `cluster.engine` that need no plugin."""
-ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"
-"""Entry point group in which an installed distribution registers its backend under a name."""
-PUBLISHED = {"ray": "trainworks-ray"}
-"""Known plugins: name of the backend, and the distribution that provides it."""
-
-
-def is_plugin(name: object) -> bool:
-    """Whether a plugin, installed or published, provides a backend of this name."""
-    return name in PUBLISHED or name in entry_points(group=ENTRY_POINTS).names
 
 
 def _known_engine(name: str) -> str:
@@ -51,9 +40,6 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,
 
 Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
 """A path or an image: no blank, comma, quote or shell character."""
-
-Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./][A-Za-z0-9._@/:+=#-]*$", max_length=4096)]
-"""A container image, also with the `#` that Enroot writes after the name of a registry, or its file."""
 
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
 """A program on the search path or by its own path; never passed to a shell."""
@@ -107,6 +93,8 @@ class Idle(Spec):
 class JobOptions(Spec):
     """Requests to the queue. A backend that does not support one of them refuses the job before submission."""
 
+    team: Word | None = None
+    """Team that the job is billed to, in `trainworks usage`; also the account of Slurm, unless `slurm.account` says."""
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     """Order among waiting jobs: higher priorities start first."""
     preemptible: bool = True
@@ -116,7 +104,8 @@ class JobOptions(Spec):
     grace: DurationS = 120.0
     """Time from the request to end until the kill: at a stop, before the time limit, and at a preemption."""
     min_nodes: Annotated[int, up_to("min_nodes")] | None = None
-    """Fewest nodes to start with; all of them by default."""
+    """Fewest nodes of a command to start with. A workload starts on all of its nodes; it continues on as few as these
+    while others are missing, and takes them back. All nodes by default."""
     exclude: tuple[Word, ...] = ()
     """Nodes that the job must not use."""
     depends_on: tuple[Word, ...] = ()

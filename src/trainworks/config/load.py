@@ -24,6 +24,9 @@ LATER = {
 }
 """Keys of the design and of a SkyPilot task file that are not implemented yet, and what to do instead."""
 
+_MISTAKEN = {"env": "variables are keys of `envs`; packages are an `environment`"}
+"""Keys that users write for another one, and which one."""
+
 FieldPath = tuple[str | int, ...]
 
 _DEEPEST = 100
@@ -231,6 +234,8 @@ def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | No
     if model is RunFile and dotted in LATER:
         return f"`{key}` is not supported yet", LATER[dotted]
     known = _fields_at(model, path[:-1])
+    if model is RunFile and dotted in _MISTAKEN:
+        return f"unknown key `{key}`", _MISTAKEN[dotted]
     return f"unknown key `{key}`", suggest(str(key), known, otherwise=f"known keys: {', '.join(known)}")
 
 

@@ -60,7 +60,7 @@ class Notifications(Spec):
     """Recipients as apprise URLs; `${NAME}` is an environment variable of the shell that starts the run."""
     when: Annotated[tuple[Occasion, ...], Field(min_length=1)] = get_args(Occasion)
     """Occasions: the run has finished or was stopped, failed, recovered from a failure, waits too long in the queue, or
-    will miss its deadline at the recent pace."""
+    will miss its deadline at the recent pace or loses a node to its cloud (`danger`)."""
     waiting_after: DurationS = 3600.0
     """Time in the queue after which the run waits too long."""
     at_most_every: DurationS = 300.0

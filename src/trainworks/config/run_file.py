@@ -11,13 +11,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from trainworks.config.autoscale import Autoscale
+from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
+from trainworks.config.checkpointing.copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
-from trainworks.config.data import Data
-from trainworks.config.engines import BUILT_IN, PUBLISHED, Engine, JobOptions, Kubernetes, SkyPilot, Slurm, is_plugin
+from trainworks.config.data import Data, Evaluation
+from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
+from trainworks.config.environment import RunEnvironment, environment_from_text
+from trainworks.config.finetune import Adapter
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
+from trainworks.config.model import Model
 from trainworks.config.notify import Notifications, notifications_from_list
+from trainworks.config.optimizer import Optimizer
 from trainworks.config.quantities import (
     AutoDurationS,
     BudgetUsd,
@@ -32,7 +38,6 @@ from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import Spec
 from trainworks.config.track import Track, TrackerName, trackers_from_list
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 _LONGEST_PATH = 4096
 """Longest path in characters; file systems accept no longer one."""
 
@@ -61,103 +66,14 @@ RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "str
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class Model(Spec):
-    """A model: a preset, a Hugging Face checkpoint (local folder or hub id), a Python file, or bare dimensions."""
-
-    preset: str | None = None
-    """A published model by name (`llama3-70b`), for planning only; replaces the dimensions below."""
-    hf: str | None = None
-    """Folder or hub id with a config.json; replaces the dimensions below."""
-    module: str | None = None
-    """Python file of `task: module`, relative to the run file, with `build_model()`, `build_dataset()` and optional
-    functions; replaces the dimensions below."""
-    weights: Literal["random", "pretrained"] = "random"
-    """Source of the initial weights; `pretrained` needs `hf`."""
-    architecture: Architecture = "llama"
-    layers: Annotated[int, up_to("layers")] | None = None
-    hidden: Annotated[int, up_to("hidden")] | None = None
-    heads: Annotated[int, up_to("heads")] | None = None
-    kv_heads: Annotated[int, up_to("kv_heads")] | None = None
-    """Key/value heads of grouped-query attention; `heads` by default."""
-    feed_forward: Annotated[int, up_to("feed_forward")] | None = None
-    """Width of the MLP; by default 8/3 of `hidden` rounded up to 64 (gated) or 4 times `hidden` (gpt2)."""
-    experts: Annotated[int, up_to("experts", least=2)] | None = None
-    """Experts of each layer, `feed_forward` wide each; only for mixtral, 8 by default."""
-    experts_per_token: Annotated[int, up_to("experts_per_token")] | None = None
-    """Experts per token; 2 by default."""
-    balance_loss: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the loss that balances the use of experts, 0 for none; by default 0.01, or that of the `hf` config. The
-    reported loss does not contain it."""
-    tie_embeddings: bool = True
-    """Share one matrix between input and output embedding."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout of gpt2 and bert; other architectures refuse a value above 0."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Model:
-        missing = [name for name in ("layers", "hidden", "heads") if getattr(self, name) is None]
-        named = [name for name in ("preset", "hf", "module") if getattr(self, name) is not None]
-        if not named and missing:
-            raise FieldError(f"a model needs `preset`, `hf`, `module` or dimensions; missing: {', '.join(missing)}")
-        if len(named) > 1 or (named and len(missing) < 3):
-            raise FieldError("give exactly one of `preset`, `hf`, `module` and dimensions")
-        if self.weights == "pretrained" and self.hf is None:
-            raise FieldError("`weights: pretrained` needs `hf`")
-        if self.dropout and self.architecture not in ("gpt2", "bert"):
-            raise FieldError(f"`{self.architecture}` has no dropout; only gpt2 and bert do")
-        self._check_experts()
-        if self.hidden and self.heads and self.hidden % self.heads:
-            raise FieldError(f"hidden ({self.hidden}) is not a multiple of heads ({self.heads})")
-        if self.heads and self.kv_heads and self.heads % self.kv_heads:
-            raise FieldError(f"heads ({self.heads}) is not a multiple of kv_heads ({self.kv_heads})")
-        return self
-
-    def _check_experts(self) -> None:
-        written = [name for name in ("experts", "experts_per_token") if getattr(self, name) is not None]
-        if written and (self.architecture != "mixtral" or self.layers is None):
-            raise FieldError(f"`{written[0]}` needs `architecture: mixtral` and dimensions")
-        if self.balance_loss is not None and self.architecture != "mixtral" and self.hf is None:
-            raise FieldError(
-                "`balance_loss` needs a model with experts", hint="remove it, or set `architecture: mixtral`"
-            )
-        experts, per_token = self.experts or 8, self.experts_per_token or 2
-        if per_token > experts:
-            raise FieldError(f"experts_per_token ({per_token}) is more than the {experts} experts")
-
-    @property
-    def title(self) -> str:
-        """Source of the model in one line."""
-        return self.preset or self.hf or self.module or self.architecture
-
-
-class Optimizer(Spec):
-    """AdamW and its learning-rate schedule."""
-
-    name: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup: TrainForField | None = None
-    """Linear warm-up, in steps."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Final learning rate divided by the peak."""
-    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-
-    @model_validator(mode="after")
-    def _warmup_in_steps(self) -> Optimizer:
-        if self.warmup is not None and self.warmup.unit != "steps":
-            raise FieldError(f"`warmup` must be in steps, got `{self.warmup}`")
-        return self
-
-
 class Workload(Spec):
     """A training run of Trainworks."""
 
     task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
     """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
     model: Model
+    adapter: Adapter | None = None
+    """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
     data: Data = Data()
     """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
@@ -167,6 +83,8 @@ class Workload(Spec):
     """Sequences, images or samples per optimizer step, over all ranks."""
     train_for: TrainForField
     optimizer: Optimizer = Optimizer()
+    eval: Evaluation | None = None
+    """Evaluation on held-out data during training; none by default."""
     compile: bool = False
     """Compile each block with torch.compile."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -190,6 +108,12 @@ class Workload(Spec):
         return self
 
     @model_validator(mode="after")
+    def _has_held_out_data(self) -> Workload:
+        if self.eval is not None:
+            self.eval.check_task(self.task)
+        return self
+
+    @model_validator(mode="after")
     def _module_or_data(self) -> Workload:
         if (self.task == "module") != (self.model.module is not None):
             raise FieldError("`task: module` needs `model.module`, its Python file, and only it uses one")
@@ -207,8 +131,24 @@ class Workload(Spec):
             )
         if self.task == "masked-lm" and self.data.pack:
             raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
+        if self.task != "causal-lm" and self.data.chat is not None:
+            raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
         if self.task != "causal-lm" and self.sample_prompt is not None:
             raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_adapted(self) -> Workload:
+        if self.adapter is None:
+            return self
+        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+            raise FieldError(
+                "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
+            )
+        if self.adapter.base == "bf16" and self.precision != "bf16":
+            raise FieldError(f"`adapter.base: bf16` needs `precision: bf16`, not {self.precision}")
+        if self.precision == "fp8":
+            raise FieldError("`adapter` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self
 
     @model_validator(mode="after")
@@ -308,19 +248,39 @@ class Checkpoint(Spec):
     """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
     to: str = "runs"
     """Parent folder of the run directory."""
+    memory_every: PositiveInt | None = None
+    """Steps between checkpoints in the shared memory of the node, beside those on disk: after a lost rank or agent, no
+    more than about these steps are repeated. For jobs on one node; it takes two checkpoints of memory."""
+    copies: CheckpointCopies = ()
+    """Further places, each of which gets the newest checkpoint beside training: a folder, or
+    `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
 
 
 class Recover(Spec):
     """Recovery from failures."""
 
     max_restarts: Annotated[int, Field(ge=0)] | None = None
-    """Most automatic restarts from the last checkpoint; preemptions do not count. By default 3 for a workload and 0 for
-    a command."""
+    """Most automatic restarts from the last checkpoint within `restart_window`; preemptions do not count. By default 3
+    for a workload and 0 for a command."""
+    restart_window: DurationS = 86_400.0
+    """Restarts that lie further back do not count against `max_restarts`."""
+    backoff: DurationS = 1.0
+    """Wait before a restart if the last one has led to no new checkpoint; it doubles with each further one, up to five
+    minutes."""
+    repair: DurationS = 86_400.0
+    """Expected time until a lost node, or another one in its place, is back. A workload with `job.min_nodes` weighs
+    this wait against continuing on fewer nodes."""
+    replace_stragglers: bool = False
+    """Leave out a node that slows every step by a fifth or more: on Slurm the job gets another one; elsewhere it goes
+    on with fewer nodes if `job.min_nodes` allows it and steps get faster. Such a node is named in any case."""
     node_mttf: DurationS | None = None
     """Mean time to failure of one node, for `checkpoint.every: auto`; by default that of a published fleet."""
     hang_timeout: AutoDurationS = "auto"
     """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
     the last checkpoint. `auto` is 20 median steps, at least 10 s."""
+    notices: Literal["auto", "off", "aws", "gcp", "azure"] = "auto"
+    """Cloud that every node asks whether it takes the node back; the job then saves in the time left, and ends to
+    continue on other nodes. `auto` is the cloud that the machine's firmware names, and none elsewhere."""
 
 
 class Guard(Spec):
@@ -372,6 +332,12 @@ class RunFile(Spec):
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of `setup` and `run`; null takes the value from the shell that starts the run."""
+    environment: Annotated[
+        RunEnvironment | None,
+        BeforeValidator(environment_from_text, json_schema_input_type=RunEnvironment | str | None),
+    ] = None
+    """Packages of the ranks: a lock file, a conda file or an image; a file name alone is short for `{lock: ...}` or
+    `{conda: ...}`. By default those of Trainworks, and for a command those of the shell."""
     workdir: Annotated[str, AfterValidator(_path)] | None = None
     """Working directory of `setup` and `run`; the current one by default."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
@@ -421,6 +387,17 @@ class RunFile(Spec):
         for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:
                 raise FieldError(f"`{key}` needs `run`")
+        if self.starts == "once" and self.environment is not None and self.nodes > 1:
+            raise FieldError(
+                f"`environment` with `framework: {self.framework}` works on one node, got {self.nodes}: its launcher "
+                "starts ranks on nodes that may still build",
+                hint="set `cluster.nodes: 1`, or activate an environment in the command",
+            )
+        if self.checkpoint.memory_every is not None and self.nodes > 1 and self.cluster.engine != "local":
+            raise FieldError(
+                f"`checkpoint.memory_every` is for jobs on one node, got {self.nodes}",
+                hint="set `checkpoint.every` to the steps that may be lost",
+            )
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self
@@ -430,6 +407,8 @@ class RunFile(Spec):
             "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
             "`software` needs `workload`: a command is not planned": self.software is not None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
+            "`checkpoint.memory_every` needs `workload`: a session saves to disk": self.checkpoint.memory_every
+            is not None,
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }

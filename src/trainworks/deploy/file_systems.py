@@ -1,17 +1,22 @@
 """Exports of file servers and mount units of their clients; each option that is not obvious has its reason.
 
-Source: exports(5), nfs(5), systemd.mount(5), mount.lustre(8), xfs(5).
+Source: exports(5), nfs(5), systemd.mount(5), mount.lustre(8), mount.ceph(8), lfs-setstripe(1), mdadm(8), xfs(5), and
+the comments of beegfs-client.conf.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainworks.config.stack import Scratch, SharedMount, Stack
+from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.storage import MetadataArray, MountKind, Scratch, SharedMount
 
 SCRATCH_ARRAY = "/dev/md/scratch"
+METADATA_ARRAY = "/dev/md/metadata"
+_CEPH_PORT = 3300
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +45,74 @@ def exported_folders(stack: Stack) -> list[str]:
 
 
 def mount_units(stack: Stack) -> list[MountUnit]:
-    """Units of all mounts, and of the local scratch of compute nodes."""
-    units = [_shared(mount) for mount in stack.mounts]
-    return units + ([_scratch(stack.scratch)] if stack.scratch else [])
+    """Units of all mounts, of the local scratch of compute nodes, and of the mirrored drives of file servers."""
+    units = [_shared(mount) for mount in stack.mounts if mount.kind != "scale"]
+    units += [_scratch(stack.scratch)] if stack.scratch else []
+    return units + ([_metadata(stack.metadata)] if stack.metadata else [])
 
 
-def block_device(scratch: Scratch) -> str:
-    """The device that holds the file system of local scratch."""
-    return scratch.devices[0] if len(scratch.devices) == 1 else SCRATCH_ARRAY
+def arrays(stack: Stack) -> list[dict[str, Any]]:
+    """Local file systems of drives, as the storage role creates them; the level is left out for a single drive."""
+    found = []
+    if stack.scratch is not None:
+        several = len(stack.scratch.devices) > 1
+        device = SCRATCH_ARRAY if several else stack.scratch.devices[0]
+        options = ["--level=0"] if several else []
+        found.append(_array("compute", device, options, stack.scratch.devices, stack.scratch.at))
+    if stack.metadata is not None:
+        options = ["--level=10", "--layout=n2", "--bitmap=internal"]
+        found.append(_array("storage", METADATA_ARRAY, options, stack.metadata.devices, stack.metadata.at))
+    return found
+
+
+def secret_files(stack: Stack) -> list[dict[str, str]]:
+    """Keys of file systems: the name below `secrets` of the project, and the path on the nodes."""
+    found = [
+        {"secret": f"ceph.client.{mount.client}.secret", "path": _ceph_key(mount)}
+        for mount in stack.mounts
+        if mount.kind == "cephfs"
+    ]
+    if any(mount.kind == "beegfs" for mount in stack.mounts):
+        found.append({"secret": "beegfs.conn.auth", "path": _BEEGFS_KEY})
+    return list({each["path"]: each for each in found}.values())
+
+
+def beegfs_files(stack: Stack) -> dict[str, str]:
+    """Configuration of BeeGFS's client for each of its mounts, by name."""
+    return {_beegfs_file(mount): _beegfs_text(mount) for mount in stack.mounts if mount.kind == "beegfs"}
+
+
+def striped_folders(stack: Stack) -> list[dict[str, Any]]:
+    """Folders of Lustre with the command that stripes each, and the reason."""
+    return [
+        {"path": f"{mount.at}/{folder.path}", "options": list(options), "why": why}
+        for mount in stack.mounts
+        for folder in mount.folders
+        for options, why in [_STRIPES[folder.use]]
+    ]
+
+
+def _array(group: str, device: str, options: list[str], drives: tuple[str, ...], at: str) -> dict[str, Any]:
+    facts = {"group": group, "device": device, "options": options, "drives": list(drives), "at": at}
+    return facts | {"name": device.rpartition("/")[2]}
+
+
+_BEEGFS_KEY = "/etc/beegfs/conn.auth"
+_STRIPES: dict[str, tuple[tuple[str, ...], str]] = {
+    "checkpoints": (
+        ("-E", "1G", "-c", "1", "-S", "16M", "-E", "16G", "-c", "4", "-E", "-1", "-c", "-1"),
+        "a rank writes its part at once: small parts on one target each, large ones over all, in pieces of 16 MiB",
+    ),
+    "shards": (
+        ("-c", "1", "-S", "4M"),
+        "many files are read at a time, which spreads them; a second target would only add an open",
+    ),
+    "samples": (
+        ("-E", "64K", "-L", "mdt", "-E", "-1", "-c", "1"),
+        "the first 64 KiB are on the metadata target: a small file is opened and read in one request",
+    ),
+}
+"""Options of `lfs setstripe` by what a folder holds, and why."""
 
 
 _EXPORT_REASONS = (
@@ -67,6 +132,15 @@ _NFS_REASONS = (
     "# noatime: reading a file writes nothing",
 )
 _LUSTRE_REASONS = ("# flock: locks hold on all nodes, which HDF5 and pip ask for", "# noatime: reading writes nothing")
+_CEPH_REASONS = (
+    "# secretfile: the key itself would show in the unit and in the list of processes",
+    "# ms_mode: the second version of the protocol, at port 3300, with checksums; `secure` would encrypt as well",
+    "# noatime: reading a file writes nothing",
+)
+_BEEGFS_REASONS = (
+    "# cfgFile: the management daemon and the key of the connections; a second file system has a file of its own",
+    "# _netdev: systemd does not know the type, and would mount it with the local drives, before the network",
+)
 
 
 def _own_exports(stack: Stack) -> list[SharedMount]:
@@ -74,16 +148,65 @@ def _own_exports(stack: Stack) -> list[SharedMount]:
 
 
 def _shared(mount: SharedMount) -> MountUnit:
-    rights = "ro" if mount.read_only else "rw"
-    reasons: tuple[str, ...]
-    if mount.kind == "nfs":
-        what, kind = f"{mount.server}:{mount.export}", "nfs4"
-        options, reasons = f"{rights},hard,nconnect=8,noatime", _NFS_REASONS
-    else:
-        what, kind = str(mount.device), "lustre"
-        options, reasons = f"{rights},flock,noatime", _LUSTRE_REASONS
+    what, kind, options, reasons = _SOURCES[mount.kind](mount)
     facts = {"at": mount.at, "kind": mount.kind, "server": mount.server or "", "group": "all"}
+    options = f"{'ro' if mount.read_only else 'rw'},{options}"
     return _unit(mount.at, what, kind, options, reasons, facts, before=_NETWORK, target="remote-fs.target")
+
+
+_MountSource = tuple[str, str, str, tuple[str, ...]]
+"""What is mounted, its type, its options, and their reasons."""
+
+
+def _nfs(mount: SharedMount) -> _MountSource:
+    return f"{mount.server}:{mount.export}", "nfs4", "hard,nconnect=8,noatime", _NFS_REASONS
+
+
+def _lustre(mount: SharedMount) -> _MountSource:
+    return str(mount.device), "lustre", "flock,noatime", _LUSTRE_REASONS
+
+
+def _cephfs(mount: SharedMount) -> _MountSource:
+    monitors = ",".join(f"{monitor}:{_CEPH_PORT}" for monitor in mount.monitors)
+    options = f"name={mount.client},secretfile={_ceph_key(mount)},fs={mount.file_system},ms_mode=prefer-crc,noatime"
+    return f"{monitors}:{mount.export or '/'}", "ceph", options, _CEPH_REASONS
+
+
+def _beegfs(mount: SharedMount) -> _MountSource:
+    return "beegfs_nodev", "beegfs", f"cfgFile=/etc/beegfs/{_beegfs_file(mount)},_netdev", _BEEGFS_REASONS
+
+
+_SOURCES: dict[MountKind, Callable[[SharedMount], _MountSource]] = {
+    "nfs": _nfs,
+    "lustre": _lustre,
+    "cephfs": _cephfs,
+    "beegfs": _beegfs,
+}
+"""Sources by kind; Storage Scale mounts by its own command, and has no unit."""
+
+
+def _ceph_key(mount: SharedMount) -> str:
+    return f"/etc/ceph/ceph.client.{mount.client}.secret"
+
+
+def _beegfs_file(mount: SharedMount) -> str:
+    return f"client-{mount.at.strip('/').replace('/', '-')}.conf"
+
+
+def _beegfs_text(mount: SharedMount) -> str:
+    lines = [
+        f"sysMgmtdHost = {mount.server}",
+        "# the servers refuse a client without the same key",
+        f"connAuthFile = {_BEEGFS_KEY}",
+        "# RDMA where there is an adapter, TCP otherwise",
+        "connUseRDMA = true",
+        "# locks hold on all nodes, which HDF5 and pip ask for; by default on one node alone",
+        "tuneUseGlobalFileLocks = true",
+        "tuneUseGlobalAppendLocks = true",
+        "# a checkpoint is on the drives of the servers once `fsync` returns",
+        "tuneRemoteFSync = true",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _scratch(scratch: Scratch) -> MountUnit:
@@ -91,9 +214,21 @@ def _scratch(scratch: Scratch) -> MountUnit:
         "# noatime: reading a file writes nothing",
         "# nofail: a node without it starts, and is drained",
     )
-    facts = {"at": scratch.at, "kind": "scratch", "server": "", "group": "compute"}
-    device = block_device(scratch)
-    return _unit(scratch.at, device, "xfs", "noatime,nofail", reasons, facts, before=(), target="local-fs.target")
+    device = SCRATCH_ARRAY if len(scratch.devices) > 1 else scratch.devices[0]
+    return _local(scratch.at, device, "compute", "noatime,nofail", reasons)
+
+
+def _metadata(metadata: MetadataArray) -> MountUnit:
+    reasons = (
+        "# noatime: reading a file writes nothing",
+        "# without nofail: a server that starts without its drives would export an empty folder",
+    )
+    return _local(metadata.at, METADATA_ARRAY, "storage", "noatime", reasons)
+
+
+def _local(at: str, device: str, group: str, options: str, reasons: tuple[str, ...]) -> MountUnit:
+    facts = {"at": at, "kind": "local", "server": "", "group": group}
+    return _unit(at, device, "xfs", options, reasons, facts, before=(), target="local-fs.target")
 
 
 def _unit(

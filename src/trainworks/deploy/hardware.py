@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, has, node, processor
 from trainworks.catalog.facts import Release
-from trainworks.config.stack import Hardware, NodeGroup, Stack
+from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.errors import ArgumentError, UsageError
 
 _REPORTED_SHARE = 0.95

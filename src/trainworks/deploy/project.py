@@ -8,9 +8,26 @@ from importlib.resources.abc import Traversable
 from typing import Any, get_args
 
 from trainworks.catalog import software
-from trainworks.config.stack import Role, Stack
-from trainworks.deploy.file_systems import SCRATCH_ARRAY, block_device, exported_folders, exports, mount_units
+from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.words import Role
+from trainworks.deploy.fabric.hosts import host_files, rail_networks
+from trainworks.deploy.fabric.mpi import mpi_files
+from trainworks.deploy.fabric.open_sm import open_sm_files
+from trainworks.deploy.fabric.switches import switch_files
+from trainworks.deploy.file_systems import (
+    arrays,
+    beegfs_files,
+    exported_folders,
+    exports,
+    mount_units,
+    secret_files,
+    striped_folders,
+)
 from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.images.container import image_files
+from trainworks.deploy.images.machine import machine_image_files
+from trainworks.deploy.kubernetes.bundle import bundle_files
+from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
 from trainworks.jobs.formats.manifest import to_yaml
@@ -18,12 +35,13 @@ from trainworks.jobs.formats.manifest import to_yaml
 _INDEX = "https://download.pytorch.org/whl/cu"
 
 
-def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]:
+def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
     """Text of every file of the project, by its path.
 
     Args:
         stack: to render.
         monitoring: files for Prometheus and Alertmanager, by name; they are left out where the stack monitors nothing.
+        locks: text of the lock files that `images` name.
 
     Raises:
         ArgumentError: the operating system has no packages for a part of the stack.
@@ -43,12 +61,28 @@ def project_files(stack: Stack, monitoring: Mapping[str, str]) -> dict[str, str]
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
+    files |= {f"roles/storage/files/{name}": text for name, text in beegfs_files(stack).items()}
+    files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
+        files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     if text := exports(stack):
         files["roles/storage/files/exports"] = text
     return dict(sorted(files.items()))
+
+
+def _fabric_files(stack: Stack) -> dict[str, str]:
+    """Files of the role `fabric` by path, variables of hosts with rails, and the text of the switches."""
+    if stack.fabric is None:
+        return {}
+    role = "roles/fabric/files"
+    files = {f"{role}/{name}": text for name, text in (host_files(stack.fabric) | mpi_files(stack.fabric)).items()}
+    for place, manager in enumerate(stack.fabric.subnet_managers):
+        files |= {f"{role}/{manager}/{name}": text for name, text in open_sm_files(place).items()}
+    for host, networks in rail_networks(stack).items():
+        files |= {f"{role}/{host}/{name}": text for name, text in networks.items()}
+    return files | {f"switches/{name}": text for name, text in switch_files(stack).items()}
 
 
 def inventory(stack: Stack) -> dict[str, Any]:
@@ -91,15 +125,18 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "network": str(stack.network),
         "gpu_driver_packages": _driver_packages(stack, apt),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
+        **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
         "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
         "exported_folders": exported_folders(stack),
         "mounts": [unit.facts for unit in mount_units(stack)],
-        "scratch_devices": list(stack.scratch.devices) if stack.scratch else [],
+        "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
+        "storage_arrays": arrays(stack),
+        "storage_secrets": secret_files(stack),
+        "beegfs_files": list(beegfs_files(stack)),
+        "striped_folders": striped_folders(stack),
         "scratch_at": stack.scratch.at if stack.scratch else "",
-        "scratch_array": SCRATCH_ARRAY,
-        "scratch_block_device": block_device(stack.scratch) if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
         "slurm_files": list(slurm),
@@ -127,6 +164,22 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
             {"name": each.name, "at": each.at, "image": each.image} for each in stack.environments if each.image
         ],
         "monitoring_files": list(watched),
+    }
+
+
+def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
+    """Variables of the role `fabric`; its play is left out without a link."""
+    fabric = stack.fabric
+    if fabric is None:
+        return {"fabric_link": ""}
+    inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
+    return {
+        "fabric_link": fabric.link,
+        "fabric_packages": ["doca-ofed"] if fabric.driver == "doca-ofed" else inbox,
+        "fabric_kernel": fabric.kernel or "",
+        "fabric_rails": len(fabric.interfaces),
+        "fabric_managers": list(fabric.subnet_managers),
+        "fabric_mpi": fabric.mpi is not None,
     }
 
 
@@ -164,10 +217,10 @@ def _slurm_packages(stack: Stack, apt: bool) -> dict[str, list[str]]:
 
 
 def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
-    """Files below a folder of the package, by their paths."""
+    """Files below a folder of the package, by their paths; pip leaves compiled plugins there, which are not text."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         name = f"{path}{entry.name}"
-        if entry.name == "__pycache__":  # pip compiles what it installs, the plugin of Ansible too
+        if entry.name == "__pycache__":
             continue
         if entry.is_dir():
             yield from _static(entry, f"{name}/")

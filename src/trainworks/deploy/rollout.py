@@ -40,7 +40,7 @@ class BatchStep:
     detail: str = ""
 
 
-class ReachedNodes(Protocol):
+class RolloutNodes(Protocol):
     """How the nodes are reached."""
 
     def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
@@ -78,7 +78,7 @@ class Rollout:
     """
 
     controller: str
-    nodes: ReachedNodes
+    nodes: RolloutNodes
     on_step: Callable[[BatchStep], None]
     wait_s: int
     """Longest time to wait for the jobs of a batch."""

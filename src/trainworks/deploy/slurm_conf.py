@@ -5,11 +5,17 @@ Source: slurm.conf(5), gres.conf(5), cgroup.conf(5), topology.conf(5) and slurmd
 
 from __future__ import annotations
 
+import math
+
 from trainworks.catalog.catalog import node
 from trainworks.catalog.cluster import cluster_of_nodes
-from trainworks.config.stack import Hardware, NodeGroup, Partition, Stack
+from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
+from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
+from trainworks.config.stack_parts.scheduler import Partition
 from trainworks.deploy.hardware import hardware_of
-from trainworks.deploy.slurm_hooks import NodeCheck, health_check, prolog, slurm_conf_lines
+from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
+from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
 from trainworks.plan.network.design import design_network
 
 _FOLDER = "/etc/slurm"
@@ -19,14 +25,22 @@ _SCRATCH_FREE_GB = 50
 
 def slurm_files(stack: Stack) -> dict[str, str]:
     """Files of /etc/slurm on every node, by name."""
-    check = _node_check(stack)
+    check, scratch = _node_check(stack), stack.scratch.at if stack.scratch else None
     files = {
         "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": _CGROUP,
         "topology.conf": _topology(stack),
-        "prolog.sh": prolog(check),
+        "prolog.sh": prolog(check, scratch=scratch),
+        "epilog.sh": epilog(check, scratch=scratch),
         "health_check.sh": health_check(check),
     }
+    if scratch is not None:
+        files["task_prolog.sh"] = task_prolog(scratch)
+    if stack.slurm.power is not None:
+        autoscale = _autoscale(stack)
+        files |= {"resume.sh": resume_program(autoscale), "suspend.sh": suspend_program(autoscale)}
+    if stack.slurm.pyxis is not None:
+        files["plugstack.conf"] = _PLUGSTACK
     gres = _gres(stack)
     return files | ({"gres.conf": gres} if gres else {})
 
@@ -63,6 +77,11 @@ ConstrainDevices=yes
 """
 
 
+_PLUGSTACK = """# required: without the plugin a job with an image fails, and does not start outside of its image
+required spank_pyxis.so
+"""
+
+
 def _slurm_conf(stack: Stack) -> str:
     ((controller, address),) = stack.hosts("controller").items()
     lines = [
@@ -93,7 +112,7 @@ def _slurm_conf(stack: Stack) -> str:
         "SelectTypeParameters=CR_Core_Memory",
         "# of a job that asks for no memory: its share; without this, it gets all of the node, and shares it with none",
         f"DefMemPerCPU={_memory_share_mb(stack)}",
-        *(["GresTypes=gpu"] if _gres(stack) else []),
+        *(["# without it, slurmctld does not know the GPUs of a node", "GresTypes=gpu"] if _gres(stack) else []),
         "# the nodes of a job under as few leaf switches as possible",
         "TopologyPlugin=topology/tree",
         "SchedulerType=sched/backfill",
@@ -101,10 +120,16 @@ def _slurm_conf(stack: Stack) -> str:
         "PriorityWeightAge=1000",
         "PriorityWeightFairshare=10000",
         "PriorityWeightPartition=100000",
+        *_priorities(stack),
+        *_mpi(stack),
         "",
         *_accounting(stack),
         "# nodes that fail their check are drained, before a job starts and every five minutes while idle",
         *slurm_conf_lines(_FOLDER).splitlines(),
+        "# what a job left in memory and on scratch is removed, and a node whose GPUs are still in use is drained",
+        f"Epilog={_FOLDER}/epilog.sh",
+        *([f"TaskProlog={_FOLDER}/task_prolog.sh"] if stack.scratch else []),
+        *_power(stack),
         "",
         *(line for group in stack.groups("compute") for line in _nodes(group)),
         *(_partition(partition) for partition in stack.slurm.partitions),
@@ -121,6 +146,51 @@ def _memory_share_mb(stack: Stack) -> int:
         each.memory // 2**20 // (each.sockets * each.cores_per_socket * each.threads_per_core)
         for each in map(hardware_of, stack.groups("compute"))
     )
+
+
+def _priorities(stack: Stack) -> list[str]:
+    """Lines for QOS; empty without one."""
+    lines = ["PriorityWeightQOS=100000"] if stack.slurm.qos else []
+    if any(qos.preempts for qos in stack.slurm.qos):
+        lines += [
+            "# preempted jobs are queued again; `SUSPEND` would leave them in the memory of the GPUs",
+            "PreemptType=preempt/qos",
+            "PreemptMode=REQUEUE",
+        ]
+    return lines
+
+
+def _mpi(stack: Stack) -> list[str]:
+    if stack.slurm.pmix is None:
+        return []
+    return [
+        "# `srun` starts MPI jobs by itself, without ssh; no `pmix_v3`, which is there for one release of PMIx alone",
+        "MpiDefault=pmix",
+    ]
+
+
+def _power(stack: Stack) -> list[str]:
+    """Lines for nodes that stop while idle; empty without power saving."""
+    if stack.slurm.power is None:
+        return []
+    seconds = math.ceil(stack.slurm.power.down_after)
+    return [
+        "",
+        "# nodes that were idle for this long stop, and start when a job needs them",
+        f"SuspendTime={seconds}",
+        *power_lines(_autoscale(stack)),
+    ]
+
+
+def _autoscale(stack: Stack) -> Autoscale:
+    """Power saving of the compute nodes in the words of `slurm_power`, whose programs it uses."""
+    power = stack.slurm.power
+    assert power is not None
+    first = hardware_of(next(stack.groups("compute")))
+    node = CloudNode(cores=first.sockets * first.cores_per_socket * first.threads_per_core, memory=first.memory)
+    nodes = ",".join(group.hosts for group in stack.groups("compute"))
+    slurm = SlurmAutoscale(nodes=nodes, node=node, start=power.start, stop=power.stop, folder=_FOLDER)
+    return Autoscale(keep=power.keep, start_timeout=power.start_timeout, stop_timeout=power.stop_timeout, slurm=slurm)
 
 
 def _accounting(stack: Stack) -> list[str]:
@@ -142,6 +212,7 @@ def _nodes(group: NodeGroup) -> list[str]:
     reason = "# memory that `slurmd -C` prints"
     if group.machine is not None:
         reason = f"# {group.machine}: 95 % of its memory, since a node that reports less than this is drained"
+    shape = "# sockets, cores and threads as the kernel counts them, and no `CPUs`: other counts drain the node, too"
     words = [
         f"NodeName={group.hosts}",
         f"NodeAddr={','.join(group.addresses.values())}",
@@ -152,7 +223,7 @@ def _nodes(group: NodeGroup) -> list[str]:
         *([f"Gres=gpu:{hardware.accelerators}"] if hardware.accelerators else []),
         "State=UNKNOWN",
     ]
-    return [reason, " ".join(words)]
+    return [reason, shape, " ".join(words)]
 
 
 def _partition(partition: Partition) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainworks.config.data import STDLIB, Data, DataSource
+from trainworks.config.data import STDLIB, Data, DataSource, Evaluation
 from trainworks.errors import MissingExtraError, UsageError, suggest
 
 _DRIVERS = {
@@ -27,6 +27,14 @@ def anchored_data(data: Data) -> Data:
     return data.model_copy(update={"source": tuple(parts)})
 
 
+def anchored_evaluation(evaluation: Evaluation | None) -> Evaluation | None:
+    """The same evaluation with an absolute path of its data."""
+    if evaluation is None or evaluation.data is None:
+        return evaluation
+    data = evaluation.data.model_copy(update={"source": anchored_source(evaluation.data.source)})
+    return evaluation.model_copy(update={"data": data})
+
+
 def anchored_source(source: str) -> str:
     """The source with an absolute path."""
     if source in ("", STDLIB) or "://" in source:
@@ -34,14 +42,14 @@ def anchored_source(source: str) -> str:
     return str(Path(source).expanduser().absolute())
 
 
-def check_sources(data: Data) -> None:
+def check_sources(sources: Sequence[DataSource]) -> None:
     """Check that sources can be read, without network access.
 
     Raises:
         UsageError: a source has no files.
         MissingExtraError: the library that opens a store is not installed.
     """
-    for source in data.sources:
+    for source in sources:
         if source.scheme is None:
             source_files(source.source)
         elif source.scheme in _DRIVERS:

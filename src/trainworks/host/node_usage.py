@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 
 from trainworks.errors import TrainworksError
+from trainworks.host.amd import AmdGpu, visible_amd_gpus
 from trainworks.host.probe import probe_accelerators
 from trainworks.host.process_tree import ProcessTree
 from trainworks.record.run_dir import RunDir
@@ -116,21 +117,33 @@ def _meter(tree: ProcessTree, before: NodeUsage | None, *, on_accelerators: bool
 
 
 class AcceleratorUse:
-    """Utilisation and energy of the accelerators in `CUDA_VISIBLE_DEVICES`, by this job or any other process."""
+    """Utilisation and energy of the accelerators that this process sees, by this job or any other process.
 
-    def __init__(self, nvml: Any = pynvml) -> None:
+    Args:
+        nvml: the module pynvml, or an object with its functions.
+        amd: returns the accelerators of AMD that this process sees.
+    """
+
+    def __init__(self, nvml: Any = pynvml, amd: Callable[[], Mapping[int, AmdGpu]] = visible_amd_gpus) -> None:
         self._nvml = nvml
         self._handles: list[Any] = []
         self._last_us: dict[int, int] = {}
         visible = probe_accelerators()
+        self._amd = list(amd().values())
         try:
             nvml.nvmlInit()
-            self._handles = [nvml.nvmlDeviceGetHandleByIndex(facts.index) for facts in visible]
+            self._handles = [] if self._amd else [nvml.nvmlDeviceGetHandleByIndex(facts.index) for facts in visible]
         except nvml.NVMLError:
             pass
 
     def look(self) -> float | None:
-        """Busy share of the busiest accelerator since the last call; None if one of them does not report it."""
+        """Busy share of the busiest accelerator since the last call; None if one of them does not report it.
+
+        Of AMD's it is the share of this moment.
+        """
+        if self._amd:
+            percent = [gpu.number("gpu_busy_percent") for gpu in self._amd]
+            return None if None in percent else max(each or 0 for each in percent) / 100
         try:
             shares = [self._share(number, handle) for number, handle in enumerate(self._handles)]
         except self._nvml.NVMLError:  # a part of an accelerator (MIG) has no such figure
@@ -139,6 +152,9 @@ class AcceleratorUse:
 
     def energy_j(self) -> float | None:
         """Energy of all of them since the driver was loaded; None if one of them does not report it."""
+        if self._amd:
+            joules = [gpu.energy_j for gpu in self._amd]
+            return None if None in joules else sum(each or 0.0 for each in joules)
         try:
             millijoules = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles]
         except self._nvml.NVMLError:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-import pynvml
 
 from trainworks.files import free_bytes
-from trainworks.host.nvml import ask
+from trainworks.host.amd import visible_amd_gpus
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -52,11 +51,13 @@ def num_cores() -> int:
 
 
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
-    """NVIDIA accelerators of the driver in CUDA_VISIBLE_DEVICES; empty without a driver."""
+    """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver."""
+    import pynvml  # noqa: PLC0415, 20 ms that most commands do without
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return _amd_accelerators()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         found = [
@@ -74,7 +75,23 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
         pynvml.nvmlShutdown()
 
 
+def _amd_accelerators() -> tuple[AcceleratorFacts, ...]:
+    return tuple(
+        AcceleratorFacts(
+            index=index,
+            name=gpu.name,
+            memory_bytes=gpu.number("mem_info_vram_total") or 0,
+            power_limit_w=gpu.power_limit_w(),
+        )
+        for index, gpu in visible_amd_gpus().items()
+    )
+
+
 def _power_limit_w(handle: Any) -> float | None:
+    import pynvml  # noqa: PLC0415
+
+    from trainworks.host.nvml import ask  # noqa: PLC0415
+
     milliwatts = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if milliwatts is None else milliwatts / 1e3
 

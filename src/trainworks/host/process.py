@@ -42,6 +42,7 @@ __all__ = [
     "die_with_parent",
     "end_by_signal",
     "end_descendants",
+    "ending_with_parent",
     "fork",
     "identity",
     "is_running",
@@ -60,6 +61,14 @@ __all__ = [
     "wait_any",
     "wait_for_end",
 ]
+
+
+_END_WITH_PARENT = """\
+import os, signal, sys
+from trainworks.host.process import die_with_parent
+die_with_parent(signal.SIGTERM)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +136,22 @@ class Forked(Child):
         return self.exit_code()
 
 
-def python_module(module: str, *arguments: str) -> list[str]:
-    """Argument vector that runs a module with this interpreter; files of the current folder do not shadow it."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+def python_module(module: str, *arguments: str, python: str | None = None) -> list[str]:
+    """Argument vector that runs a module with this or another interpreter.
+
+    Files of the current folder do not shadow it.
+    """
+    return [python or sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_program(source: str) -> list[str]:
     """Argument vector that runs a short program with this interpreter; append its arguments."""
     return [sys.executable, "-P", "-c", source]
+
+
+def ending_with_parent(command: Sequence[str]) -> list[str]:
+    """Arguments that start a program by its path, which the kernel ends when this process ends, even by SIGKILL."""
+    return [*python_program(_END_WITH_PARENT), *command]
 
 
 def run(

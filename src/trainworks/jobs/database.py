@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from trainworks.errors import DamagedStoreError, EnvironmentProblem
 
-VERSION = "0003"
+VERSION = "0004"
 """Newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _REBUILD = "make it anew from the run directories: trainworks jobs rebuild"

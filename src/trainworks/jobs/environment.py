@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trainworks.record.resolved import Processes
+if TYPE_CHECKING:
+    from trainworks.record.resolved import Processes
+
 
 _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """glibc returns freed activations to the kernel by default, and the next step pays a page fault per 4 KiB."""

@@ -75,6 +75,11 @@ class JobRow:
     asked_by: int | None = None
     """User who requested the end of the job; for a waiting job, the administrator who queued it again."""
 
+    @property
+    def team(self) -> str:
+        """Team that the job is billed to; empty without one."""
+        return self.spec.team or billing_of(self.cluster).team
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
@@ -96,7 +101,7 @@ class Billing:
     """Who pays for a job, and at which price."""
 
     team: str = ""
-    """Account of Slurm or queue of Kueue; empty without one."""
+    """`job.team`, else the account of Slurm or the queue of Kueue; empty without one."""
     usd_per_accelerator_hour: float | None = None
 
 
@@ -104,6 +109,7 @@ class Billing:
 class BilledAttempt:
     """What one attempt held, and whose it was."""
 
+    job_id: int
     owner: str
     billing: Billing
     number: int
@@ -137,6 +143,7 @@ def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, sub
         "owner": owner,
         "engine": engine,
         "ticket": _spec_text(spec),
+        "array": spec.array,
         "priority": spec.priority,
         "held": spec.hold,
         "state": str(JobState.QUEUED),
@@ -151,6 +158,7 @@ def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, sub
 def job_of_row(row: Any) -> JobRow:
     """The job of a row of the database."""
     values = dict(row._mapping)
+    del values["array"]  # the spec has it, and searches need the column
     spec = json.loads(values.pop("ticket"))
     lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
     values["spec"] = replace(JobSpec(**spec | lists), node=_node(spec["node"]))
@@ -166,11 +174,11 @@ def _node(saved: dict[str, Any]) -> NodeResources:
 def billed_of_row(row: Any) -> BilledAttempt:
     """What an attempt's row bills, joined with `owner`, `cluster` and `ticket` of its job."""
     placement = json.loads(row.placement or "[]")
-    accelerators = json.loads(row.ticket)["node"]["accelerators"] * len(placement)
+    spec, billing = json.loads(row.ticket), billing_of(row.cluster)
+    accelerators = spec["node"]["accelerators"] * len(placement)
     cores = sum(cores for _, cores, _ in placement)
-    return BilledAttempt(
-        row.owner, billing_of(row.cluster), row.number, row.started_at, row.ended_at, cores, accelerators
-    )
+    billing = replace(billing, team=spec.get("team") or billing.team)
+    return BilledAttempt(row.job_id, row.owner, billing, row.number, row.started_at, row.ended_at, cores, accelerators)
 
 
 def placement_of(text: str | None) -> tuple[Placement, ...]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import accelerators_per_node
-from trainworks.record.resolved import Processes, ResolvedRun
+
+ARRAY_ID = "TRAINWORKS_ARRAY_ID"
+"""Variable with the id of the array that a command is one of."""
+_ARRAY_LETTERS = "bcdfghjkmnpqrstvwxz"  # spell no words
+
+if TYPE_CHECKING:
+    from trainworks.config.run_file import RunFile
+    from trainworks.record.resolved import Processes, ResolvedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,25 @@ class JobSpec:
     """Check every node before the ranks start."""
     max_restarts: int = 0
     """Automatic restarts after a failure that a restart can fix."""
+    restart_window_s: float = 86_400.0
+    """Restarts that lie further back do not count."""
     working_folder: str = "."
+    team: str = ""
+    """Team that the job is billed to."""
+    array: str | None = None
+    """Id of the array that the job is one of: `array-kxbwtq`."""
+    environment: Literal["lock", "conda", "image"] | None = None
+    """Kind of the packages that the run file names for its ranks."""
+
+
+def new_array_id() -> str:
+    """Draw an id for an array, unlike any run id: `array-kxbwtq`."""
+    return "array-" + "".join(secrets.choice(_ARRAY_LETTERS) for _ in range(6))
+
+
+def is_array_id(name: str) -> bool:
+    """Whether a name has the form of an array's id."""
+    return re.fullmatch(f"array-[{_ARRAY_LETTERS}]{{6}}", name) is not None
 
 
 def spec_of_run(resolved: ResolvedRun) -> JobSpec:
@@ -78,15 +105,17 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes
+    array = run_file.envs.get(ARRAY_ID) or ""
     return JobSpec(
         run_id=run_id,
         name=run_file.name,
-        min_nodes=min(job.min_nodes or nodes, nodes),
+        min_nodes=min(job.min_nodes or nodes, nodes) if run_file.workload is None else nodes,
         max_nodes=nodes,
         node=_node_of_processes(processes, run_file) if processes else _node_of_run_file(run_file),
         tasks_per_node=_tasks_per_node(run_file),
         working_folder=working_folder,
         max_restarts=run_file.max_restarts,
+        restart_window_s=run_file.recover.restart_window,
         time_limit_s=job.time_limit,
         grace_s=job.grace,
         priority=job.priority,
@@ -95,6 +124,9 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
         depends_on=job.depends_on,
         hold=job.hold,
         health=bool(job.health),
+        team=job.team or "",
+        array=array if is_array_id(array) else None,
+        environment=run_file.environment.kind if run_file.environment else None,
     )
 
 

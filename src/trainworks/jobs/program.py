@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from trainworks.config.command import Framework, shell_of
-from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainworks.config.command import Framework
+    from trainworks.config.run_file import RunFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +80,15 @@ def _accelerators(run_file: RunFile) -> int:
     if run_file.starts == "per_node" or run_file.resources is None or run_file.resources.accelerators is None:
         return 1
     return run_file.resources.accelerators[0].count
+
+
+def shell_of(script: str) -> list[str]:
+    r"""Interpreter in the first line of a script, with at most one argument; bash if there is none.
+
+    >>> shell_of("#!/bin/bash -l\necho"), shell_of("echo")
+    (['/bin/bash', '-l'], ['/bin/bash'])
+    """
+    found = re.match(r"#![ \t]*(\S+)[ \t]*([^\n]*)", script)
+    if found is None:
+        return ["/bin/bash"]
+    return [found[1], *filter(None, [found[2].rstrip()])]

@@ -96,6 +96,7 @@ class Cause(enum.StrEnum):
     STORAGE_FAULT = "storage_fault"
     NODE_LOST = "node_lost"
     NODE_UNHEALTHY = "node_unhealthy"
+    NODE_RECLAIMED = "node_reclaimed"
     AGENT_LOST = "agent_lost"
     PEER_LOST = "peer_lost"
     KILLED = "killed"
@@ -132,6 +133,7 @@ CAUSES: dict[Cause, CauseFacts] = {
     Cause.STORAGE_FAULT: CauseFacts("the storage failed", True),
     Cause.NODE_LOST: CauseFacts("a node was lost", True),
     Cause.NODE_UNHEALTHY: CauseFacts("a node failed its health check", False, counts_as_restart=False),
+    Cause.NODE_RECLAIMED: CauseFacts("the cloud takes a node back", True, counts_as_restart=False),
     Cause.AGENT_LOST: CauseFacts("a node's agent was lost", True),
     Cause.PEER_LOST: CauseFacts("another rank was lost", True),
     Cause.KILLED: CauseFacts("killed by a signal", True),

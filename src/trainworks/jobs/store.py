@@ -189,6 +189,8 @@ class JobStore:
         text: str | None = None,
         limit: int | None = None,
         before: int | None = None,
+        array: str | None = None,
+        one_per_array: bool = False,
     ) -> list[JobRow]:
         """Jobs, newest first.
 
@@ -202,19 +204,35 @@ class JobStore:
             text: only those with this text in their run, owner, engine, or the reason why they wait or ended.
             limit: at most so many.
             before: only those with a smaller number; to page on from the last one.
+            array: only those of that array.
+            one_per_array: of each array only the newest of these jobs.
         """
         query = sa.select(jobs).order_by(jobs.c.id.desc())
         if states is not None:
             query = query.where(jobs.c.state.in_([str(state) for state in states]))
-        wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name}
+        wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name, "array": array}
         for column, value in wanted.items():
             query = query.where(jobs.c[column] == value) if value is not None else query
         query = query.where(jobs.c.id < before) if before is not None else query
         if text:
             columns = (jobs.c[column] for column in ("run_id", "owner", "engine", "reason", "detail", "cause"))
             query = query.where(sa.or_(*(column.icontains(text, autoescape=True) for column in columns)))
+        if one_per_array:
+            found = query.order_by(None).where(jobs.c.array.is_not(None)).subquery()
+            newest = sa.select(sa.func.max(found.c.id)).group_by(found.c.array)
+            query = query.where(jobs.c.array.is_(None) | jobs.c.id.in_(newest))
         with self._reading() as connection:
             return [job_of_row(row) for row in connection.execute(query.limit(limit))]
+
+    def array_states(self, arrays: Iterable[str]) -> dict[str, dict[JobState, int]]:
+        """Jobs of each array by state."""
+        columns = (jobs.c.array, jobs.c.state, sa.func.count())
+        query = sa.select(*columns).where(jobs.c.array.in_(list(arrays))).group_by(jobs.c.array, jobs.c.state)
+        counts: dict[str, dict[JobState, int]] = {}
+        with self._reading() as connection:
+            for array, state, count in connection.execute(query):
+                counts.setdefault(array, {})[parse_state(state)] = count
+        return counts
 
     def version(self) -> int:
         """Number of the newest change of a job."""
@@ -348,10 +366,17 @@ class JobStore:
             for row in rows
         ]
 
-    def billed_attempts(self) -> list[BilledAttempt]:
-        """What every attempt of every job held; of thousands in a fraction of a second."""
-        of_attempt = (attempts.c.number, attempts.c.placement, attempts.c.started_at, attempts.c.ended_at)
+    def billed_attempts(self, job_ids: Sequence[int] | None = None) -> list[BilledAttempt]:
+        """What every attempt of these jobs held, or of all; of thousands in a fraction of a second."""
+        of_attempt = (
+            attempts.c.job_id,
+            attempts.c.number,
+            attempts.c.placement,
+            attempts.c.started_at,
+            attempts.c.ended_at,
+        )
         query = sa.select(jobs.c.owner, jobs.c.cluster, jobs.c.ticket, *of_attempt).join_from(attempts, jobs)
+        query = query if job_ids is None else query.where(attempts.c.job_id.in_(job_ids))
         with self._reading() as connection:
             return [billed_of_row(row) for row in connection.execute(query)]
 

@@ -42,14 +42,16 @@ jobs = Table(
     Column("uid", BigInteger),
     Column("host", Text),
     Column("asked_by", BigInteger),
+    Column("array", Text),
     Index("jobs_by_version", "version"),
     Index("jobs_by_state", "state", "id"),
     Index("jobs_by_run_id", "run_id"),
     Index("jobs_by_name", "name", "id"),
     Index("jobs_by_owner", "owner", "id"),
+    Index("jobs_by_array", "array", "id"),
     sqlite_autoincrement=True,
 )
-"""One row per job, its latest attempt included; columns are those of `JobRow`."""
+"""One row per job, its latest attempt included; columns are those of `JobRow`, and `array`, which its spec has."""
 
 attempts = Table(
     "attempts",

@@ -48,6 +48,7 @@ def calibrate(
     environment: Mapping[str, str],
     again: bool = False,
     machines: Machines | None = None,
+    python: str | None = None,
 ) -> Calibration:
     """Measured rates of this machine, or several, in the shapes of `request`.
 
@@ -58,6 +59,7 @@ def calibrate(
         environment: variables of the ranks.
         again: measure even if there is an earlier one.
         machines: nodes of the request; by default this machine.
+        python: interpreter of the ranks on this machine; Trainworks' own when None.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -66,14 +68,16 @@ def calibrate(
     if "torch" not in host.packages:
         raise MissingExtraError("torch", "train")
     known = cache / f"{_key(request, host)}.json"
-    return remembered(known, Calibration, lambda: _run(request, environment, machines), again=again)
+    return remembered(known, Calibration, lambda: _run(request, environment, machines, python), again=again)
 
 
-def _run(request: CalibrationRequest, environment: Mapping[str, str], machines: Machines | None) -> Calibration:
+def _run(
+    request: CalibrationRequest, environment: Mapping[str, str], machines: Machines | None, python: str | None
+) -> Calibration:
     text, load = request.model_dump_json(), OtherLoad()
     if machines is None:
         env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
-        output = process.run(process.python_module(_MODULE, text), timeout_s=_TIMEOUT_S, env=env)
+        output = process.run(process.python_module(_MODULE, text, python=python), timeout_s=_TIMEOUT_S, env=env)
     else:
         output = _on_all(machines, request.nodes, text, dict(os.environ) | dict(environment))
     if output.exit_code != 0:

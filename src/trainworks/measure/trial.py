@@ -22,7 +22,13 @@ class TrialOutOfMemoryError(EnvironmentProblem):
 
 
 def try_out(
-    request: TrialRequest, host: HostFacts, cache: Path, *, environment: Mapping[str, str], again: bool = False
+    request: TrialRequest,
+    host: HostFacts,
+    cache: Path,
+    *,
+    environment: Mapping[str, str],
+    again: bool = False,
+    python: str | None = None,
 ) -> Trial:
     """Measured memory and time of a few steps.
 
@@ -32,6 +38,7 @@ def try_out(
         cache: folder of earlier trials. Imports of a module's file do not invalidate it.
         environment: variables of the ranks.
         again: try even if there was a trial.
+        python: interpreter of the ranks; Trainworks' own when None.
 
     Raises:
         UsageError: the model, or the user's file, is at fault; with `file:line`.
@@ -39,12 +46,13 @@ def try_out(
         EnvironmentProblem: the trial did not finish.
     """
     known = cache / f"{_key(request, host)}.json"
-    return remembered(known, Trial, lambda: _run(request, environment), again=again)
+    return remembered(known, Trial, lambda: _run(request, environment, python), again=again)
 
 
-def _run(request: TrialRequest, environment: Mapping[str, str]) -> Trial:
+def _run(request: TrialRequest, environment: Mapping[str, str], python: str | None) -> Trial:
     env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
-    command = process.python_module("trainworks.worker.trial", request.model_dump_json(), str(os.getpid()))
+    arguments = (request.model_dump_json(), str(os.getpid()))
+    command = process.python_module("trainworks.worker.trial", *arguments, python=python)
     output = process.run(command, timeout_s=_TIMEOUT_S, env=env)
     last = (output.stdout.strip().splitlines() or [""])[-1]
     try:
@@ -64,7 +72,7 @@ def _key(request: TrialRequest, host: HostFacts) -> str:
     """Cache key of everything that affects the trial; the length of the run does not."""
     module = request.workload.model.module
     fields = request.model_dump(mode="json")
-    fields["workload"] |= {"train_for": None}
+    fields["workload"] |= {"train_for": None, "eval": request.workload.eval is not None}
     file = Path(module).read_bytes().decode(errors="replace") if module else None
     accelerators = [accelerator.name for accelerator in host.accelerators]
     facts = [1, fields, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]

@@ -44,6 +44,9 @@ class RunReporter(Protocol):
     def note(self, problem: str) -> None:
         """Store why a report failed."""
 
+    def close(self) -> None:
+        """Release what is open."""
+
 
 class SettledState:
     """State of a run in which a failure or a stop counts once it has lasted for three seconds.
@@ -99,6 +102,34 @@ def follow(reporter: RunReporter, state: Callable[[], JobState], clock: Clock) -
                 return False
         clock.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S) if ended_at is None else EVERY_S
+
+
+def report_beside(
+    run_dir: RunDir,
+    name: str,
+    state: Callable[[], JobState],
+    clock: Clock,
+    start: Callable[[Callable[[], JobState]], RunReporter],
+) -> int:
+    """The whole life of a process that reports a run beside it.
+
+    Returns:
+        The exit code: 1 if something is left to report.
+
+    Args:
+        run_dir: of the run.
+        name: of the recipient; one process at a time reports to it.
+        state: of the run, LOST if its supervisor is gone.
+        clock: for the pauses.
+        start: makes the reporter once it is this process's turn.
+    """
+    settled = SettledState(state, clock)
+    stay_behind(settled, clock)
+    take_turn(run_dir, name, clock)
+    reporter = start(settled)
+    all_told = follow(reporter, settled, clock)
+    reporter.close()
+    return 0 if all_told else 1
 
 
 def _has_left(state: JobState) -> bool:

@@ -100,6 +100,8 @@ class RunLook:
     failure: str
     """Message, place and hint of a failed run."""
     num_accelerators: int
+    held_s: float | None
+    """Time for which the run has held its machines, over all of its launches; None without a budget."""
 
     @property
     def progress(self) -> str:
@@ -129,8 +131,13 @@ def _after(box: Outbox, event: Event, look: RunLook, options: Notifications) -> 
         return box.model_copy(update=start)
     if event["kind"] == "attempt":
         return box.model_copy(update={"resumed_from": event.get("resumed_from_step")})
-    if event["kind"] != "state":
-        return box
+    if event["kind"] == "notice_answered":
+        return box.with_message(_loses_node(look, event), options, now)
+    return _after_state(box, event, look, options) if event["kind"] == "state" else box
+
+
+def _after_state(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
+    now = float(event["t"])
     if event["state"] in ("RECOVERING", "QUEUED", "PREEMPTED"):
         failed_at = now if box.failed_at is None else box.failed_at
         return box.model_copy(update={"failed_at": failed_at, "failure": cause_text(event)})
@@ -156,6 +163,10 @@ def _failed(look: RunLook) -> RunMessage:
     return RunMessage(occasion="failed", title=f"{look.run} failed", body=_text([look.failure, look.progress]))
 
 
+def _loses_node(look: RunLook, answered: Event) -> RunMessage:
+    return RunMessage(occasion="danger", title=f"{look.run} loses a node", body=_text([answered["message"]]))
+
+
 def _recovered(box: Outbox, look: RunLook, now: float) -> RunMessage:
     assert box.failed_at is not None
     lines = [box.failure]
@@ -172,11 +183,12 @@ def waiting_message(run: str, waits_s: float, reason: str | None) -> RunMessage:
     return RunMessage(occasion="waiting", title=title, body=_text(lines))
 
 
-def danger_message(run_file: RunFile, look: RunLook, launch_at: float, now: float) -> RunMessage | None:
+def danger_message(run_file: RunFile, look: RunLook, now: float) -> RunMessage | None:
     """A run that will miss its deadline or budget; None while it meets them, and before ten steps.
 
-    The forecast of the end is now plus the remaining steps at the pace of the recent ones. The cost is the time from
-    the launch to that end, times accelerators, times `cluster.usd_per_accelerator_hour`.
+    The forecast of the end is now plus the remaining steps at the pace of the recent ones. The cost is the time
+    for which all launches have held the accelerators, plus that remaining time, times accelerators, times
+    `cluster.usd_per_accelerator_hour`.
     """
     if look.eta_s is None or look.step < _FEWEST_STEPS or look.state is not JobState.RUNNING:
         return None
@@ -186,8 +198,8 @@ def danger_message(run_file: RunFile, look: RunLook, launch_at: float, now: floa
     if look.deadline_at is not None and end_at > look.deadline_at:
         missed.append("deadline")
         lines.append(f"at the recent pace the last step comes {format_duration(end_at - look.deadline_at)} too late")
-    if goal.budget is not None and price is not None:
-        usd = price * look.num_accelerators * (end_at - launch_at) / HOUR_S
+    if goal.budget is not None and price is not None and look.held_s is not None:
+        usd = price * look.num_accelerators * (look.held_s + look.eta_s) / HOUR_S
         if usd > goal.budget:
             missed.append("budget")
             lines.append(f"it costs {format_usd(usd)} at the recent pace, and the budget is {format_usd(goal.budget)}")

@@ -25,8 +25,8 @@ from trainworks.plan.uncertainty import (
     prior_of,
 )
 from trainworks.record.calibration import Calibration
-from trainworks.record.measurement import ClusterMeasurement, MeasuredStep
-from trainworks.record.past_run import FinishedRun
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
+from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.resolved import Plan
 
 _PROBE_BYTES = 64 * 2**20

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainworks.config.run_file import Model
+from trainworks.config.model import Model
 from trainworks.errors import UsageError
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.parameters import block_matmul_parameters, num_parameters

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from trainworks.plan.layouts import Array
 from trainworks.plan.uncertainty import PRIOR, Observation, Prior, believe, interval_s
-from trainworks.record.past_run import FinishedRun
+from trainworks.record.measured.past_run import FinishedRun
 from trainworks.results import Result
 
 

@@ -105,7 +105,7 @@ CALIBRATED_PRIOR = Prior(rates=(0.08, 0.2, 0.2, 0.5, 0.4, 0.4), software=0.12, n
 """Plans from a calibration, whose products are measured: what is left are small collectives and the software
 (docs/reference/local-accuracy.md)."""
 EXPERTS_PRIOR = Prior(rates=PRIOR.rates, software=0.15, noise=0.2)
-"""Of models with routed experts, whose kernels changed by up to 80 % between releases of the same software."""
+"""Prior of models with routed experts, whose kernels changed by up to 80 % between releases of the same software."""
 
 
 @dataclass(frozen=True, slots=True)

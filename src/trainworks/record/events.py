@@ -17,11 +17,15 @@ EventKind = Literal[
     "nodes_unhealthy",  # nodes (by number), message: ranks do not start on them
     "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written
     "agent_started",  # node
+    "environment",  # node, key, seconds (0 if the node had it): the packages of the ranks are there
     "agent_lost",  # node, exit_code
     "restart",  # node (null for all of them): the supervisor starts the agent again
+    "decision",  # node, action, message: what follows the failure of a node
+    "resized",  # nodes, places (numbers among all nodes), layout, step_s, message: the job continues on these nodes
+    "straggler",  # rank, node, extra_s (beyond the median of its peers), step_s, message
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
     "data_progress",  # done_bytes, total_bytes: tokenizing
-    "data_ready",  # folder, num_tokens, fingerprint, seconds, cached
+    "data_ready",  # folder, num_tokens, fingerprint, seconds, cached, chats: conversations, cut, dropped, answer_tokens
     "compiled",  # compile_s, compiled_s, eager_s: time to compile, and of one forward and backward with and without
     "attempt",  # attempt, world_size, layout, resumed_from_step, pids (by rank), rendezvous: all ranks have met
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory;
@@ -29,17 +33,24 @@ EventKind = Literal[
     "restart_refused",  # node, rank, cause, rendezvous, message: reason why this failure is final
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
+    "checkpoint_interval",  # before_s, after_s, stall_s, write_s, mttf_s: `auto`, corrected by what saves cost
     "checkpoint_failed",  # step, message
+    "memory_checkpoints_ended",  # step, message: one could not be written, and there will be no more
+    "checkpoint_restored",  # step, place: a resume found it there, and none as new in the run
+    "checkpoint_copied",  # step, to, bytes, seconds: it is complete in another place of `checkpoint.copies`
+    "checkpoint_copy_failed",  # step, to, message: tried again
     "skipped",  # attempt, step, reason (nonfinite, spike), loss, grad_norm, losses (by rank): no update of the weights
     "rollback",  # those of skipped, to_step, batches_left_out: back to that checkpoint, without these batches
     "profile",  # first_step, last_step, ranks, folder: the traces of these steps are written
     "profile_refused",  # first_step, last_step, message: the steps could not be recorded
+    "notice",  # node, cloud, what, ends, deadline_at: of the cloud's metadata service
+    "notice_answered",  # node, cloud, what, saves, left_s, needed_s, message: the job ends for a notice
     "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): the job counts as idle
     "busy",  # idle_for_s: the job uses its nodes again
     "stop_requested",  # reason
     "stopped",  # step: the ranks ended early, with a checkpoint
     "sample",  # step, prompt, text
-    "finished",  # step
+    "finished",  # step; early if evaluations did not improve any more
 ]
 
 Event = dict[str, Any]

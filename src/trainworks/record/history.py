@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from trainworks.record.events import Event
-from trainworks.record.metric_columns import Mask, MetricColumns, Steps
+from trainworks.record.events import Event, read_events
+from trainworks.record.metric_columns import Mask, MetricColumns, Steps, read_columns
+from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
@@ -31,6 +32,11 @@ class RecordedLaunch:
     """In the order in which they were done."""
     lost: Mask
     """True for each of them whose work was thrown away: a later row, attempt or rollback went back before it."""
+
+    @property
+    def duration_s(self) -> float:
+        """Time from its start to its end."""
+        return self.end_at - self.start_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,11 @@ class History:
         return sum(after.start_at - before.end_at for before, after in gaps)
 
     @property
+    def held_s(self) -> float:
+        """Time for which the run has held its machines: the sum of its launches."""
+        return sum(launch.duration_s for launch in self.launches)
+
+    @property
     def events(self) -> list[Event]:
         """All events in the order in which they were written."""
         return [event for launch in self.launches for event in launch.events]
@@ -75,6 +86,30 @@ class History:
     def of_kind(self, kind: str) -> list[Event]:
         """All events of one kind."""
         return [event for event in self.events if event.get("kind") == kind]
+
+
+def read_history(
+    run_dir: RunDir,
+    *,
+    created_at: float,
+    now: float,
+    state: str | None = None,
+    metrics: MetricColumns | None = None,
+) -> History:
+    """The history of a run as its record has it now.
+
+    Args:
+        run_dir: of the run.
+        created_at: of the resolved run.
+        now: the end of a run that is still going.
+        state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
+        metrics: where they were read already; a million steps take seconds.
+    """
+    status = run_dir.read_status()
+    status = status.model_copy(update={"state": state}) if state else status
+    events = read_events(run_dir.events_file)
+    metrics = read_columns(run_dir.metrics_file) if metrics is None else metrics
+    return build_history(events, metrics, created_at=created_at, status=status, now=now)
 
 
 def build_history(

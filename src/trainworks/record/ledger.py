@@ -1,6 +1,7 @@
 """The time ledger: where every second of the wall clock went.
 
-    wall clock = start + data + compute + communication + optimizer + checkpoint + restart + lost + idle + other
+    wall clock = start + data + compute + communication + optimizer + checkpoint + evaluation
+               + restart + lost + idle + other
 
 Every second belongs to one category alone; what no category names is `other`.
 """
@@ -16,7 +17,7 @@ from trainworks.config.spec import Frozen
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.metric_columns import Floats, Mask
 
-STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint")
+STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint", "evaluation")
 
 
 class Ledger(Frozen):
@@ -31,6 +32,8 @@ class Ledger(Frozen):
     """What steps waited for their batch."""
     checkpoint_s: float
     """What steps stood still for a checkpoint."""
+    evaluation_s: float = 0.0
+    """Evaluation on held-out data."""
     start_s: float
     """Time from each launch to its first step."""
     restart_s: float
@@ -58,15 +61,17 @@ class Ledger(Frozen):
 
             runtime_goodput = (compute + communication + optimizer + data) / (wall clock - idle)
 
-        Checkpoint stalls, start, restart and lost steps are badput; idle is outside, because nothing is held then.
+        Checkpoint stalls, evaluation, start, restart and lost steps are badput; idle is outside, because nothing is
+        held then.
         Source: glossary, "runtime goodput" (Google's ML goodput: productive time over time holding the accelerators).
         """
         productive = self.compute_s + self.communication_s + self.optimizer_s + self.data_s
         return productive / self.held_s if self.held_s > 0 else None
 
     def by_category(self) -> dict[str, float]:
-        """Seconds of each category, its name without the unit, productive ones first."""
-        return {name.removesuffix("_s"): float(getattr(self, name)) for name in type(self).model_fields}
+        """Seconds of each category by its name without the unit, productive ones first; evaluation if there was any."""
+        spent = {name.removesuffix("_s"): float(getattr(self, name)) for name in type(self).model_fields}
+        return spent if spent["evaluation"] else {name: each for name, each in spent.items() if name != "evaluation"}
 
 
 def build_ledger(history: History) -> Ledger:

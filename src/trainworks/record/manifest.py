@@ -19,6 +19,8 @@ from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
 
 MANIFEST = "manifest.json"
+METADATA = "metadata.json"
+"""Place of every tensor; absent in checkpoints of versions that pickled it."""
 _OWN_CHECKSUM = "crc32"
 """Key of the manifest's checksum of its own other fields."""
 _READ_BYTES = 1 << 20
@@ -72,18 +74,25 @@ def check_manifest(folder: Path) -> Manifest | Damage:
     Manifests of versions without checksums are accepted.
     """
     try:
-        content = (folder / MANIFEST).read_bytes()
-        fields = json.loads(content)
-        is_sealed = fields.pop(_OWN_CHECKSUM, None) is not None or "checksums" in fields
-        if is_sealed and content != _sealed(fields):
-            return Damage(MANIFEST, "checksum differs")
-        manifest = Manifest.model_validate_json(json.dumps(fields))
+        manifest = parse_manifest((folder / MANIFEST).read_bytes())
     except OSError as error:
         return _unreadable(MANIFEST, error)
-    except (ValueError, AttributeError, TypeError):  # not JSON, not an object, or other fields
-        return Damage(MANIFEST, "not a manifest")
+    if isinstance(manifest, Damage):
+        return manifest
     found = (_check_size(folder, name, size) for name, size in manifest.files.items())
     return next((damage for damage in found if damage is not None), manifest)
+
+
+def parse_manifest(content: bytes) -> Manifest | Damage:
+    """Check the content of a manifest."""
+    try:
+        fields = json.loads(content)
+        is_sealed = fields.pop(_OWN_CHECKSUM, None) is not None or "checksums" in fields or METADATA in fields["files"]
+        if is_sealed and content != _sealed(fields):
+            return Damage(MANIFEST, "checksum differs")
+        return Manifest.model_validate_json(json.dumps(fields))
+    except (ValueError, AttributeError, TypeError, KeyError):  # not JSON, not an object, or other fields
+        return Damage(MANIFEST, "not a manifest")
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -18,7 +18,9 @@ COLUMNS = (
 )
 """Numbers of a row; NaN where a row lacks the value."""
 _SKIPPED = (*FAULTS, "loss_scale")
-_ALL = (*COLUMNS, "skipped", "slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
+EVALUATION_COLUMNS = ("evaluation_s", "eval_loss", "eval_accuracy")
+"""Numbers of a row whose step was evaluated; NaN in every other row."""
+_ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", "slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
 """With the reason of a skipped step as its index in `_SKIPPED`, and the fields of `slowest`."""
 _CHUNK_BYTES = 1 << 20
 """What one look reads at most, so that a large file does not keep its readers waiting."""
@@ -53,6 +55,11 @@ class Steps:
         """These rows and others of the same record, one after the other."""
         return Steps(self._columns, np.concatenate([self.rows, *(other.rows for other in others)]))
 
+    @property
+    def training_s(self) -> Floats:
+        """Duration of each step without the evaluation after it."""
+        return self["step_s"] - np.nan_to_num(self["evaluation_s"])
+
     def is_skipped(self, *reasons: str) -> Mask:
         """True for steps without an update of the weights, for one of these reasons; for any without reasons."""
         skipped = self["skipped"]
@@ -81,7 +88,7 @@ class Steps:
 
 
 class MetricColumns:
-    """Columns of a metrics file, of 152 bytes a row; empty before the first look.
+    """Columns of a metrics file, of 176 bytes a row; empty before the first look.
 
     Args:
         file: `metrics.jsonl`, which need not exist yet.
@@ -155,7 +162,7 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
         found = [_value(line) for line in data.splitlines()]
     rows = [row for row in found if isinstance(row, dict)]
     for row in rows:
-        if "skipped" in row or "slowest" in row:
+        if "skipped" in row or "slowest" in row or "evaluation" in row:
             _flatten(row)
     return rows
 
@@ -168,11 +175,13 @@ def _value(line: bytes) -> Any:
 
 
 def _flatten(row: dict[str, Any]) -> None:
-    """Numbers in place of a reason, and fields of `slowest` as fields of the row."""
+    """Numbers in place of a reason, and fields of `slowest` and `evaluation` as fields of the row."""
     reason, slowest = row.get("skipped"), row.get("slowest")
     row["skipped"] = _SKIPPED.index(reason) if reason in _SKIPPED else len(_SKIPPED) if reason else np.nan
     if isinstance(slowest, dict):
         row.update({f"slowest_{name}": value for name, value in slowest.items()})
+    if isinstance(evaluation := row.get("evaluation"), dict):
+        row.update({f"eval_{name}": value for name, value in evaluation.items()})
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:

@@ -25,6 +25,17 @@ class SlowestRank(TypedDict):
     """The same of its wait for data alone; negative where it waits less than the others."""
 
 
+class EvaluationResult(TypedDict):
+    """What an evaluation on held-out data found."""
+
+    loss: float
+    """Mean over all items of the held-out data, or of the part of it that `eval.steps` chooses."""
+    accuracy: NotRequired[float]
+    """Share of the labels that the model predicts, 0-1; of masked-lm and image-classification."""
+    samples: int
+    """Sequences, images or samples that it has seen."""
+
+
 class MetricsRow(TypedDict):
     """One optimizer step. Times are means over the ranks and add up to `step_s`."""
 
@@ -47,6 +58,10 @@ class MetricsRow(TypedDict):
     """Stall of the step for a checkpoint."""
     other_s: float
     """Logging and all time outside the other terms."""
+    evaluation_s: NotRequired[float]
+    """Time of the evaluation after this step; absent without one."""
+    evaluation: NotRequired[EvaluationResult]
+    """Result of that evaluation."""
     skipped: NotRequired[str]
     """Reason for a step without update of the weights: `nonfinite`, `spike`, or `loss_scale` (fp16, not a fault)."""
     memory_peak_bytes: NotRequired[int]

@@ -13,6 +13,7 @@ from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
+from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.results import Result
 
 
@@ -157,9 +158,30 @@ class PlannedLayout(Spec):
     step_s: float
     """Predicted."""
     memory_bytes: int
-    """Of the fullest rank, predicted."""
+    """Predicted memory of the fullest rank."""
     measured_s: float | None = None
     """Median step of a few, where the layout was tuned (`--tune`)."""
+
+
+class PlannedEvaluation(Spec):
+    """Evaluations of a run, and what they cost."""
+
+    every_steps: int
+    count: int
+    batches: int
+    """Global batches of each; at most so many, where the held-out data is not counted yet."""
+    batch_s: float
+    """Predicted time of one batch: forward alone."""
+
+    @property
+    def evaluation_s(self) -> float:
+        """Predicted time of one evaluation."""
+        return self.batches * self.batch_s
+
+    @property
+    def total_s(self) -> float:
+        """Predicted time of all of them."""
+        return self.count * self.evaluation_s
 
 
 class Plan(Spec):
@@ -168,6 +190,8 @@ class Plan(Spec):
     model: ModelShape
     layout: ResolvedLayout
     num_steps: int
+    samples_left_out: int = 0
+    """Samples at the end of the last epoch that do not fill a global batch."""
     tokens_per_step: int
     model_flops_per_token: float
     peak_flops_per_s: float | None
@@ -183,7 +207,11 @@ class Plan(Spec):
     checkpoint_bytes: int
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None
+    mttf_s: float | None = None
+    """Mean time between failures of the job's nodes; None in records of older versions."""
     log_every_steps: int
+    evaluation: PlannedEvaluation | None = None
+    """None for a run that does not evaluate."""
     run_time_s: float
     """Predicted time from launch to the last step."""
 
@@ -220,6 +248,13 @@ class Forecast(Spec):
     """Price of the accelerators for that time; None where it is not known."""
 
 
+class FewerNodes(Spec):
+    """The same run on fewer of its nodes: it continues on them while others are missing."""
+
+    processes: Processes
+    plan: Plan
+
+
 class ResolvedRun(Result, Spec):
     """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
@@ -235,11 +270,15 @@ class ResolvedRun(Result, Spec):
     working_folder: str
     commit: str | None = None
     """Git commit of the working folder, with `-dirty` if files differ from it; None outside of a repository."""
+    environment: ResolvedEnvironment | None = None
+    """Packages of the ranks; None for those of Trainworks, or of the shell of a command."""
     processes: Processes
     host: HostFacts
     forecast: Forecast | None = None
     """None for a run on this machine, and where the accelerators of the nodes are not known."""
     plan: Plan | None = None
+    fewer: tuple[FewerNodes, ...] = ()
+    """Plans for fewer nodes, down to `job.min_nodes`; numbers of nodes without a layout are left out."""
     calibration: Calibration | None = None
     planner: tuple[str, ...] = ()
     """Module and arguments to run on the first node, if the workload is planned on the nodes of its job."""
@@ -250,8 +289,20 @@ class ResolvedRun(Result, Spec):
 
     def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
         """This plan for the run of an earlier one, whose origin, node check and observers stay."""
-        kept = ("created_at", "working_folder", "commit", "node_check", "observers")
+        kept = ("created_at", "working_folder", "commit", "environment", "node_check", "observers")
         return self.model_copy(update={name: getattr(before, name) for name in kept})
+
+    def fewer_nodes(self, nodes: int) -> FewerNodes | None:
+        """The plan for fewer nodes; None if there is none."""
+        return next((each for each in self.fewer if each.processes.nodes == nodes), None)
+
+    def on_nodes(self, nodes: int) -> ResolvedRun:
+        """This run on some of its nodes, as it was planned for their number."""
+        if nodes == self.processes.nodes:
+            return self
+        fewer = self.fewer_nodes(nodes)
+        assert fewer is not None, f"no plan for {nodes} nodes"
+        return self.model_copy(update={"processes": fewer.processes, "plan": fewer.plan})
 
     @property
     def power_limit_w(self) -> float | None:

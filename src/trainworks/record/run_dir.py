@@ -8,6 +8,7 @@ runs/stdlib-lm-1/
   report.html     written by `report`          .lock .reserve  locked while it runs; disk space for the last writes
   profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
   usage/          node-N.json: resources used by its processes
+  environment/    node-N.json: Python and packages of its ranks
   bench/          node-N.json: what a benchmark measured there
   dev/            server.json, use.json: the ssh server or JupyterLab of `trainworks dev`, with its keys
   observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
@@ -21,15 +22,19 @@ import re
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem, UnknownRunError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.record.dev_environment import DevServer, DevUse
-from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_environment import NodeEnvironment
 from trainworks.record.status import RunStatus
 from trainworks.record.usage import NodeUsage
+
+if TYPE_CHECKING:
+    from trainworks.record.resolved import ResolvedRun
 
 _RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -80,6 +85,11 @@ class RunDir:
         return self.path / "stop"
 
     @property
+    def save_request_file(self) -> Path:
+        """Present after a request for a checkpoint at the next logging step; rank 0 removes it."""
+        return self.path / "save"
+
+    @property
     def environment_file(self) -> Path:
         """Environment variables of the submitter, readable by the owner only."""
         return self.path / ".environment.json"
@@ -97,6 +107,10 @@ class RunDir:
     def usage_file(self, node: int) -> Path:
         """Resources used by the processes of one node; replaced atomically."""
         return self.path / "usage" / f"node-{node}.json"
+
+    def node_environment_file(self, node: int) -> Path:
+        """Python and packages of the ranks of one node; replaced atomically."""
+        return self.path / "environment" / f"node-{node}.json"
 
     @property
     def dev_folder(self) -> Path:
@@ -263,6 +277,22 @@ class RunDir:
         except (OSError, ValidationError):
             return None
 
+    def write_node_environment(self, node: int, environment: NodeEnvironment) -> None:
+        """Replace what the ranks of one node run with, atomically."""
+        path = self.node_environment_file(node)
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, environment.model_dump_json(indent=2) + "\n", durable=False)
+
+    def read_node_environments(self) -> dict[int, NodeEnvironment]:
+        """What the ranks of each node run with, by the number of the node; empty before they start."""
+        found = {}
+        for path in (self.path / "environment").glob("node-*.json"):
+            try:
+                found[int(path.stem.partition("-")[2])] = NodeEnvironment.model_validate_json(path.read_bytes())
+            except (OSError, ValueError):
+                continue
+        return dict(sorted(found.items()))
+
     def write_dev_server(self, server: DevServer) -> None:
         """Replace how to reach the development environment, atomically."""
         write_atomic(self.dev_server_file, server.model_dump_json(indent=2) + "\n")
@@ -299,6 +329,8 @@ def checkpoint_name(step: int) -> str:
 @lru_cache(maxsize=4)
 def _parsed(resolved_file: Path, inode: int, modified_at: int) -> ResolvedRun:
     """Read a resolved run; cached, because launcher, supervisor and agents are forks of one process."""
+    from trainworks.record.resolved import ResolvedRun  # noqa: PLC0415, a list of jobs reads no resolved run
+
     return ResolvedRun.model_validate_json(resolved_file.read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Decides whether ranks start again after a failure: a table over its cause, and over what failed before."""
+"""Decides what follows a failure: a table over its cause, over what failed before, and over what is left to run on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,57 @@ UNPROVEN = frozenset({"user_error", "environment", "unknown"})
 
 
 class Verdict(enum.StrEnum):
-    """Decision after a failure, with the reason if it is final."""
+    """RecoveryDecision after a failure, with the reason if it is final."""
 
     RESTART = "restart"
     FINAL_CAUSE = "a restart does not help after this cause"
     BEFORE_FIRST_STEP = "it failed before its first step was done"
     REPEATED = "the same failure ended an earlier attempt at the same step"
+
+
+class Action(enum.StrEnum):
+    """What follows a failure; the text is what the record and the drill show."""
+
+    IN_PLACE = "restart in place"
+    ELSEWHERE = "restart without the bad node"
+    SMALLER = "continue on fewer nodes"
+    CARRY_ON = "continue as before"
+    STOP = "stop"
+
+
+class NodeStanding(enum.StrEnum):
+    """What is known of the node of a failure."""
+
+    FIT = "fit"
+    LOST = "its agent was lost"
+    LOST_AGAIN = "its agent was lost again without a step between"
+    SLOW = "it is slower than its peers, and is to be replaced"
+    UNFIT = "it failed its health check"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a job has left when a node or a rank fails."""
+
+    has_restart: bool
+    """Whether `recover.max_restarts` allows another one within its window."""
+    other_nodes: bool = False
+    """Whether the backend gives the job other nodes if it leaves these."""
+    fewer_nodes: bool = False
+    """Whether a plan for the nodes that are left exists, and continuing costs less than waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryDecision:
+    """What follows a failure, and why."""
+
+    action: Action
+    reason: str
+
+
+_LEFT_OUT = (NodeStanding.LOST_AGAIN, NodeStanding.SLOW, NodeStanding.UNFIT)
+"""Nodes that a job does without, if it can."""
+NO_RESTART_LEFT = "no restart is left of `recover.max_restarts` within its window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +109,53 @@ def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, 
         return Verdict.BEFORE_FIRST_STEP
     repeated = any((failure.fingerprint, failure.step) == (seen.fingerprint, seen.step) for seen in earlier)
     return Verdict.REPEATED if repeated and failure.fingerprint else Verdict.RESTART
+
+
+def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDecision:
+    """Decide what follows a failure. The first row that fits decides; every combination has one.
+
+    | failure                            | left                          | decision                     |
+    |------------------------------------|-------------------------------|------------------------------|
+    | final                              |                               | stop                         |
+    | node is unfit, slow, or lost again | other nodes; a restart unless | restart without the bad node |
+    |                                    | it is unfit                   |                              |
+    | the same                           | fewer nodes pay               | continue on fewer nodes       |
+    | a node was lost once               | fewer nodes pay; no restart   | continue on fewer nodes       |
+    | node is slow                       | neither                       | continue as before              |
+    | node is unfit                      | neither                       | stop                         |
+    | any other                          | a restart                     | restart in place             |
+    | any other                          | nothing                       | stop                         |
+
+    A failed health check costs no restart: the node failed, and not the job.
+
+    Args:
+        verdict: on the failure itself; RESTART for a node whose ranks have not failed.
+        node: where it happened.
+        options: what the job has left.
+    """
+    if verdict is not Verdict.RESTART:
+        return RecoveryDecision(Action.STOP, str(verdict))
+    is_free = node is NodeStanding.UNFIT
+    if node in _LEFT_OUT and options.other_nodes and (options.has_restart or is_free):
+        return RecoveryDecision(Action.ELSEWHERE, str(node))
+    if options.fewer_nodes and (node in _LEFT_OUT or (node is NodeStanding.LOST and not options.has_restart)):
+        return RecoveryDecision(Action.SMALLER, str(node))
+    if node is NodeStanding.SLOW:
+        return RecoveryDecision(Action.CARRY_ON, "no other node is to be had")
+    if options.has_restart and not is_free:
+        return RecoveryDecision(Action.IN_PLACE, "another start may succeed")
+    return RecoveryDecision(Action.STOP, str(node) if is_free else NO_RESTART_LEFT)
+
+
+def standing_of_lost(node: int, events: Sequence[Event]) -> NodeStanding:
+    """What the record tells of a node whose agent was just lost: lost again if the job has not trained between."""
+    met = max((number for number, event in enumerate(events) if event["kind"] in _MET), default=-1)
+    lost = [event for event in events[met + 1 :] if event["kind"] == "agent_lost" and event["node"] == node]
+    return NodeStanding.LOST_AGAIN if len(lost) > 1 else NodeStanding.LOST
+
+
+_MET = ("attempt", "submitted", "resized")
+"""Events after which losses of agents are counted anew."""
 
 
 def restart_verdict(failure: Event, before: Sequence[Event], since: Sequence[Event]) -> Verdict:

@@ -1,17 +1,21 @@
 """Restarts used by a job: one count for all levels and backends, taken from the run's record.
 
-`recover.max_restarts` is the number of lives of a job minus one. A life begins when a user submits the job, when ranks
-start again in place, when a supervisor starts a lost agent again, and when the job gets its nodes another time. The
-events of a run are the only counter, so no process can forget it.
+A restart begins a new life of a job: ranks start again in place, a supervisor starts a lost agent again, or the job
+gets its nodes another time. `recover.max_restarts` limits them within `recover.restart_window`. The events of a run are
+the only counter, so no process can forget it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from trainworks.config.run_file import RunFile
 from trainworks.record.events import Event
+from trainworks.recover.failures import since_user_start
 
-FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy"})
+FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})
@@ -25,11 +29,34 @@ NEXT_TURN: Event = {"kind": "submitted", "restarts": 1}
 """The job gets its nodes another time."""
 
 
+LONGEST_BACKOFF_S = 300.0
+"""Longest wait before a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartLimit:
+    """How often a job may restart, and how long it waits before that."""
+
+    most: int
+    """Restarts within the window."""
+    window_s: float = math.inf
+    """Restarts that lie further back do not count."""
+    backoff_s: float = 0.0
+    """Wait before the second restart without a checkpoint between; each further one waits twice as long."""
+
+    @classmethod
+    def of(cls, run_file: RunFile) -> RestartLimit:
+        """The limit that a run file sets."""
+        recover = run_file.recover
+        return cls(run_file.max_restarts, recover.restart_window, recover.backoff)
+
+
 class _Count:
-    """Restarts since a user submitted the job last."""
+    """Times of the restarts since a user submitted the job last."""
 
     def __init__(self) -> None:
-        self.used = 0
+        self.at: list[float] = []
+        self._now = -math.inf
         self._began = False
         self._is_free = False
         self._ranks_started = False
@@ -37,24 +64,31 @@ class _Count:
         """Nodes whose agents were started again in this life, before its ranks started; None where all started."""
 
     def take(self, event: Event) -> None:
-        """Count one event."""
+        """Count one event; one without a time is of now."""
+        self._now = event.get("t", self._now)
         match event["kind"]:
             case "submitted":
                 self._take_turn(is_next=bool(event.get("restarts")))
             case "restart":
                 self._take_agent(event.get("node"))
             case "ranks_started":
-                self.used += self._ranks_started
+                self._count(self._ranks_started)
                 self._ranks_started, self._started_again = True, None
+            case "resized":  # the job continues on other nodes: what led to it has been counted
+                self._ranks_started, self._started_again = False, None
             case "state":
                 self._began |= event["state"] in BEGUN_STATES
                 self._is_free = event.get("cause") in FREE_CAUSES
 
+    def _count(self, is_restart: bool) -> None:
+        if is_restart:
+            self.at.append(self._now)
+
     def _take_turn(self, *, is_next: bool) -> None:
         if not is_next:
-            self.used = 0
-        elif self._began and not self._is_free:
-            self.used += 1
+            self.at = []
+        else:
+            self._count(self._began and not self._is_free)
         self._began = self._is_free = self._ranks_started = False
         self._started_again = None
 
@@ -63,22 +97,40 @@ class _Count:
         if node is not None and self._started_again is not None and node not in self._started_again:
             self._started_again.add(node)
             return
-        self.used += 1
+        self._count(True)
         self._ranks_started = False
         self._started_again = {node} if node is not None else None
 
 
-def restarts_used(events: Sequence[Event]) -> int:
-    """Restarts since a user submitted or retried the job; a turn that was preempted or found no capacity costs none."""
+def restarts_used(events: Sequence[Event], window_s: float = math.inf) -> int:
+    """Restarts since a user submitted or retried the job; a turn that was preempted or found no capacity costs none.
+
+    Args:
+        events: of the run.
+        window_s: restarts that lie further back from the last event do not count.
+    """
     count = _Count()
     for event in events:
         count.take(event)
-    return count.used
+    last = max((event["t"] for event in events if "t" in event), default=-math.inf)
+    return sum(not at < last - window_s for at in count.at)
 
 
-def may_restart(events: Sequence[Event], max_restarts: int, then: Event) -> bool:
+def may_restart(events: Sequence[Event], limit: RestartLimit, then: Event) -> bool:
     """Check whether the restart budget allows the event `then`: RANK_RESTART, AGENT_RESTART or NEXT_TURN."""
-    return restarts_used([*events, then]) <= max_restarts
+    return restarts_used([*events, then], limit.window_s) <= limit.most
+
+
+def backoff_s(events: Sequence[Event], limit: RestartLimit) -> float:
+    """Seconds to wait before the next restart.
+
+    With n restarts since the newest checkpoint, wait = 0 for n = 0, else backoff * 2^(n - 1), five minutes at most. A
+    job that makes progress between two failures never waits; one that fails in a loop spares its nodes and its storage.
+    """
+    launch = since_user_start(events)
+    saved = max((number + 1 for number, event in enumerate(launch) if event["kind"] == "checkpoint"), default=0)
+    fruitless = restarts_used(launch) - restarts_used(launch[:saved])
+    return min(LONGEST_BACKOFF_S, limit.backoff_s * 2.0 ** min(fruitless - 1, 30)) if fruitless > 0 else 0.0
 
 
 def record_waits(events: Sequence[Event]) -> bool:

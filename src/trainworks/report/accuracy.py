@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.plan.score import AccuracyReport, Errors
-from trainworks.record.past_run import FinishedRun
+from trainworks.record.measured.past_run import FinishedRun
 from trainworks.report.rendering.document import Cell, Column, Document, Facts, Row, Section, Styled, Table, Text, right
 from trainworks.units import format_step_time
 

@@ -24,7 +24,16 @@ def prepared_lines(result: Mapping[str, Any], num_sources: int) -> list[str]:
     lines = [f"{amount} {where}, {format_duration(result['seconds'])}"]
     if result["padding_tokens"]:
         lines.append(f"packed: {result['padding_tokens'] / result['num_items']:.2%} of the tokens are filler")
+    if result.get("chats"):
+        lines.append(chat_line(result["chats"]))
     return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]
+
+
+def chat_line(chats: Mapping[str, int]) -> str:
+    """Conversations, answer tokens, and what was left out of them."""
+    line = f"{chats['conversations']:,} conversations, {chats['answer_tokens']:,} tokens of answers"
+    left_out = {"cut at the end": chats["cut"], "dropped": chats["dropped"]}
+    return "; ".join([line, *(f"{count:,} {what}" for what, count in left_out.items() if count)])
 
 
 def verified_lines(result: Mapping[str, Any]) -> list[str]:

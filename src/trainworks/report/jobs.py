@@ -1,16 +1,17 @@
-"""Jobs of the store, one job in detail, and the nodes that jobs run on."""
+"""Jobs of the store, and one job in detail."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.users import this_host
-from trainworks.jobs.job_row import Attempt, JobRow, billing_of
+from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
 from trainworks.record.run_dir import RunDir
 from trainworks.report.rendering.document import (
@@ -25,7 +26,6 @@ from trainworks.report.rendering.document import (
     Table,
     left,
 )
-from trainworks.report.rendering.plots import Bar, Bars, Segment
 from trainworks.report.request_text import request_text
 from trainworks.units import format_duration
 
@@ -37,25 +37,37 @@ STATE_STYLES: dict[JobState, Style] = {
     JobState.FAILED: "bad",
     JobState.LOST: "bad",
 }
+_StatesOfArrays = Mapping[str, Mapping[JobState, int]]
 _COLUMNS = ("job", "run", "engine", "state", "why", "starts", "nodes", "prio", "time")
 
 
-def list_document(jobs: Sequence[JobRow], now: float, *, address: str = "") -> Document:
+def list_document(
+    jobs: Sequence[JobRow],
+    now: float,
+    *,
+    address: str = "",
+    arrays: _StatesOfArrays = MappingProxyType({}),
+) -> Document:
     """A row per job; with an owner if jobs of several users or machines are listed, and a team where one is named.
 
     Args:
         jobs: in the order to list them.
         now: the time, in seconds since the epoch.
         address: of a run's page, with `{}` for the number of its job; without links by default.
+        arrays: jobs by state of each array whose jobs share the line of the one that is listed.
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
-    teams = [billing_of(job.cluster).team for job in jobs]
+    teams = [job.team for job in jobs]
     more = {
         **({"owner": [_owner(job) for job in jobs]} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
     }
     columns = left(*_COLUMNS, *more, wrap=True)
-    rows = [[*_row(job, now, address), *rest] for job, *rest in zip(jobs, *more.values(), strict=True)]
+    lines = [
+        _array_row(job, arrays[job.spec.array or ""], now) if job.spec.array in arrays else _row(job, now, address)
+        for job in jobs
+    ]
+    rows = [[*line, *rest] for line, *rest in zip(lines, *more.values(), strict=True)]
     return Document("Jobs", "jobs", [Section("", [Table(columns, rows)])])
 
 
@@ -77,6 +89,25 @@ def _row(job: JobRow, now: float, address: str) -> list[Cell]:
         _nodes(job) or str(job.spec.max_nodes),
         str(job.priority),
         _time(job, now),
+    ]
+
+
+def _array_row(job: JobRow, states: Mapping[JobState, int], now: float) -> list[Cell]:
+    """One line for all jobs of an array: how many are in which state, the live ones first."""
+    worst = JobState.FAILED if states.get(JobState.FAILED) else JobState.LOST
+    ordered = sorted(states, key=lambda state: (state.is_final, state.waits, state))
+    text = ", ".join(f"{states[state]} {state}" for state in ordered)
+    style = STATE_STYLES[worst] if states.get(worst) else ""
+    return [
+        str(job.spec.array),
+        f"{job.name}, {sum(states.values())} jobs",
+        job.engine,
+        Styled(text, style),
+        "",
+        "",
+        str(job.spec.max_nodes),
+        str(job.priority),
+        f"since {format_duration(max(0.0, now - job.submitted_at))}",
     ]
 
 
@@ -195,16 +226,7 @@ def nodes_document(nodes: Sequence[NodeStatus]) -> Document:
         for node in nodes
     ]
     columns = left("node", "state", "cores", "accelerators", "jobs", "why", wrap=True)
-    bars = Bars([_use(node) for node in nodes], is_compact=True)
-    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)]), Section("In use", [bars], only="page")])
-
-
-def _use(node: NodeStatus) -> Bar:
-    """Share of a node's accelerators, or of its cores if it has none, that jobs hold."""
-    taken, whole = (node.accelerators_taken, node.accelerators) if node.accelerators else (node.cores_taken, node.cores)
-    share = taken / whole if whole else 0.0
-    parts = [Segment("in use", share, f"{share:.0%}", "compute"), Segment("free", 1 - share, "", "idle")]
-    return Bar(node.name, _accelerators(node) or f"{node.cores_taken:g} of {node.cores:g} cores", parts)
+    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)])])
 
 
 def _accelerators(node: NodeStatus) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainworks.config.run_file import Workload
+from trainworks.plan.run.adapters import adapter_parameters
+from trainworks.plan.run.energy import run_energy
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
-from trainworks.units import format_bytes, format_count, format_duration
+from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity
 
 LAYOUTS = "layouts"
 """Section of the layouts that were compared."""
@@ -58,6 +60,25 @@ def _compared(plan: Plan) -> Table:
     return Table(left(*columns), rows)
 
 
+def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
+    """What trains beside a frozen model; nothing without an adapter."""
+    adapter = workload.adapter
+    if adapter is None:
+        return {}
+    trained = format_count(adapter_parameters(plan.model, adapter)) if plan.model.is_described else "the others"
+    base = workload.precision if adapter.base == "auto" else adapter.base
+    return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
+
+
+def _energy(plan: Plan, power_limit_w: float | None) -> str:
+    """Energy of the accelerators with its range; empty without their power limit."""
+    if power_limit_w is None:
+        return ""
+    energy = run_energy(plan, power_limit_w)
+    ends = [format_quantity(end / HOUR_S, "Wh") for end in (energy.low, energy.high) if end is not None]
+    return f"{format_quantity(energy.value / HOUR_S, 'Wh')} of the accelerators ({' to '.join(ends)})"
+
+
 def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, str]:
     processes, time, memory = resolved.processes, plan.step_time, plan.memory
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
@@ -65,8 +86,9 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     measured = "step time and memory as measured in a few steps of the model itself"
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
+        **_adapter(plan, workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
-        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}",
+        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
         "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
@@ -75,7 +97,9 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         f" + allocator {format_bytes(memory.allocator_bytes)}"
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
         "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
+        "evaluation": _evaluation(plan),
         "run time": f"{format_duration(plan.run_time_s)} predicted",
+        "energy": _energy(plan, resolved.power_limit_w),
         "learning": _learning(plan),
         "basis": "" if plan.model.is_described else measured,
     }
@@ -101,6 +125,21 @@ def _learning(plan: Plan) -> str:
     before_s = sum(plan.expected.by_rate_s.values())
     runs = f"{count} run{'s' if count > 1 else ''}"
     return f"learned from {runs} here: {format_duration(before_s)} a step without (`--without-learning`)"
+
+
+def _rest(plan: Plan) -> str:
+    """Samples that an epoch has beyond its whole batches, if any."""
+    count = plan.samples_left_out
+    return f"; the last {count:,} samples do not fill a batch and are left out" if count else ""
+
+
+def _evaluation(plan: Plan) -> str:
+    each = plan.evaluation
+    if each is None:
+        return ""
+    times = f"{each.count:,} times, every {each.every_steps:,} steps, {each.batches:,} batches"
+    share = each.total_s / plan.run_time_s
+    return f"{times}: {format_duration(each.evaluation_s)} each, {share:.0%} of the run time"
 
 
 def _interval(plan: Plan) -> str:

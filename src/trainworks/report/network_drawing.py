@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
+from trainworks.plan.network.addresses import address_lines
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.report.network_graph import Box, Bundle, Graph, network_graph
@@ -15,6 +16,7 @@ from trainworks.report.rendering.svg import element, markup, with_title
 _WIDTH, _LEFT, _RIGHT = 1240, 190, 20
 _HEAD, _ROW, _BOX, _ARC = 84, 140, 30, 90
 _RAILS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100", "#8a9199")
+_LINE = 18
 _STORAGE = ("storage", "storage spine")
 _MOST_LABELS = 16
 _STYLE = """
@@ -46,7 +48,8 @@ def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
     graph = network_graph(design, support)
     tops = _tops(graph)
     management = max(tops.values()) + _ROW - 30
-    height = management + _BOX + 34
+    addresses = address_lines(design, support)
+    height = management + _BOX + 34 + _LINE * len(addresses)
     return element(
         "svg",
         element("style", text=_STYLE),
@@ -57,6 +60,7 @@ def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
         *_labels(graph, tops),
         *_row_titles(design, graph, tops),
         *_management(support, management),
+        *(_text(line, "soft", 24, management + _BOX + 28 + _LINE * index) for index, line in enumerate(addresses)),
         xmlns="http://www.w3.org/2000/svg",
         css="network",
         viewBox=f"0 0 {_WIDTH} {height}",
@@ -204,6 +208,8 @@ def network_dot(design: NetworkDesign, support: SupportNetworks) -> str:
     lines.append(f"  management [label={_quoted(f'management: {switches} switches')}];")
     lines += [f"  {_dot_edge(bundle)};" for bundle in graph.bundles]
     lines += [f"  {_dot_name(box)} -- management [style=dotted];" for box in graph.rows["node"]]
+    label = "\\l".join(_escaped(line) for line in address_lines(design, support))
+    lines += [f'  label="{label}\\l";', "  labelloc=b;"] if label else []
     return "\n".join([*lines, "}", ""])
 
 
@@ -224,4 +230,8 @@ def _dot_edge(bundle: Bundle) -> str:
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -69,7 +69,7 @@ def check_text(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Pat
 def check_file(file: ReviewedFile, rules: Sequence[ReviewRule]) -> list[Finding]:
     """Findings of a file, in the order of their places, without those that its comments silence."""
     if file.kind == "python" and file.python is None:
-        return []
+        rules = [rule for rule in rules if rule.reads_any_code]
     found = [
         finding
         for rule in rules

@@ -10,7 +10,7 @@ from typing import Literal
 
 import yaml
 
-from trainworks.config.sbatch_options import MAGIC, OptionLines, read_options
+from trainworks.config.slurm.sbatch_options import MAGIC, OptionLines, read_options
 from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
 from trainworks.review.readers.columns import Field, read_columns

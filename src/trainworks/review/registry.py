@@ -21,6 +21,7 @@ from trainworks.review.rules import (
     slurm,
     software,
     stack,
+    stack_fabric,
     storage,
 )
 
@@ -57,6 +58,7 @@ _MODULES = (
     storage,
     monitoring,
     stack,
+    stack_fabric,
 )
 RULES: Mapping[str, ReviewRule] = {
     rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)

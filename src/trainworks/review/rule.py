@@ -34,6 +34,8 @@ class ReviewRule:
     check: Check
     stops: bool = False
     """A job with the mistake certainly ends, or hangs, before its first step; Trainworks does not start it."""
+    reads_any_code: bool = False
+    """The check reads Python line by line, also code without PyTorch, which is not parsed."""
 
     def findings(self, file: ReviewedFile) -> Iterator[Finding]:
         """Findings of this rule in a file."""
@@ -64,6 +66,7 @@ def rule(
     bad: str,
     good: str,
     stops: bool = False,
+    reads_any_code: bool = False,
 ) -> Callable[[Check], ReviewRule]:
     """Decorate a check with the documentation that makes it a rule; the arguments are the fields of `ReviewRule`."""
 
@@ -80,6 +83,7 @@ def rule(
             good=good,
             check=check,
             stops=stops,
+            reads_any_code=reads_any_code,
         )
 
     return decorate

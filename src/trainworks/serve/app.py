@@ -104,7 +104,7 @@ def _stamp_of(site: Site, run: str | None, log: str | None) -> Callable[[], obje
     def compute() -> object:
         if run is None:
             return site.board.version()
-        view = site.views.view(run)
+        view = site.view(run)
         if log in log_names(view.run.run_dir):
             return (view.run.run_dir.logs / f"{log}.log").stat().st_size
         return view.stamp()

@@ -33,13 +33,13 @@ def judging(site: Site, render: Callable[..., str], problems: dict[int | str, di
     router = APIRouter()
 
     def diagnosis(name: str) -> Diagnosis:
-        view = site.views.view(name)
+        view = site.view(name)
         return site.shared.get(
             ("diagnosis", view.run.path), lambda: diagnosis_of(view.run, view.all_metrics()), age_s=_DIAGNOSIS_AGE_S
         )
 
     def comparison(first: str, second: str) -> RunComparison:
-        views = [site.views.view(name) for name in (first, second)]
+        views = [site.view(name) for name in (first, second)]
         return site.shared.get(
             ("comparison", *(view.run.path for view in views)),
             lambda: compare_reports([(view.run.resolved, view.whole_report()) for view in views]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -67,8 +67,9 @@ def sign_in_page(status: int = 401) -> Response:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Fields of a form that was sent."""
-    return dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+    """Fields of a form that was sent, with the line ends of a file: a browser sends CR LF."""
+    fields = parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
+    return {name: text.replace("\r\n", "\n") for name, text in fields}
 
 
 FormOf = Annotated[Mapping[str, str], Depends(_form)]
@@ -82,13 +83,17 @@ def pages(site: Site) -> APIRouter:
     _form_pages(router, site)
 
     @router.get("/nodes")
-    def nodes_page(visitor: VisitorOf) -> str:
-        machine = site.machine()
-        return render(node_page.document(site.nodes(), machine.load, machine.health), "site.html", visitor)
+    def nodes_page(visitor: VisitorOf, cluster: Literal["", "slurm", "kubernetes"] = "") -> str:
+        def compute() -> str:
+            machine = site.machine()
+            document = node_page.document(site.nodes(cluster or None), machine.load, machine.health)
+            return render(document, "nodes.html", visitor, cluster=cluster, clusters=("", *site.clusters()))
+
+        return site.shared.get(("nodes page", cluster, visitor), compute)
 
     @router.get("/costs")
     def costs_page(visitor: VisitorOf) -> str:
-        document = site.shared.get("costs page", lambda: job_costs.document(site.board.held()), age_s=30.0)
+        document = site.shared.get("costs page", lambda: job_costs.document(site.board.usage()), age_s=30.0)
         return render(document, "site.html", visitor)
 
     @router.get("/login")
@@ -136,7 +141,7 @@ def _jobs(site: Site, query: JobQuery, visitor: Visitor) -> str:
 def _run_pages(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{name}")
     def run_page_of(visitor: VisitorOf, name: str) -> str:
-        view = site.views.view(name)
+        view = site.view(name)
 
         def compute() -> str:
             report, run_dir = view.report(), view.run.run_dir
@@ -158,7 +163,7 @@ def _run_pages(router: APIRouter, site: Site) -> None:
         text: Annotated[str, Query(max_length=200)] = "",
         level: Annotated[str, Query(max_length=20)] = "",
     ) -> str:
-        run_dir = site.views.view(name).run.run_dir
+        run_dir = site.view(name).run.run_dir
         part = last_lines(run_dir, log, text=text, level=level)
         document = run_page.log_document(run_dir.run_id, log, part.lines, text=text, level=level, is_cut=part.is_cut)
         frame = {"live": f"/live?run={name}&log={log}", "back": f"/runs/{name}"}

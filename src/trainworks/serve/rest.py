@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import to_json
 
 from trainworks.api.jobs import Attempt, JobRow, NodeStatus
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
@@ -99,7 +100,7 @@ def rest(site: Site) -> APIRouter:
     @router.get("/costs", tags=["cluster"])
     def list_costs() -> list[HeldTime]:
         """Accelerator and core hours, and their price, by month, owner and team."""
-        return site.shared.get("costs", site.board.held, age_s=30.0)
+        return site.shared.get("costs", lambda: list(site.board.usage().held), age_s=30.0)
 
     return router
 
@@ -144,14 +145,14 @@ def _run_routes(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{run}", tags=["runs"], response_model=Report)
     def report_run(run: Name) -> Response:
         """The report: state, planned and measured, where the time went, attempts, checkpoints, thinned curves."""
-        view = site.views.view(run)
+        view = site.view(run)
         text = site.shared.get(("report", view.run.path), lambda: view.report().model_dump_json(), stamp=view.stamp())
         return Response(text, media_type="application/json")
 
     @router.get("/runs/{run}/findings", tags=["runs"])
     def list_findings(run: Name) -> list[str]:
         """One sentence per difference from the plan worth a sentence, the largest first."""
-        comparison = site.views.view(run).report().comparison
+        comparison = site.view(run).report().comparison
         return list(comparison.findings) if comparison else []
 
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
@@ -159,31 +160,31 @@ def _run_routes(router: APIRouter, site: Site) -> None:
         """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
         return [
             SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
-            for event in site.views.view(run).events()
+            for event in site.view(run).events()
             if event.get("kind") == "checkpoint"
         ]
 
 
 def _record_routes(router: APIRouter, site: Site) -> None:
-    @router.get("/runs/{run}/metrics", tags=["runs"])
+    @router.get("/runs/{run}/metrics", tags=["runs"], response_model=dict[str, list[float | None]])
     def list_metrics(
         run: Name,
         names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(COLUMNS)}.")] = "loss",
         points: Annotated[int, Query(ge=2, le=20_000)] = 1000,
         first: Annotated[int, Query(ge=0, le=2**53)] = 0,
         last: Whole = None,
-    ) -> dict[str, list[float | None]]:
+    ) -> Response:
         """Metrics of the steps that count, thinned so that the first name keeps its spikes; null is not a number."""
         wanted = tuple(name.strip() for name in names.split(","))
         if unknown := [name for name in wanted if name not in COLUMNS]:
             raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
-        view, key = site.views.view(run), (wanted, points, first, last)
-        found = site.shared.get(
-            ("metrics", view.run.path, key),
-            lambda: view.metrics(wanted, points=points, first=first, last=last),
-            stamp=view.stamp(),
-        )
-        return {name: [finite(value) for value in values] for name, values in found.items()}
+        view, key = site.view(run), (wanted, points, first, last)
+
+        def compute() -> bytes:
+            return to_json(finite(view.metrics(wanted, points=points, first=first, last=last)))
+
+        text = site.shared.get(("metrics", view.run.path, key), compute, stamp=view.stamp())
+        return Response(text, media_type="application/json")
 
     @router.get("/runs/{run}/events", tags=["runs"])
     def list_events(
@@ -192,12 +193,12 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     ) -> list[dict[str, Any]]:
         """Events in the order in which they were written."""
-        return [finite(event) for event in site.views.view(run).events()[after : after + limit]]
+        return [finite(event) for event in site.view(run).events()[after : after + limit]]
 
     @router.get("/runs/{run}/logs", tags=["runs"])
     def list_logs(run: Name) -> list[str]:
         """Names of the logs that are on this machine."""
-        return log_names(site.views.view(run).run.run_dir)
+        return log_names(site.view(run).run.run_dir)
 
     @router.get("/runs/{run}/logs/{log}", tags=["runs"])
     def read_run_log(
@@ -208,7 +209,7 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         limit: Annotated[int, Query(ge=1, le=10_000)] = 500,
     ) -> LogPart:
         """The last lines of a log."""
-        return last_lines(site.views.view(run).run.run_dir, log, text=text, level=level, limit=limit)
+        return last_lines(site.view(run).run.run_dir, log, text=text, level=level, limit=limit)
 
 
 def finite(value: Any) -> Any:

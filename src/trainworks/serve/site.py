@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -12,7 +14,7 @@ from typing import TypeVar, cast
 
 from trainworks.api.jobs import NodeStatus, current_user, nodes
 from trainworks.api.observing.job_board import JobBoard
-from trainworks.api.observing.run_views import RunViews
+from trainworks.api.observing.run_views import RunView, RunViews
 from trainworks.api.observing.top import MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
@@ -23,7 +25,7 @@ from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
 _MOST_ANSWERS = 512
-_LOAD_AGE_S, _HEALTH_AGE_S = 5.0, 300.0
+_LOAD_AGE_S, _HEALTH_AGE_S, _JOB_AGE_S = 5.0, 300.0, 0.5
 
 
 class Shared:
@@ -91,9 +93,23 @@ class Site:
         self.shared = Shared()
         self._submit_to = submit_to
 
+    def view(self, name: str) -> RunView:
+        """A run for a reader; its job is looked up again after half a second.
+
+        Raises:
+            UnknownRunError: no such run.
+        """
+        return self.shared.get(("view", name), lambda: self.views.view(name), age_s=_JOB_AGE_S)
+
     def nodes(self, cluster: str | None = None) -> list[NodeStatus]:
         """Nodes of this machine's queue, or of a cluster; a few seconds old."""
         return self.shared.get(("nodes", cluster), lambda: nodes(cluster), age_s=_LOAD_AGE_S)
+
+    def clusters(self) -> list[str]:
+        """Engines whose nodes this machine can ask for, besides its own queue."""
+        kubernetes = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
+        found = {"slurm": shutil.which("sinfo") is not None, "kubernetes": kubernetes.is_file()}
+        return [engine for engine, is_here in found.items() if is_here]
 
     def machine(self) -> MachineState:
         """Load of this machine, a few seconds old, and its health, checked every few minutes."""

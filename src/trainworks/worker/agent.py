@@ -1,6 +1,7 @@
-"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE PARENT_PID MAX_RESTARTS ADDRESS STORE [STORE_FD]`.
+"""The node agent: `... -m trainworks.worker.agent RUN_DIR NODE NODES PARENT_PID ADDRESS STORE [STORE_FD]`.
 
-ADDRESS is where the other nodes reach this one, STORE the address and port of the rendezvous store on the first node.
+NODES is the number of nodes in use, ADDRESS where the other nodes reach this one, and STORE the address and port of the
+rendezvous store on the first node.
 
 It imports torch and the trainer once and forks itself: that child is the fork server, from which ranks start at once,
 after a failure as well.
@@ -18,13 +19,16 @@ from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.host.folders import cache_folder
+from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
+from trainworks.host.notices import follow_notices
 from trainworks.host.process import die_with_parent, end_by_signal
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import TRANSIENT
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.fork_server import start_fork_server
 from trainworks.worker.imports import rank_modules
 
@@ -32,8 +36,8 @@ from trainworks.worker.imports import rank_modules
 def main(
     run_folder: str,
     node: str,
+    nodes: str,
     parent: str,
-    max_restarts: str,
     address: str,
     store: str,
     store_fd: str | None = None,
@@ -43,18 +47,20 @@ def main(
     run_dir = RunDir(Path(run_folder))
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
-        resolved = run_dir.read_resolved()
+        resolved = run_dir.read_resolved().on_nodes(int(nodes))
+        if resolved.environment is None:
+            run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
-        data_folder = _prepare_data(resolved, run_dir, int(node))
+        follow_notices(run_dir, int(node), resolved.run_file.recover.notices)
+        data = _prepare_data(resolved, run_dir, int(node))
         elastic = importlib.import_module("trainworks.worker.elastic")  # imports torch
         exit_code: int = elastic.run_node(
             resolved,
             run_dir,
-            data_folder,
+            data,
             node=int(node),
-            max_restarts=int(max_restarts),
             address=address,
             store=store,
             store_fd=int(store_fd) if store_fd else None,
@@ -72,20 +78,22 @@ def _start_fork_server(resolved: ResolvedRun) -> None:
     start_fork_server(rank_modules(resolved.run_file.workload, resolved.plan.layout))
 
 
-def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> Path:
+def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> DataFolders:
     """The tokenized shards, made now if this machine does not have them."""
-    assert resolved.run_file.workload is not None and resolved.plan is not None
-    if resolved.run_file.workload.task == "module":
-        return run_dir.path  # its file reads the data
-    preparation = importlib.import_module("trainworks.worker.data.prepare")  # imports tokenizers: likewise
+    workload = resolved.run_file.workload
+    assert workload is not None and resolved.plan is not None
+    if workload.task == "module":
+        return DataFolders(run_dir.path)  # its file reads the data
+    preparation = importlib.import_module("trainworks.worker.data.preparation")  # imports tokenizers: likewise
     model = resolved.plan.model
-    folder: Path = preparation.prepare_for_run(
-        resolved.run_file.workload.data,
+    folders: DataFolders = preparation.prepare_for_run(
+        workload.data,
         cache_folder("data"),
         run_dir.events_file if node == 0 else None,
         model_vocabulary=model.vocabulary if model.is_described else sys.maxsize,  # else the task looks itself
+        evaluation=workload.eval,
     )
-    return folder
+    return folders
 
 
 def _give_up(run_dir: RunDir, node: int, error: TrainworksError | OSError) -> int:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainworks.config.data import Data, DataSource, scheme_of
+from trainworks.config.data import Data, DataSource, Evaluation, scheme_of
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.corpus import anchored_source
 from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
 from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, read_card
 from trainworks.worker.data.images import image_files, make_image_shards, read_files
+from trainworks.worker.data.preparation import num_samples, prepare_evaluation, training_side
 from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.shards import put, stored_data
 from trainworks.worker.data.store import Store, naming_store
@@ -60,12 +61,15 @@ def answer(request_json: str, parent: str, work: Callable[[dict[str, Any]], dict
 
 
 def _prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """`data`, and perhaps `processes`, `images` (shards of them) and `to` (another place)."""
+    """`data`, and perhaps `evaluation` of its run, `processes`, `images` (shards of them) and `to` (another place)."""
+    evaluation = Evaluation.model_validate(request["evaluation"]) if request.get("evaluation") else None
     data, cache, started = Data.model_validate(request["data"]), cache_folder("data"), time.monotonic()
     if request.get("images"):
         folder, card = _image_shards(data.sources[0], cache)
     else:
-        folder, card = prepare(data, cache, _Printer(), processes=request.get("processes"))
+        folder, card = prepare(
+            data, cache, _Printer(), processes=request.get("processes"), side=training_side(evaluation)
+        )
     to = request.get("to")
     if to is not None:
         if card.parts or card.kind == "image-files":
@@ -73,7 +77,10 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
                 f"`--to` takes one source in shards, not a {card.kind}", hint="prepare each of its sources"
             )
         put(folder, card, to if scheme_of(to) else anchored_source(to))
+    held_out = prepare_evaluation(data, evaluation, folder, cache, _Printer())
     return _facts(card) | {
+        "held_out": str(held_out) if held_out else None,
+        "held_out_samples": num_samples(held_out, data) if held_out else None,
         "folder": to or str(folder),
         "num_tokens": num_tokens(folder),
         "seconds": time.monotonic() - started,
@@ -97,6 +104,7 @@ def _facts(card: DatasetCard) -> dict[str, Any]:
         "num_bytes": card.num_bytes,
         "num_bytes_of_text": card.num_bytes_of_text,
         "padding_tokens": card.padding_tokens,
+        "chats": card.chats.model_dump() if card.chats is not None else None,
         "vocabulary": card.vocabulary,
         "classes": len(card.classes),
         "fingerprint": card.fingerprint,

@@ -25,7 +25,8 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.restarts import RANK_RESTART, may_restart
+from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s, may_restart
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.health.hang import Hang, HangLimits
 from trainworks.worker.health.hang_monitor import HangMonitor
 from trainworks.worker.health.heartbeat import HeartbeatBoard
@@ -36,16 +37,17 @@ _JOIN_TIMEOUT = timedelta(minutes=10)
 _MONITOR_INTERVAL_S = 0.05
 _EXIT_TIMEOUT_S = 20
 _STACK_TAKES_S = 0.3
+_NO_LIMIT = 2**31
+"""Restarts that torch may make: `recover.restarts` limits them."""
 _STACK_CHARS = 20_000
 
 
 def run_node(
     resolved: ResolvedRun,
     run_dir: RunDir,
-    data_folder: Path,
+    data: DataFolders,
     *,
     node: int,
-    max_restarts: int,
     address: str,
     store: str,
     store_fd: int | None,
@@ -55,9 +57,8 @@ def run_node(
     Args:
         resolved: the run.
         run_dir: where it writes.
-        data_folder: tokenized shards on this machine.
+        data: prepared shards on this machine.
         node: index of this node.
-        max_restarts: limit for the job, over all its agents and allocations.
         address: where the other nodes reach this one.
         store: address and port of the rendezvous store, which the first node serves.
         store_fd: the store's listening socket, if it is bound already, which keeps the port reserved between two
@@ -72,7 +73,7 @@ def run_node(
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         met = _store(store, store_fd, serves=node == 0)
-        agent = _agent(resolved, run_dir, data_folder, node, max_restarts, address, met)
+        agent = _agent(resolved, run_dir, data, node, address, met)
         result = agent.run()
     except SignalException as stopped:
         return -int(stopped.sigval)
@@ -98,9 +99,8 @@ def _store(store: str, listener: int | None, *, serves: bool) -> dist.Store:
 def _agent(
     resolved: ResolvedRun,
     run_dir: RunDir,
-    data_folder: Path,
+    data: DataFolders,
     node: int,
-    max_restarts: int,
     address: str,
     store: dist.Store,
 ) -> _NodeAgent:
@@ -122,8 +122,8 @@ def _agent(
         local_world_size=per_node,
         rdzv_handler=rendezvous,
         fn=run_rank,
-        args=(str(run_dir.path), str(data_folder), node, os.getpid(), board.path),
-        max_restarts=max_restarts,
+        args=(str(run_dir.path), str(data.train), node, os.getpid(), board.path, str(data.evaluation or "")),
+        max_restarts=_NO_LIMIT,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
     timeout = resolved.run_file.recover.hang_timeout
@@ -185,6 +185,7 @@ class _NodeAgent(LocalElasticAgent):
         self._board = board
         self._monitor = monitor
         self._exchange = exchange
+        self._limit = RestartLimit.of(resolved.run_file)
         self._hung = False
         self._judged = False
         self._exits = RankExits(run_dir, node, monitor.last_seen)
@@ -208,12 +209,13 @@ class _NodeAgent(LocalElasticAgent):
         return pids
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """End the ranks, and start them again if the node is still fit.
+        """End the ranks, and start them again after their back-off if the node is still fit.
 
         Raises:
             _UnfitNode: it is not.
         """
         self._stop_workers(worker_group)
+        SystemClock().sleep(backoff_s(read_events(self._run_dir.events_file), self._limit))
         if not is_fit(self._run_dir, self._resolved, self._node):
             raise _UnfitNode
         super()._restart_workers(worker_group)
@@ -237,8 +239,7 @@ class _NodeAgent(LocalElasticAgent):
 
     def _may_restart(self) -> bool:
         """True if the job has a restart left; the count is that of all agents."""
-        events = read_events(self._run_dir.events_file)
-        return may_restart(events, self._worker_group.spec.max_restarts, RANK_RESTART)
+        return may_restart(read_events(self._run_dir.events_file), self._limit, RANK_RESTART)
 
     def _end(self, hang: Hang) -> None:
         """Record the hung rank with its stack; the exits that follow from ending it are not recorded."""

@@ -11,21 +11,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -34,27 +26,37 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from trainworks.config.run_file import Workload
-from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
-from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.folders import cache_folder
 from trainworks.record.events import read_events
 from trainworks.record.manifest import Manifest
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
-from trainworks.worker.data.card import CARD, hash_file
+from trainworks.worker.data.card import CARD, STYLE, first_card, hash_file
+from trainworks.worker.data.preparation import training_side
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.token_shards import end_of_text
-from trainworks.worker.data_command import answer, print_facts
+from trainworks.worker.data.tokenizer import end_of_text
+from trainworks.worker.data_command import answer
+from trainworks.worker.exporting.adapted import write_adapted
+from trainworks.worker.exporting.files import (
+    DTYPES,
+    check_space,
+    complete_or_absent,
+    flush,
+    read_tensors,
+    report,
+    save_tensors,
+    state_of,
+)
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
 from trainworks.worker.models.transformer import checkpoint_folder, model_config
-from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling, first_card
+from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling
 
 _FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless a single tensor is larger; the default of `transformers`."""
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WRAPPER = "model."
 """Prefix of parameter names of a model inside an objective."""
 _BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
@@ -65,20 +67,30 @@ def main(action: str, request_json: str, parent: str) -> int:
     return answer(
         request_json,
         parent,
-        lambda asked: export(RunDir(Path(asked["run"])), asked["step"], Path(asked["to"]), dtype=asked["dtype"]),
+        lambda asked: export(
+            RunDir(Path(asked["run"])),
+            asked["step"],
+            Path(asked["to"]),
+            dtype=asked["dtype"],
+            merge=bool(asked.get("merge")),
+        ),
     )
 
 
-def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int = _FILE_BYTES) -> dict[str, Any]:
+def export(
+    run_dir: RunDir, step: int, to: Path, *, dtype: str, merge: bool = False, file_bytes: int = _FILE_BYTES
+) -> dict[str, Any]:
     """Write the checkpoint of a step to a folder that `from_pretrained` opens; the folder is complete or absent.
 
-    Of `task: module` the folder has safetensors files alone, for `load_state_dict`.
+    Of `task: module` the folder has safetensors files alone, for `load_state_dict`. Of a run with an adapter it has the
+    adapter, for `peft`, or the whole model.
 
     Args:
         run_dir: of a workload.
         step: of a complete checkpoint.
         to: where nothing is yet.
         dtype: fp32 as trained, or bf16 or fp16.
+        merge: add an adapter to the weights of its checkpoint.
         file_bytes: most bytes of one file; also how much of the model is in memory, in fp32.
 
     Returns:
@@ -92,12 +104,18 @@ def export(run_dir: RunDir, step: int, to: Path, *, dtype: str, file_bytes: int 
     resolved = run_dir.read_resolved()
     assert resolved.plan is not None and resolved.run_file.workload is not None
     workload, folder = resolved.run_file.workload, run_dir.checkpoint(step)
-    manifest = undamaged_manifest(run_dir, step, _report)
+    manifest = undamaged_manifest(run_dir, step, report)
     data = None if workload.task == "module" else _data_folder(run_dir, workload, manifest)
-    _check_space(to, resolved.plan.model.num_parameters * _DTYPES[dtype].itemsize)
-    with _complete_or_absent(to) as part:
+    whole = workload.adapter is None or merge
+    check_space(to, resolved.plan.model.num_parameters * DTYPES[dtype].itemsize if whole else manifest.num_bytes)
+    if merge and workload.adapter is None:
+        raise UsageError(f"run {run_dir.run_id} has no adapter to merge", hint="leave `--merge` out")
+    with complete_or_absent(to) as part:
         if data is None:
             facts = _write_state(folder, part, dtype, file_bytes)
+        elif workload.adapter is not None:
+            facts = write_adapted(workload, resolved.plan.model, folder, part, dtype, merge=merge)
+            _write_tokenizer(workload, first_card(data)[1] / "tokenizer.json", part)
         elif workload.task == "causal-lm":
             facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)
         else:
@@ -141,35 +159,16 @@ def _write_transformer(
 
 def _write_state(folder: Path, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
     """The tensors of a checkpoint under the names that the model itself has for them."""
-    state = _state_of(folder)
+    state = state_of(folder)
     tensors: dict[str, list[tuple[str, Any]]] = {
         name.removeprefix(_WRAPPER): [(name, None)] for name in state if name.startswith(_WRAPPER)
     }
 
     def content(names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         wholes = {name: values[tensors[name][0][0]] for name in names}
-        return {
-            name: whole.to(_DTYPES[dtype]) if whole.is_floating_point() else whole for name, whole in wholes.items()
-        }
+        return {name: whole.to(DTYPES[dtype]) if whole.is_floating_point() else whole for name, whole in wholes.items()}
 
     return _write_files(folder, tensors, state, content, part, dtype, file_bytes)
-
-
-def _state_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's model, without storage, by name.
-
-    Raises:
-        EnvironmentProblem: the checkpoint cannot be read.
-    """
-    try:
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-    except Exception as error:
-        raise EnvironmentProblem(f"cannot read checkpoint `{folder}`: {type(error).__name__}: {error}") from None
-    return {
-        name.removeprefix("model."): torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-        for name, entry in stored.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
 
 
 def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: st
     tensors = stored_names(list(parameters), config)
 
     def content(names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: _tensor(tensors[name], values, config, _DTYPES[dtype]) for name in names}
+        return {name: _tensor(tensors[name], values, config, DTYPES[dtype]) for name in names}
 
     return _write_files(folder, tensors, parameters, content, part, dtype, file_bytes)
 
@@ -206,20 +205,20 @@ def _write_files(
         dtype: of floating-point tensors.
         file_bytes: most bytes of one file.
     """
-    files = _files(tensors, parameters, _DTYPES[dtype].itemsize, file_bytes)
+    files = _files(tensors, parameters, DTYPES[dtype].itemsize, file_bytes)
     read = {holder for holders in tensors.values() for holder, _ in holders}
-    total = sum(parameters[name].numel() for name in read) * _DTYPES[dtype].itemsize
+    total = sum(parameters[name].numel() for name in read) * DTYPES[dtype].itemsize
     where: dict[str, str] = {}
     done = 0
     for number, names in enumerate(files, start=1):
         needed = {holder for name in names for holder, _ in tensors[name]}
-        values = _read(folder, {name: parameters[name] for name in sorted(needed)})
+        values = read_tensors(folder, {name: parameters[name] for name in sorted(needed)})
         content = content_of(names, values)
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else "model.safetensors"
-        _save(content, part / file)
+        save_tensors(content, part / file)
         where |= dict.fromkeys(names, file)
         done += sum(tensor.nbytes for tensor in content.values())
-        _report(done, total)
+        report(done, total)
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         write_atomic(part / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
@@ -252,60 +251,24 @@ def _tensor(
     return whole.to(dtype).contiguous()
 
 
-def _read(folder: Path, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Some tensors of a checkpoint, whole; floating-point ones in fp32."""
-    values = {
-        name: torch.empty(like.shape, dtype=torch.float32 if like.is_floating_point() else like.dtype)
-        for name, like in wanted.items()
-    }
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that there is no process group
-            dcp.load({"model": values}, checkpoint_id=folder, no_dist=True)
-    except (CheckpointException, RuntimeError, ValueError, OSError) as error:
-        raise EnvironmentProblem(
-            f"cannot read checkpoint `{folder}`: {error}",
-            hint="a running job deletes old checkpoints; export its newest, or raise `checkpoint.keep`",
-        ) from None
-    return values
-
-
 def _write_whole(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
     """A model that `transformers` computes, written by it; all of it is in memory."""
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     with torch.no_grad():
-        for name, value in _read(folder, state).items():
+        for name, value in read_tensors(folder, state).items():
             state[name].copy_(value)
     with naming_full_disk(part):
-        model.to(_DTYPES[dtype]).save_pretrained(part, max_shard_size=file_bytes)
+        model.to(DTYPES[dtype]).save_pretrained(part, max_shard_size=file_bytes)
     files = list(part.glob("*.safetensors"))
     for file in files:
-        _flush(file)
+        flush(file)
     size = sum(file.stat().st_size for file in files)
     return {"tensors": len(model.state_dict()), "bytes": size, "files": len(files)}
 
 
-def _save(content: dict[str, Tensor], file: Path) -> None:
-    try:
-        save_file(content, file, metadata={"format": "pt"})
-    except SafetensorError as error:
-        if "No space left" not in str(error):
-            raise EnvironmentProblem(f"cannot write `{file}`: {error}") from None
-        raise DiskFullError(
-            f"no space left on device: {format_bytes(free_bytes(file.parent))} free, writing `{file.name}`",
-            hint="free some space, or export to another disk",
-        ) from None
-    _flush(file)
-
-
-def _flush(file: Path) -> None:
-    with naming_full_disk(file):
-        fsync_folder(file)  # a file's own bytes, as a folder's names
-
-
 def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
-    config.dtype = _DTYPES[dtype]
+    config.dtype = DTYPES[dtype]
     with naming_full_disk(part):
         config.save_pretrained(part)
 
@@ -325,6 +288,10 @@ def _write_tokenizer(workload: Workload, tokenizer: Path, part: Path) -> None:
             special = {} if end is None else {"eos_token": loaded.id_to_token(end)}
             length = workload.data.sequence_length
             PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
+        if (
+            style := tokenizer.parent / STYLE
+        ).is_file():  # the words that it was trained on, the tokenizer's own or not
+            write_atomic(part / "chat_template.jinja", json.loads(style.read_bytes())["template"])
 
 
 def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
@@ -337,50 +304,13 @@ def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Pat
     kept = Path(ready[-1]) if ready else None
     if kept is not None and (kept / CARD).is_file():
         return kept
-    folder, card = prepare(workload.data, cache_folder("data"))
+    folder, card = prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))
     if card.fingerprint != manifest.data_fingerprint:
         raise EnvironmentProblem(
             "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",
             hint="restore the files of the source",
         )
     return folder
-
-
-def _check_space(to: Path, needed: int) -> None:
-    if (free := free_bytes(to)) < needed:
-        raise DiskFullError(
-            f"the model takes {format_bytes(needed)}, `{to.parent}` has {format_bytes(free)} free",
-            hint="free some space, export to another disk, or take `--dtype bf16`",
-        )
-
-
-@contextmanager
-def _complete_or_absent(to: Path) -> Iterator[Path]:
-    """A folder beside `to` that is renamed at the end; what a killed export left there is taken over."""
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UsageError(f"`{to}` exists", hint="name a folder that is not there yet")
-    part = to.parent / f".{to.name}.part"
-    with naming_full_disk(part):
-        part.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(part / ".lock")
-    if lock is None:
-        raise UsageError(f"another export writes `{to}`", hint="wait for it, or name another folder")
-    for left in part.iterdir():
-        if left.name != ".lock":
-            left.unlink()
-    try:
-        yield part
-        (part / ".lock").unlink()
-        fsync_folder(part)
-        part.rename(to)
-        fsync_folder(to.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-
-
-def _report(done: int, total: int) -> None:
-    print_facts({"done": done, "total": total})
 
 
 if __name__ == "__main__":

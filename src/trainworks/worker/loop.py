@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from trainworks.errors import DivergedError, EnvironmentProblem
+from trainworks.record.evaluations import EvaluatedStep, standing
 from trainworks.record.resolved import Plan
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
-from trainworks.worker.data.reader import BatchReader
+from trainworks.worker.checkpoint.interval import MeasuredInterval
+from trainworks.worker.data.reader import BatchReader, on_device
 from trainworks.worker.determinism import seed_step
+from trainworks.worker.evaluation import Evaluator
 from trainworks.worker.guard import FaultPolicy, SkippedStep
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.loss import loss_weights
@@ -53,6 +56,12 @@ class Trainer:
     profiler: StepProfiler
     stop: StopRequest
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    interval: MeasuredInterval | None = None
+    """Time between checkpoints, on rank 0; None on other ranks, and where steps count."""
+    evaluator: Evaluator | None = None
+    """None for a run that does not evaluate."""
+    evaluations: list[EvaluatedStep] = field(default_factory=list)
+    """Evaluations so far that led to the present weights."""
     batches_left_out: int = 0
     """Batches skipped by rollbacks: step s trains on batch s - 1 + batches_left_out."""
     _fault: SkippedStep | None = None
@@ -61,7 +70,7 @@ class Trainer:
     _last_save_at: float = field(default_factory=time.monotonic)
 
     def run(self, steps_done: int) -> int:
-        """Train from `steps_done` to the plan's last step, or until a stop is agreed.
+        """Train from `steps_done` to the plan's last step, to an early stop, or until a stop is agreed.
 
         Returns:
             Steps done; a checkpoint of that step is complete.
@@ -71,19 +80,17 @@ class Trainer:
         """
         agreed, save_due = Agreement(), False
         reader = self.read_from(steps_done + self.batches_left_out)
-        self.profiler.take(steps_done)
-        _collect_garbage_by_hand()
-        self.telemetry.begin()
+        self._begin(steps_done)
         step = steps_done
-        while step < self.plan.num_steps:
+        while step < self.plan.num_steps and not self.has_stalled:
             step += 1
             marks = self._train_step(step, reader)
-            if saved := save_due or self._is_checkpoint_step(step):
-                self._save(step)
-                save_due = False
+            evaluated = self._evaluate(step, marks)
+            asked = save_due or (evaluated and self._best_step == step)
+            saved, save_due = self._save_if_due(step, agreed, asked=asked), False
             marks.end = self.timeline.mark()
             self.profiler.end_step(step)
-            if saved or step == steps_done + 1 or self._is_logging_step(step):
+            if saved or evaluated or step == steps_done + 1 or self._is_logging_step(step):
                 agreed = self._flush(step)
                 save_due = save_due or agreed.checkpoint
                 if self._fault is not None:
@@ -98,6 +105,13 @@ class Trainer:
         self.checkpointer.wait()
         self._raise_failure()
         return step
+
+    def _begin(self, steps_done: int) -> None:
+        self._last_saved_step = steps_done
+        self.checkpointer.kept_step = self._best_step
+        self.profiler.take(steps_done)
+        _collect_garbage_by_hand()
+        self.telemetry.begin()
 
     def _train_step(self, step: int, reader: BatchReader) -> StepMarks:
         """One optimizer step; its loss is the weighted mean over the micro-batches of this rank."""
@@ -122,6 +136,33 @@ class Trainer:
         self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks)
         return marks
 
+    def _evaluate(self, step: int, marks: StepMarks) -> bool:
+        """Evaluate after this step if it is due; returns whether it was."""
+        if self.evaluator is None or not self.evaluator.settings.is_due(step, self.plan.num_steps):
+            return False
+        result = self.evaluator.evaluate(step)
+        marks.evaluated = self.timeline.mark()
+        self.telemetry.add_evaluation(result)
+        metric = self.evaluator.settings.metric
+        self.evaluations.append(EvaluatedStep(step, result.get(metric, math.nan)))
+        return True
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the evaluations so far ask for an early stop."""
+        if self.evaluator is None:
+            return False
+        settings = self.evaluator.settings
+        return standing(self.evaluations, settings).is_stalled(settings.patience)
+
+    @property
+    def _best_step(self) -> int | None:
+        """Step with the best weights so far, which are to be kept."""
+        if self.evaluator is None or not self.evaluator.settings.keep_best:
+            return None
+        best = standing(self.evaluations, self.evaluator.settings).best
+        return best.step if best else None
+
     def _is_logging_step(self, step: int) -> bool:
         return step % self.plan.log_every_steps == 0 or step == self.plan.num_steps
 
@@ -134,15 +175,34 @@ class Trainer:
         consumed = (step + self.batches_left_out) * self.global_batch
         average_statistics(self.parallel.parts)
         self.checkpointer.save(step, self.parallel.parts, self.optimizer, samples_consumed=consumed)
+        self.checkpointer.kept_step = self._best_step  # now: an earlier save, which deletes old ones, has ended
         self._last_saved_step, self._last_save_at = step, time.monotonic()
+
+    def _save_if_due(self, step: int, agreed: Agreement, *, asked: bool) -> bool:
+        """Save to disk, or to memory unless the last flush found a rank that still saves: no step waits for it.
+
+        Returns:
+            Whether the step has to be flushed: the record holds it before the checkpoint is complete.
+        """
+        if asked or self._is_checkpoint_step(step):
+            self._save(step)
+            return True
+        if not self.checkpointer.memory.is_due(step):
+            return False
+        if not agreed.saving:
+            consumed = (step + self.batches_left_out) * self.global_batch
+            average_statistics(self.parallel.parts)
+            self.checkpointer.save(step, self.parallel.parts, self.optimizer, samples_consumed=consumed, to_memory=True)
+        return True
 
     def _flush(self, step: int) -> Agreement:
         self.heartbeat.mark(Phase.COMMUNICATION, step)
-        every_s = self.plan.checkpoint_every_s
-        due = every_s is not None and time.monotonic() - self._last_save_at >= every_s
+        waited_s = time.monotonic() - self._last_save_at
+        due = self.stop.take_save_request() or (self.interval is not None and waited_s >= self.interval.seconds)
         failed = self.checkpointer.failure is not None
         try:
-            agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted()))
+            saving = self.checkpointer.is_saving or self.checkpointer.memory.problem is not None
+            agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted(), saving))
             self._fault = self._answer(agreed.skipped)
         finally:
             self.checkpointer.allow_completion()
@@ -189,6 +249,8 @@ class Trainer:
         self.checkpointer.load(manifest, folder, self.parallel.parts, self.optimizer)
         self.fault_policy.rolled_back(fault, manifest.step)
         self._last_saved_step = manifest.step
+        self.evaluations = [each for each in self.evaluations if each.step <= manifest.step]
+        self.checkpointer.kept_step = self._best_step
         self.telemetry.begin()
         reader.close()
         return manifest.step, self.read_from(manifest.step + self.batches_left_out)
@@ -211,11 +273,6 @@ def warm_up(parallel: Parallel, task: Task, timeline: Timeline, device: torch.de
     timeline.take_waits()
     for part in parallel.parts:
         part.zero_grad(set_to_none=True)
-
-
-def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The batch on the device that computes with it. From page-locked memory (`Staging`) the copy is asynchronous."""
-    return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
 
 def _collect_garbage_by_hand() -> None:

@@ -11,6 +11,7 @@ backward.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,10 +32,11 @@ class ChunkedCrossEntropy:
 
     Args:
         group: ranks among which the vocabulary is split; None where every rank has all of it.
+        rows: of each rank of the group; the last one may have fewer.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None = None, rows: int = 0) -> None:
+        self._split = None if group is None else _Split(group, rows)
 
     def __call__(self, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
         """Shape [1], in fp32, over the labels that count; 0 if none does.
@@ -46,22 +48,37 @@ class ChunkedCrossEntropy:
         """
         to_local = getattr(weight_VD, "to_local", None)
         weight_VD = weight_VD if to_local is None else to_local()
-        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._group)
+        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._split, torch.is_grad_enabled())
         return loss
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A vocabulary that ranks share."""
+
+    group: dist.ProcessGroup
+    rows: int
+    """Rows of each rank but perhaps the last."""
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None, training: bool
+    ) -> Tensor:
+        # Autograd says what needs a gradient, also where gradients are off: in evaluation they would be thrown away.
+        needed = (training and ctx.needs_input_grad[0], training and ctx.needs_input_grad[1])
         kind = x_ND.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
         with torch.autocast(kind, enabled=False):
             loss, grad_x_ND, grad_weight_VD = _loss_and_gradients(
-                x_ND.to(dtype), weight_VD.to(dtype), labels_N, group, need_gradients=any(ctx.needs_input_grad)
+                x_ND.to(dtype), weight_VD.to(dtype), labels_N, split, needed=needed
             )
-        if grad_x_ND is not None and grad_weight_VD is not None:
-            counted = _counted(labels_N)
-            ctx.save_for_backward(grad_x_ND.to(x_ND.dtype), grad_weight_VD.to(weight_VD.dtype), counted)
+        kept = (
+            None if grad is None else grad.to(like.dtype)
+            for grad, like in ((grad_x_ND, x_ND), (grad_weight_VD, weight_VD))
+        )
+        ctx.save_for_backward(*kept, _counted(labels_N))
         return loss
 
     @staticmethod
@@ -69,18 +86,23 @@ class _Function(torch.autograd.Function):
         *gradients, counted = ctx.saved_tensors
         # Divided here, where the loss scale is known, and in fp32: before it, 1 / N of a probability is 0 in fp16.
         factor = grads[0].float() / counted
-        grad_x_ND, grad_weight_VD = ((factor * gradient.float()).to(gradient.dtype) for gradient in gradients)
-        return grad_x_ND, grad_weight_VD, None, None
+        grad_x_ND, grad_weight_VD = (
+            None if gradient is None else (factor * gradient.float()).to(gradient.dtype) for gradient in gradients
+        )
+        return grad_x_ND, grad_weight_VD, None, None, None
 
 
 def _loss_and_gradients(
-    x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, group: dist.ProcessGroup | None, *, need_gradients: bool
+    x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None, *, needed: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Mean loss; gradients of the sum of the losses."""
+    """Mean loss; gradients of the sum of the losses, those that are needed: a frozen weight has none."""
     num_tokens, num_rows = len(x_ND), len(weight_VD)
-    first_row = num_rows * dist.get_rank(group) if group is not None else 0
-    grad_x_ND = torch.empty_like(x_ND) if need_gradients else None
-    grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if need_gradients else None
+    first_row, group = 0, None
+    if split is not None:
+        num_rows, group = split.rows, split.group  # all ranks take the same pieces, and meet in each
+        first_row = num_rows * dist.get_rank(group)
+    grad_x_ND = torch.empty_like(x_ND) if needed[0] else None
+    grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needed[1] else None
     total = torch.zeros(1, dtype=torch.float32, device=x_ND.device)
     step = max(1, _CHUNK_BYTES // (4 * num_rows))
     for start in range(0, num_tokens, step):
@@ -88,11 +110,13 @@ def _loss_and_gradients(
         labels = labels_N[piece]
         losses, softmax_CV = _softmax(x_ND[piece] @ weight_VD.T, labels, first_row, group)
         total += losses.sum()
-        if grad_x_ND is None or grad_weight_VD is None:
+        if not any(needed):
             continue
         grad_CV = _logit_gradient(softmax_CV, labels, first_row).to(x_ND.dtype)
-        torch.mm(grad_CV, weight_VD, out=grad_x_ND[piece])
-        grad_weight_VD += grad_CV.T @ x_ND[piece]
+        if grad_x_ND is not None:
+            torch.mm(grad_CV, weight_VD, out=grad_x_ND[piece])
+        if grad_weight_VD is not None:
+            grad_weight_VD += grad_CV.T @ x_ND[piece]
     if group is not None and grad_x_ND is not None:
         all_reduce(grad_x_ND, group)
     return total / _counted(labels_N), grad_x_ND, grad_weight_VD

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
@@ -25,11 +26,15 @@ def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
     Warm-up over w steps rises linearly from lr / w to lr; then, with x = (step - w) / (num_steps - w) in 0 ... 1
     and r = min_lr_ratio:
 
-        cosine    lr * (r + (1 - r) * (1 + cos(pi x)) / 2)
-        linear    lr * (1 - (1 - r) * x)
-        constant  lr
+        cosine        lr * (r + (1 - r) * (1 + cos(pi x)) / 2)
+        linear        lr * (1 - (1 - r) * x)
+        constant      lr
+        wsd           lr, and in the last d = decay_share of all steps lr * (1 - (1 - r) * (1 - (n - step) / (d n)))
+        inverse-sqrt  lr * sqrt(w / (step + 1)), w at least 1
+        range-test    lr * r^(1 - x)
 
-    Edge: steps from num_steps on keep the last value.
+    Edge: steps from num_steps on keep the last value; of inverse-sqrt they lower it further. Sources: wsd, Hu et al.
+    2024 (MiniCPM), section 4; inverse-sqrt, Vaswani et al. 2017, equation 3; range-test, Smith 2017, section 3.3.
     """
     warmup = settings.warmup.amount if settings.warmup else 0
     if step < warmup:
@@ -40,7 +45,12 @@ def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
         return settings.lr * (floor + (1 - floor) * (1 + math.cos(math.pi * x)) / 2)
     if settings.schedule == "linear":
         return settings.lr * (1 - (1 - floor) * x)
-    return settings.lr
+    if settings.schedule == "wsd":
+        decayed = 1 - (num_steps - step) / (settings.decay_share * num_steps)
+        return settings.lr * (1 - (1 - floor) * min(1.0, max(0.0, decayed)))
+    if settings.schedule == "inverse-sqrt":
+        return settings.lr * math.sqrt(max(1, warmup) / (step + 1))
+    return float(settings.lr * floor ** (1 - x)) if settings.schedule == "range-test" else settings.lr
 
 
 class StepOptimizer:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 
 
-def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str) -> None:
+def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str, evaluation_folder: str) -> None:
     """Train as one rank; in a process forked from the fork server, where the trainer is imported already."""
-    importlib.import_module("trainworks.worker.train").train(run_folder, data_folder, node, agent_pid, board)
+    importlib.import_module("trainworks.worker.train").train(
+        run_folder, data_folder, node, agent_pid, board, evaluation_folder
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from trainworks.worker.data.token_shards import end_of_text
+from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.parallel.build import Parallel
 
 _TOP_K = 20

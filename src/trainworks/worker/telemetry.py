@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.host import memory
-from trainworks.record.metrics import MetricsRow, SlowestRank, append_metrics
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.guard import SkippedStep, reason_of
 from trainworks.worker.timing import StepMarks
 
-_DURATIONS = 6
+_DURATIONS = 7
 """Length of StepMarks.durations()."""
 _BY_RANK = ("memory peak", "data", "compute")
 """Figures of the interval that each rank reports for itself: bytes, and seconds per step."""
@@ -35,6 +35,7 @@ class Agreement:
     checkpoint: bool = False
     failed: bool = False
     profile: bool = False
+    saving: bool = False
     skipped: tuple[SkippedStep, ...] = ()
     """The steps of the interval that did not touch the weights."""
 
@@ -47,6 +48,7 @@ class _Step:
     verdict: Tensor
     lr: float
     marks: StepMarks
+    evaluation: EvaluationResult | None = None
 
 
 class Telemetry:
@@ -79,6 +81,10 @@ class Telemetry:
         """Take one step's results; nothing is computed or copied yet."""
         self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks))
 
+    def add_evaluation(self, result: EvaluationResult) -> None:
+        """Take the result of the evaluation after the last step; it is the same on every rank."""
+        self._steps[-1].evaluation = result
+
     def flush(self, mine: Agreement) -> Agreement:
         """Average the interval over the ranks, write it (rank 0), and agree."""
         values = torch.stack([torch.stack([s.loss, s.grad_norm, s.verdict]) for s in self._steps]).double().cpu()
@@ -86,7 +92,7 @@ class Telemetry:
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
         durations = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
-        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile], dtype=torch.float64)
+        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile, mine.saving], dtype=torch.float64)
         world = dist.get_world_size()
         by_rank = torch.zeros(len(_BY_RANK), world, dtype=torch.float64)
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
@@ -109,8 +115,8 @@ class Telemetry:
             append_metrics(self._run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
-        stop, checkpoint, failed, profile = (bool(flag) for flag in flags)
-        return Agreement(stop=stop, checkpoint=checkpoint, failed=failed, profile=profile, skipped=skipped)
+        stop, checkpoint, failed, profile, saving = (bool(flag) for flag in flags)
+        return Agreement(stop, checkpoint, failed, profile, saving, skipped)
 
     def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
         """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 3]."""
@@ -138,7 +144,7 @@ class Telemetry:
         for step, (loss, norm, _), parts, t in zip(
             self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
         ):
-            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s = parts
+            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s, evaluation_s = parts
             rows.append(
                 MetricsRow(
                     step=step.step,
@@ -157,6 +163,8 @@ class Telemetry:
                     other_s=other_s,
                 )
             )
+            if step.evaluation is not None:
+                rows[-1] |= {"evaluation_s": evaluation_s, "evaluation": step.evaluation}
         return rows
 
 

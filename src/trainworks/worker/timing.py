@@ -43,21 +43,24 @@ class Timeline:
 class StepMarks:
     """The marks of one step: begin, data at hand, gradients done, weights free to change, optimizer done, end."""
 
-    __slots__ = ("begin", "data", "end", "free", "gradients", "optimizer", "waits")
+    __slots__ = ("begin", "data", "end", "evaluated", "free", "gradients", "optimizer", "waits")
 
     def __init__(self, begin: Mark) -> None:
         self.begin = begin
         self.data = self.gradients = self.optimizer = self.end = begin
         self.free: Mark | None = None
         """When the weights may change; None where nothing has to be awaited."""
+        self.evaluated: Mark | None = None
+        """End of the evaluation; None for a step without one."""
         self.waits: list[tuple[Mark, Mark]] = []
 
     def durations(self) -> list[float]:
-        """Seconds of [step, data, compute, communication, optimizer, checkpoint]; CUDA work must have ended.
+        """Seconds of [step, data, compute, communication, optimizer, checkpoint, evaluation], once CUDA work has ended.
 
         What a step spends between its end and the next step's begin (logging) is not in it.
         """
         free = self.gradients if self.free is None else self.free
+        evaluated = self.optimizer if self.evaluated is None else self.evaluated
         communication = sum(_between(start, end) for start, end in self.waits)
         return [
             _between(self.begin, self.end),
@@ -65,7 +68,8 @@ class StepMarks:
             _between(self.data, self.gradients) - communication,
             communication,
             _between(free, self.optimizer),
-            _between(self.gradients, free) + _between(self.optimizer, self.end),
+            _between(self.gradients, free) + _between(evaluated, self.end),
+            _between(self.optimizer, evaluated),
         ]
 
 

@@ -27,8 +27,11 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.interval import measured_interval
+from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
+from trainworks.worker.evaluation import build_evaluator
 from trainworks.worker.guard import FaultPolicy
 from trainworks.worker.health.hang import HangLimits
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
@@ -61,12 +64,19 @@ class _Rank:
     node: int
     device: torch.device
     run_dir: RunDir
-    data_folder: Path
+    data: DataFolders
     stop: StopRequest
     state: RankState
 
 
-def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str | None = None) -> None:
+def train(
+    run_folder: str,
+    data_folder: str,
+    node: int,
+    agent_pid: int,
+    board: str | None = None,
+    evaluation_folder: str = "",
+) -> None:
     """Entry of every rank, started by the node agent in a process forked from one that has torch imported.
 
     Never returns normally on failure: the reason is written to the record, and the exit code tells the agent
@@ -81,15 +91,17 @@ def train(run_folder: str, data_folder: str, node: int, agent_pid: int, board: s
     die_with(agent_pid)
     rank_state.heartbeat.mark(Phase.STARTING)
     try:
-        _train(run_dir, Path(data_folder), node, rank_state)
+        data = DataFolders(Path(data_folder), Path(evaluation_folder) if evaluation_folder else None)
+        _train(run_dir, data, node, rank_state)
     except BaseException as error:
         _leave(run_dir, node, error, rank_state)
 
 
-def _train(run_dir: RunDir, data_folder: Path, node: int, rank_state: RankState) -> None:
+def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState) -> None:
     resolved = run_dir.read_resolved()
+    resolved = resolved.on_nodes(int(os.environ["WORLD_SIZE"]) // resolved.processes.processes_per_node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
-    rank = _join(resolved, run_dir, data_folder, node, rank_state)
+    rank = _join(resolved, run_dir, data, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)
     fault_policy = FaultPolicy(resolved.run_file.guard, run_dir, attempt=attempt, rollbacks=rollbacks)
     trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt, fault_policy)
@@ -115,11 +127,12 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _R
     if steps_done < plan.num_steps:
         step = trainer.run(steps_done)
     rank.state.heartbeat.mark(Phase.FINISHING, step)
-    finished = step == plan.num_steps
+    finished = step == plan.num_steps or trainer.has_stalled
     if finished and workload.sample_prompt is not None:
         _write_sample(trainer.parallel, workload, rank, step)
     if rank.rank == 0:
-        append_event(events, "finished" if finished else "stopped", step=step)
+        early = {"early": True} if step < plan.num_steps and finished else {}
+        append_event(events, "finished" if finished else "stopped", step=step, **early)
 
 
 def _redirect_output(log: Path) -> None:
@@ -132,7 +145,7 @@ def _redirect_output(log: Path) -> None:
     os.close(handle)
 
 
-def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, rank_state: RankState) -> _Rank:
+def _join(resolved: ResolvedRun, run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState) -> _Rank:
     """Join the process group; from now on SIGTERM requests a clean stop."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(resolved.processes.threads_per_process)
@@ -157,7 +170,7 @@ def _join(resolved: ResolvedRun, run_dir: RunDir, data_folder: Path, node: int, 
         world_size=world_size,
         timeout=_collective_timeout(resolved),
     )
-    return _Rank(rank, world_size, node, device, run_dir, data_folder, stop, rank_state)
+    return _Rank(rank, world_size, node, device, run_dir, data, stop, rank_state)
 
 
 def _collective_timeout(resolved: ResolvedRun) -> timedelta:
@@ -220,7 +233,13 @@ def _build(
 ) -> Trainer:
     timeline = Timeline(rank.device)
     mesh = Mesh(plan.layout, rank.device.type)
-    opened = open_task(workload, mesh, data_folder=rank.data_folder, shape=plan.model)
+    opened = open_task(
+        workload,
+        mesh,
+        data_folder=rank.data.train,
+        evaluation_folder=rank.data.evaluation,
+        shape=plan.model,
+    )
     task, dataset = opened.task, opened.dataset
     parallel = _build_model(task, workload, mesh, timeline, rank)
     optimizer = StepOptimizer(
@@ -234,6 +253,7 @@ def _build(
         build=opened.build_optimizer,
     )
     rank.state.optimizer = optimizer
+    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset)
     return Trainer(
         plan=plan,
         seed=workload.seed,
@@ -245,13 +265,15 @@ def _build(
         read_from=_reading(dataset, workload, plan, mesh, rank.device),
         timeline=timeline,
         telemetry=_telemetry(plan, rank, attempt, loss_scaling=optimizer.loss_scale.enabled),
-        checkpointer=_checkpointer(resolved, plan, rank, attempt, dataset),
+        checkpointer=checkpointer,
+        interval=measured_interval(resolved, plan, rank.run_dir, checkpointer) if rank.rank == 0 else None,
         fault_policy=fault_policy,
         profiler=StepProfiler(
             rank.run_dir, device=rank.device, num_steps=plan.num_steps, from_run_file=resolved.run_file.profile
         ),
         stop=rank.stop,
         heartbeat=rank.state.heartbeat,
+        evaluator=build_evaluator(workload, opened, parallel, rank.device, timeline, rank.state.heartbeat),
     )
 
 
@@ -271,8 +293,14 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, 
         rank.run_dir,
         dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP),
         keep=resolved.run_file.checkpoint.keep,
+        memory_every=resolved.run_file.checkpoint.memory_every if _is_one_machine(resolved) else None,
         template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
     )
+
+
+def _is_one_machine(resolved: ResolvedRun) -> bool:
+    """Whether all ranks share one memory."""
+    return resolved.processes.nodes == 1 or resolved.run_file.cluster.engine == "local"
 
 
 def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:
@@ -324,6 +352,8 @@ def _resume(trainer: Trainer, rank: _Rank) -> int:
     manifest = trainer.checkpointer.load_newest(trainer.parallel.parts, trainer.optimizer)
     if manifest is None:
         return 0
+    if trainer.evaluator is not None:
+        trainer.evaluations = trainer.evaluator.evaluations_until(manifest.step, rank.run_dir)
     trainer.batches_left_out = manifest.samples_consumed // trainer.global_batch - manifest.step
     return manifest.step
 
@@ -332,7 +362,7 @@ def _write_sample(parallel: Parallel, workload: Workload, rank: _Rank, step: int
     prompt = workload.sample_prompt or ""
     text = generate(
         parallel,
-        rank.data_folder,
+        rank.data.train,
         prompt,
         num_tokens=_SAMPLE_TOKENS,
         window=workload.data.sequence_length,

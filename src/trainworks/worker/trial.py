@@ -32,12 +32,14 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with, die_with_parent
 from trainworks.record.resolved import StepTimeGroups
 from trainworks.record.trial import Trial, TrialRequest
-from trainworks.worker.data.reader import BatchReader, Staging
+from trainworks.worker.data.reader import BatchReader, Staging, on_device
 from trainworks.worker.health.rank_failure import explain
 from trainworks.worker.imports import rank_modules
-from trainworks.worker.loop import on_device, warm_up
+from trainworks.worker.loop import warm_up
 from trainworks.worker.loss import loss_weights
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.adapters import trained_state
+from trainworks.worker.models.experts import local_part
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.tasks.open_task import OpenedTask, open_task
@@ -151,17 +153,18 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
         build=opened.build_optimizer,
     )
     steps = _steps(request, opened, parallel, optimizer, timeline, device)
-    weights = [each.local for each in optimizer.parameters]
+    trained = [each.local for each in optimizer.parameters]
     states = [value for state in optimizer.adamw.state.values() for value in state.values()]
     of_rank = _bytes(states)
     return Trial(
         num_parameters=sum(parameter.numel() for part in parallel.parts for parameter in part.parameters()),
         num_samples=len(opened.dataset),
+        held_out_samples=len(opened.held_out) if opened.held_out is not None else None,
         flops_per_sample=flops / layout.micro_batch,
         step_time=steps,
         baseline_bytes=baseline,
-        weights_bytes=_bytes(weights),
-        gradients_bytes=_bytes(weights),
+        weights_bytes=_bytes(local_part(each) for part in parallel.parts for each in part.parameters()),
+        gradients_bytes=_bytes(trained),
         optimizer_bytes=of_rank,
         peak_bytes=max(baseline, memory.peak_bytes() if device.type == "cpu" else torch.cuda.max_memory_allocated()),
         checkpoint_bytes=_whole_bytes(parallel) + of_rank * layout.dp_shard,
@@ -237,8 +240,8 @@ def _bytes(tensors: Iterable[object]) -> int:
 
 
 def _whole_bytes(parallel: Parallel) -> int:
-    """Bytes of weights and buffers of the whole model."""
-    return _bytes([tensor for part in parallel.parts for tensor in part.state_dict().values()])
+    """Bytes of the weights and buffers that a checkpoint holds, of the whole model."""
+    return _bytes([tensor for part in parallel.parts for tensor in trained_state(part).values()])
 
 
 def _resident(device: torch.device) -> int:

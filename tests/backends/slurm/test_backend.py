@@ -197,6 +197,19 @@ def test_nodes_are_listed_once_with_what_is_taken() -> None:
     assert (second.state, second.reason, second.accelerators, second.accelerator) == ("drained", "bad | gpu", 8, "h100")
 
 
+def test_nodes_name_their_leaf_switch_where_slurm_knows_it() -> None:
+    topology = (
+        "SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-2] Switches=leaf[1-2]\n"
+        "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=node1\nSwitchName=leaf2 Level=0 LinkSpeed=1 Nodes=node[2-4]\n"
+    )
+    found = backend_of(FakeSlurm(sinfo=NODES, squeue="", scontrol=topology)).nodes()
+    assert [node.switch for node in found] == ["leaf1", "leaf2"]
+    without = Output(1, "", "slurm_load_topo error: Requested topology configuration is not available")
+    assert [node.switch for node in backend_of(FakeSlurm(sinfo=NODES, squeue="", scontrol=without)).nodes()] == [
+        None
+    ] * 2
+
+
 def test_a_reason_to_drain_is_one_line() -> None:
     fake = FakeSlurm()
     backend_of(fake).drain("node1", "bad 'gpu'\nXid 79")

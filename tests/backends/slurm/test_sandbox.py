@@ -13,7 +13,7 @@ from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
-from trainworks.config.sbatch import load_batch_script
+from trainworks.config.slurm.sbatch import load_batch_script
 from trainworks.host import process
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.events import read_events

@@ -16,7 +16,7 @@ from trainworks.errors import UsageError
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.processes import choose_processes
-from trainworks.plan.run.steps import num_steps
+from trainworks.plan.run.steps import num_steps, samples_left_out
 from trainworks.record.resolved import Plan, Processes
 
 
@@ -124,3 +124,43 @@ def test_automatic_checkpoints_count_with_the_fleet_of_the_accelerator() -> None
 
 def test_metrics_are_written_about_once_a_second_and_at_least_every_50_steps() -> None:
     assert 1 <= plan().log_every_steps <= 50
+
+
+def evaluated(**settings: Any) -> Plan:
+    """A plan of a run that evaluates every 100 of 350 steps."""
+    evaluation = {"split": 0.05, "every": "100 steps"} | settings
+    return plan(350, workload=workload().model_dump() | {"eval": evaluation})
+
+
+def test_evaluations_are_counted_and_their_time_is_part_of_the_run_time() -> None:
+    with_evaluation = evaluated(steps=10)
+    planned = with_evaluation.evaluation
+    assert planned is not None
+    assert (planned.count, planned.batches) == (4, 10)
+    assert with_evaluation.run_time_s == pytest.approx(plan(350).run_time_s + planned.total_s)
+    assert with_evaluation.step_time == plan(350).step_time
+
+
+def test_a_batch_of_an_evaluation_takes_less_than_half_of_a_step_and_at_least_its_forward() -> None:
+    planned = evaluated()
+    assert planned.evaluation is not None
+    assert planned.evaluation.batch_s < planned.step_time.total_s / 2
+    assert planned.evaluation.batch_s > planned.step_time.groups.compute_s / 4
+
+
+def test_a_run_without_evaluation_plans_none() -> None:
+    assert plan().evaluation is None
+
+
+@pytest.mark.parametrize(
+    ("train_for", "samples", "left_out"),
+    [("1 epoch", 250, 26), ("2 epochs", 250, 20), ("1 epoch", 256, 0), ("100 steps", 250, 0), ("1 epoch", 5, 0)],
+)
+def test_samples_that_do_not_fill_a_batch_of_the_last_epoch_are_counted(
+    train_for: str, samples: int, left_out: int
+) -> None:
+    """Of a global batch of 32: an epoch's rest goes on with the next epoch, so that only the last one's is left out."""
+    run_file = RunFile.model_validate({"name": "demo", "workload": workload().model_dump() | {"train_for": train_for}})
+    assert run_file.workload is not None
+    assert run_file.workload.global_batch == 32
+    assert samples_left_out(run_file.workload, samples=samples) == left_out

@@ -114,7 +114,7 @@ def test_what_is_measured_are_the_products_of_the_largest_and_the_smallest_micro
 @given(st.floats(1e-6, 1e-2), st.floats(1e7, 1e11), st.sampled_from([0.5, 2.0]))
 def test_no_other_bucket_is_cheaper_in_latency_and_exposed_bytes(latency: float, rate: float, factor: float) -> None:
     measured = calibration(all_reduce_latency_s=latency, all_reduce_bytes_per_s=rate)
-    chosen = bucket_mib(shape(), 4, measured)
+    chosen = bucket_mib(shape().num_parameters, 4, measured)
     gradient_bytes = 4 * shape().num_parameters
 
     def cost(mib: float) -> float:
@@ -129,7 +129,11 @@ def test_no_other_bucket_is_cheaper_in_latency_and_exposed_bytes(latency: float,
 def test_a_bucket_has_bounds() -> None:
     slow = calibration(all_reduce_latency_s=1.0, all_reduce_bytes_per_s=1e12)
     fast = calibration(all_reduce_latency_s=1e-9, all_reduce_bytes_per_s=1e6)
-    assert (bucket_mib(shape(), 2, slow), bucket_mib(shape(), 2, fast), bucket_mib(shape(), 1, slow)) == (256, 1, 25)
+    assert (
+        bucket_mib(shape().num_parameters, 2, slow),
+        bucket_mib(shape().num_parameters, 2, fast),
+        bucket_mib(shape().num_parameters, 1, slow),
+    ) == (256, 1, 25)
 
 
 def test_gradients_in_16_bits_expose_less() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trainworks.config.layout import Layout, resolve_layout
-from trainworks.config.run_file import Model, Workload
+from trainworks.config.model import Model
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.trainable import check_trainable
@@ -78,7 +79,7 @@ def test_experts_are_spread(written: dict[str, Any]) -> None:
 
 
 REFUSED = {
-    r"tp \(8\) does not divide the 4 key/value heads": ({"tp": 8}, "tp", "set `tp` to one of 1, 2, 4"),
+    r"tp \(3\) does not divide the 8 heads": ({"tp": 3}, "tp", "set `tp` to one of 1, 2, 4, 8"),
     r"cp \(16\) does not divide the 8 heads": ({"cp": 16}, "cp", "set `cp` to one of 1, 2, 4, 8"),
     r"8 pipeline stages are more than the 4 layers": ({"pp": 8}, "pp", "at most 4 stages"),
     r"stage_layers names 2 stages with 5 layers; there are 2 with 4": (
@@ -124,10 +125,23 @@ def test_an_interleaved_pipeline_needs_a_multiple_of_its_stages() -> None:
         check({"pp": 3, "interleave": 2}, model=MODEL | {"layers": 6})
 
 
-def test_a_vocabulary_that_tp_cannot_cut_names_the_next_that_it_can() -> None:
-    with pytest.raises(LayoutError, match=r"does not divide the 513 vocabulary entries") as refused:
-        check({"tp": 4}, data=WORKLOAD["data"] | {"vocabulary": 513})
-    assert refused.value.hint == "set `data.vocabulary: 516`"
+def test_more_ranks_than_key_heads_share_them() -> None:
+    check({"tp": 8})
+
+
+def test_key_heads_that_ranks_can_neither_cut_nor_share_are_refused() -> None:
+    with pytest.raises(LayoutError, match=r"tp \(4\) does not divide the 6 key/value heads"):
+        check({"tp": 4}, model=MODEL | {"heads": 12, "kv_heads": 6, "hidden": 96})
+
+
+def test_a_vocabulary_is_cut_unevenly() -> None:
+    check({"tp": 4}, data=WORKLOAD["data"] | {"vocabulary": 513})
+
+
+def test_shards_of_an_uneven_vocabulary_have_whole_columns() -> None:
+    with pytest.raises(LayoutError, match=r"16 shards do not divide the 72 columns of a vocabulary of 513") as refused:
+        check({"tp": 4, "dp_shard": 16}, data=WORKLOAD["data"] | {"vocabulary": 513}, model=MODEL | {"hidden": 72})
+    assert refused.value.field == "dp_shard"
 
 
 def test_positions_that_tp_cannot_share_name_the_next_length() -> None:

@@ -12,7 +12,8 @@ import torch
 
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.config.run_file import Guard, Optimizer
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig
 from trainworks.worker.models.weights import draw_weights
@@ -49,6 +50,9 @@ MODELS = {
         mlp_bias=True,
         tie_embeddings=True,
     ),
+    "odd-vocabulary": replace(LLAMA, vocabulary=67),
+    "odd-vocabulary-tied": replace(LLAMA, vocabulary=67, tie_embeddings=True),
+    "one-key-head": replace(LLAMA, kv_heads=1, qk_norm=True, qkv_bias=True),
     "mixtral": replace(LLAMA, experts=4, experts_per_token=2, balance_loss=0.1),
 }
 
@@ -204,6 +208,9 @@ CASES = [
     *(("mixtral", name) for name in dict.fromkeys(OF_EXPERTS)),
     *((model, name) for model in ("llama-tied", "qwen3", "gpt2") for name in OF_FAMILIES),
     ("llama-tied", "shards-tensor-pipeline"),
+    *(("odd-vocabulary", name) for name in ("tensor", "shards-tensor")),
+    *(("odd-vocabulary-tied", name) for name in ("tensor-without-sequence", "pipeline-tensor")),
+    *(("one-key-head", name) for name in ("tensor", "tensor-without-sequence", "shards-tensor", "context-tensor")),
 ]
 
 

@@ -11,7 +11,8 @@ from transformers import AutoConfig
 
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, resolve_layout
-from trainworks.config.run_file import Guard, Optimizer, Workload
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.run_file import Guard, Workload
 from trainworks.errors import LayoutError
 from trainworks.record.resolved import Plan
 from trainworks.worker.mesh import Mesh

@@ -54,7 +54,18 @@ class RayBackend(Backend):
 
     name: ClassVar[str] = "ray"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
-        ("priority", "hold", "exclude", "depends_on", "min_nodes", "drain", "health")
+        (
+            "priority",
+            "hold",
+            "exclude",
+            "depends_on",
+            "min_nodes",
+            "drain",
+            "health",
+            "environment.lock",
+            "environment.conda",
+            "environment.image",
+        )
     )
     shares_files: ClassVar[bool] = False
     needs_program: ClassVar[bool] = True

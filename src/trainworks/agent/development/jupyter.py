@@ -9,7 +9,7 @@ import secrets
 import socket
 from typing import Any
 
-from trainworks.agent.development.serving import Place, ending_with_parent, find_program, write_private
+from trainworks.agent.development.serving import Place, find_program, write_private
 from trainworks.host import process
 from trainworks.record.dev_environment import DevServer
 
@@ -43,7 +43,7 @@ class JupyterServing:
         command += ["--allow-root"] if os.geteuid() == 0 else []
         own = {"JUPYTER_TOKEN": self._token, "JUPYTER_RUNTIME_DIR": str(runtime)}
         self.child = process.spawn(
-            ending_with_parent(command), log=place.log, env=dict(os.environ) | own, folder=place.working_folder
+            process.ending_with_parent(command), log=place.log, env=dict(os.environ) | own, folder=place.working_folder
         )
 
     def answers(self) -> bool:

@@ -16,12 +16,6 @@ from trainworks.host.network import listen
 from trainworks.record.dev_environment import DevServer
 from trainworks.record.run_dir import RunDir
 
-_END_WITH_PARENT = """\
-import os, signal, sys
-from trainworks.host.process import die_with_parent
-die_with_parent(signal.SIGTERM)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Where servers are installed; the search path of a user often lacks them."""
 
@@ -81,11 +75,6 @@ def place_of(run_dir: RunDir, address: str, user: str, working_folder: Path) -> 
     with listen(address=address) as probe:
         port = probe.getsockname()[1]
     return Place(run_dir, address, port, user, working_folder)
-
-
-def ending_with_parent(command: list[str]) -> list[str]:
-    """Arguments that start a command which the kernel ends when this program ends, even by SIGKILL."""
-    return [*process.python_program(_END_WITH_PARENT), *command]
 
 
 def find_program(name: str, package: str) -> str:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainworks.agent.development.serving import Place, ending_with_parent, find_program, write_private
+from trainworks.agent.development.serving import Place, find_program, write_private
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.network import greeting
@@ -51,7 +51,7 @@ class SshServing:
         if os.geteuid() == 0:  # sshd of root insists on it, and the service that would create it may not run here
             _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
         command = [program, "-D", "-e", "-f", str(place.folder / "sshd_config")]
-        self.child = process.spawn(ending_with_parent(command), log=place.log)
+        self.child = process.spawn(process.ending_with_parent(command), log=place.log)
 
     def _make_host_key(self) -> str:
         """Keep the key of an earlier start of the run: its users have pinned it."""

@@ -15,8 +15,8 @@ from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.learning import measured_rates
 from trainworks.measure.bench.readers.registry import read_file
 from trainworks.measure.bench.verdict import Judged
-from trainworks.record.measurement import ClusterMeasurement
-from trainworks.record.measurement_store import append_measurement, measurement_file, read_measurements
+from trainworks.record.measured.measurement import ClusterMeasurement
+from trainworks.record.measured.measurement_store import append_measurement, measurement_file, read_measurements
 
 
 def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn: bool = False) -> BenchVerdicts:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainworks.agent.launch import take_run
+from trainworks.api.checkpointing.copies import (
+    CopyFacts,
+    bring_back,
+    copies_in,
+    place_at,
+    places,
+    prune_copies,
+    rehearse,
+)
+from trainworks.api.checkpointing.files import copy_files
+from trainworks.api.checkpointing.places import place_of
 from trainworks.api.run_handle import Run, as_run
-from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import bytes_in, fsync_folder, naming_full_disk
+from trainworks.config.checkpointing.copies import CheckpointCopy
+from trainworks.errors import UsageError
+from trainworks.files import bytes_in
+from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import (
-    MANIFEST,
     Damage,
     Manifest,
     check_file,
     check_manifest,
     complete_checkpoints,
     delete_checkpoint,
-    read_manifest,
 )
-from trainworks.record.run_dir import RunDir, checkpoint_name
+from trainworks.record.run_dir import RunDir
 
 Progress = Callable[[int, int], None]
 """Receives bytes done and bytes in all."""
@@ -39,11 +50,24 @@ class CheckpointFacts:
     """None if the checkpoint is not complete."""
     damage: Damage | None = None
     """The first problem that was found; None for an intact checkpoint, as far as it was read."""
+    place: str | None = None
+    """Address of the store that it was copied to."""
 
     @property
     def num_bytes(self) -> int | None:
         """Size of all files; None if the manifest is not there."""
         return self.manifest.num_bytes if self.manifest else None
+
+    def row(self) -> dict[str, Any]:
+        """The facts as JSON has them."""
+        return {
+            "step": self.step,
+            "folder": str(self.folder),
+            "bytes": self.num_bytes,
+            "saved_at": self.manifest.created_at if self.manifest else None,
+            "layout": self.manifest.layout.describe() if self.manifest else None,
+            "problem": str(self.damage) if self.damage else None,
+        }
 
 
 def checkpoints(run: Run | str | None = None, folder: Path | str = "runs") -> list[CheckpointFacts]:
@@ -103,13 +127,14 @@ def verify_checkpoints(
 
 
 def copy_checkpoint(
-    run: Run | str | None = None, *, to: Path, folder: Path | str = "runs", step: int | None = None
+    run: Run | str | None = None, *, to: Path | str, folder: Path | str = "runs", step: int | None = None
 ) -> CheckpointFacts:
-    """Copy a complete checkpoint into another folder, where it is complete or absent.
+    """Copy a complete checkpoint to another place, where it is complete or absent.
 
     Args:
         run: the run, its id or its folder; the newest run when None.
-        to: gets a folder `step-NNNNNNNN`. A checkpoint of that step that is intact there stays.
+        to: a folder, or `s3://bucket/prefix`, to which the run's id is added; gets `step-NNNNNNNN`. A checkpoint of
+            that step that is intact there stays.
         folder: folder of all runs.
         step: of the checkpoint; the newest complete one when None.
 
@@ -126,14 +151,21 @@ def copy_checkpoint(
     if not complete:
         which = "" if step is None else f" of step {step}"
         raise UsageError(f"run {found.id} has no complete checkpoint{which}", hint="trainworks checkpoint ls")
-    return _copied(*complete[-1], to)
+    manifest, source = complete[-1]
+    if "://" not in str(to):
+        return CheckpointFacts(manifest.step, copy_files(manifest, source, Path(to)), manifest)
+    place = place_of(CheckpointCopy.model_validate(str(to)), found.id)
+    place.put(manifest, source)
+    return CheckpointFacts(manifest.step, source, manifest, place=place.address)
 
 
-def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path | str = "runs") -> CheckpointFacts:
+def restore_checkpoint(
+    source: Path | str, run: Run | str | None = None, folder: Path | str = "runs"
+) -> CheckpointFacts:
     """Bring a copied checkpoint back to its run, which resumes from the newest that it has.
 
     Args:
-        source: the folder of the checkpoint.
+        source: the folder of the checkpoint, or `s3://bucket/prefix/RUN`, with `/step-NNNNNNNN` or the newest.
         run: the run, its id or its folder; the newest run when None.
         folder: folder of all runs.
 
@@ -142,21 +174,57 @@ def restore_checkpoint(source: Path, run: Run | str | None = None, folder: Path 
         UsageError: the folder is not a complete checkpoint, or the run is live.
         EnvironmentProblem: the checkpoint is damaged, or cannot be copied.
     """
+    if "://" in str(source):
+        place, step = place_at(str(source))
+        found = as_run(run, folder)
+        with _idle(found.run_dir):
+            restored, target = bring_back(place, found.run_dir, step)
+        return CheckpointFacts(restored.step, target, restored)
+    source = Path(source)
     manifest = check_manifest(source)
     if isinstance(manifest, Damage):
         raise UsageError(f"`{source}` is not a complete checkpoint: {manifest}")
     found = as_run(run, folder)
     with _idle(found.run_dir):
-        return _copied(manifest, source, found.run_dir.checkpoints)
+        return CheckpointFacts(manifest.step, copy_files(manifest, source, found.run_dir.checkpoints), manifest)
 
 
-def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1) -> int:
-    """Delete all but the newest complete checkpoints of a run that is not live, and those that are not complete.
+def checkpoint_copies(
+    run: Run | str | None = None, folder: Path | str = "runs", *, rehearsed: bool = False
+) -> list[CopyFacts]:
+    """Copies of a run's checkpoints in the places of `checkpoint.copies`.
+
+    Args:
+        run: the run, its id or its folder; the newest run when None.
+        folder: folder of all runs.
+        rehearsed: bring the newest copy of each place here, compare its checksums, and load all that is in it.
+
+    Raises:
+        UnknownRunError: no such run.
+        MissingExtraError: a library for a place is not installed.
+
+    Examples:
+        >>> import tempfile, trainworks
+        >>> folder = tempfile.mkdtemp()
+        >>> checkpoint_copies(trainworks.run(["true"], folder=folder))
+        []
+    """
+    where = places(as_run(run, folder).run_dir)
+    return [rehearse(place) for place in where] if rehearsed else copies_in(where)
+
+
+def prune_checkpoints(
+    run: Run | str | None = None, folder: Path | str = "runs", *, keep: int = 1, copies: bool = False
+) -> int:
+    """Delete all but the newest complete checkpoints of a run that is not live and the best one by its evaluations.
+
+    Checkpoints that are not complete go, too.
 
     Args:
         run: the run, its id or its folder; the newest run when None.
         folder: folder of all runs.
         keep: complete checkpoints to keep, at least 1.
+        copies: delete older copies in the places of `checkpoint.copies`, too.
 
     Returns:
         Bytes that were freed.
@@ -172,12 +240,13 @@ def prune_checkpoints(run: Run | str | None = None, folder: Path | str = "runs",
         complete = [path for _, path in complete_checkpoints(found.run_dir)]
         if not complete:
             raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
-        freed = 0
+        best, freed = best_evaluation(found.run_dir), 0
+        kept = {*complete[-keep:], *([found.run_dir.checkpoint(best.step)] if best else [])}
         for _, path in found.run_dir.checkpoint_folders():
-            if path not in complete[-keep:]:
+            if path not in kept:
                 freed += bytes_in(path)
                 delete_checkpoint(path)
-    return freed
+        return freed + (prune_copies(places(found.run_dir), keep) if copies else 0)
 
 
 @contextmanager
@@ -201,43 +270,3 @@ def _of_step(found: list[CheckpointFacts], step: int) -> CheckpointFacts:
             return each
     known = ", ".join(str(each.step) for each in found) or "none"
     raise UsageError(f"no checkpoint of step {step}", hint=f"the steps that there are: {known}")
-
-
-def _copied(manifest: Manifest, source: Path, to: Path) -> CheckpointFacts:
-    """Copy file by file, verified at the destination, the manifest last; then rename the folder into place.
-
-    The same checkpoint there stays if it is intact, and is replaced if it is damaged.
-    """
-    target = to / checkpoint_name(manifest.step)
-    if (there := read_manifest(target)) is not None:
-        if there.checksums != manifest.checksums:
-            raise UsageError(f"`{target}` is another checkpoint", hint="copy to another folder, or delete that one")
-        if _damage(target, there) is None:
-            return CheckpointFacts(manifest.step, target, there)
-    aside = target.with_name(f".{target.name}.copying")
-    try:
-        with naming_full_disk(to):
-            shutil.rmtree(aside, ignore_errors=True)
-            for name in (*manifest.files, MANIFEST):
-                _copy_file(source / name, aside / name)
-            if damage := _damage(aside, manifest):
-                shutil.rmtree(aside, ignore_errors=True)
-                raise EnvironmentProblem(f"the checkpoint of step {manifest.step} is damaged: {damage}")
-            shutil.rmtree(target, ignore_errors=True)  # damaged or not complete
-            aside.rename(target)
-            fsync_folder(to)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot copy to `{to}`: {error.strerror or error}") from None
-    return CheckpointFacts(manifest.step, target, manifest)
-
-
-def _damage(folder: Path, manifest: Manifest) -> Damage | None:
-    found = (check_file(folder, manifest, name) for name in manifest.files)
-    return next((damage for damage in found if damage is not None), None)
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-    with target.open("rb") as written:
-        os.fsync(written.fileno())

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
-from trainworks.config.load import Source
+from trainworks.catalog.explaining import explaining_names
+from trainworks.config.load import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import project_files
+from trainworks.deploy.proposed_stack import refuse_placeholders
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
@@ -21,7 +23,7 @@ from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
 
-_RULES = ("TW73",)
+_RULES = ("TW73", "TW74")
 
 
 def check_stack(path: Path | str) -> ReviewReport:
@@ -55,12 +57,13 @@ def render_stack(path: Path | str) -> dict[str, str]:
 
     Raises:
         UsageError: the file does not exist or cannot be read, or a finding of `check_stack` is an error.
-        RunFileError: a key, a value or a name of it is not valid.
+        RunFileError: a key, a value or a name of it is not valid, or a proposed value is not filled in.
 
     >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
     True
     """
     stack, source = _read(Path(path))
+    refuse_placeholders(source)
     for finding in check_stack(path).findings:
         if finding.severity == "error":
             message = f"the stack cannot be installed ({finding.rule}): {finding.message}"
@@ -71,7 +74,7 @@ def render_stack(path: Path | str) -> dict[str, str]:
         targets = target_files(name for group in stack.nodes for name in group.names)
         monitoring["node.targets.json"] = targets["node.targets.json"]  # no role installs the exporter of runs
     try:
-        return project_files(stack, monitoring)
+        return project_files(stack, monitoring, _locks(stack, Path(path).parent))
     except ArgumentError as error:
         raise _placed(error, source) from None
 
@@ -160,6 +163,21 @@ def _write_project(path: Path | str, into: Path) -> dict[str, str]:
     return files
 
 
+def _locks(stack: Stack, folder: Path) -> dict[str, str]:
+    """Text of the lock files of images, which lie beside the stack file.
+
+    Raises:
+        ArgumentError: one cannot be read.
+    """
+    found: dict[str, str] = {}
+    for index, recipe in enumerate(stack.images):
+        try:
+            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
+        except UsageError as error:
+            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
+    return found
+
+
 def _placed(error: ArgumentError, source: Source) -> RunFileError:
     """The error of a name or a part of the stack, at its key."""
     place = source.place(tuple(error.argument.split(".")))
@@ -173,7 +191,8 @@ def _read(path: Path) -> tuple[Stack, Source]:
         UsageError: the file does not exist or cannot be read.
         RunFileError: a key, a value or a name of it is not valid.
     """
-    stack, source = load_stack(path)
+    with explaining_names():
+        stack, source = load_stack(path)
     try:
         check_names(stack)
     except ArgumentError as error:

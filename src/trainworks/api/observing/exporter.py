@@ -25,7 +25,7 @@ from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
 from trainworks.observe.exporter import MetricsServer, ServerSecurity, read_token, write_textfile
 from trainworks.observe.following import describe
-from trainworks.observe.metrics.amd_gpus import AmdGpuReader, load_amdsmi
+from trainworks.observe.metrics.amd_gpus import amd_gpu_samples
 from trainworks.observe.metrics.fabric import fabric_samples
 from trainworks.observe.metrics.families import (
     COLLECTOR_SECONDS,
@@ -54,8 +54,7 @@ class NodeMetrics:
         folder: of runs.
         clock: says when an answer is old.
         nvml: the module pynvml, or an object with its functions.
-        amdsmi: returns the module amdsmi, or an object with its functions.
-        root: of the file system that has the network ports.
+        root: of the file system that has the network ports and AMD's GPUs.
         check: runs the health checks.
         notify: receives the reason when a collector begins to fail.
 
@@ -70,7 +69,6 @@ class NodeMetrics:
         *,
         clock: Clock | None = None,
         nvml: Any = pynvml,
-        amdsmi: Callable[[], Any] = load_amdsmi,
         root: Path = Path("/"),
         check: Callable[[], NodeHealth] = health,
         notify: Notify = lambda message: None,
@@ -81,14 +79,14 @@ class NodeMetrics:
         self._clock = clock or SystemClock()
         self._store: JobStore | None = None
         self._watcher = RunWatcher(Path(folder), self._submitted, self._clock)
-        self._nvidia, self._amd = GpuReader(nvml), AmdGpuReader(amdsmi)
+        self._nvidia = GpuReader(nvml)
         self._root = root
         self._check, self._checked_at = check, 0.0
         self._health: NodeHealth | None = None
         every: dict[str, Callable[[], Iterable[MetricSample]]] = {
             "runs": self._run_samples,
             "queue": self._queue_samples,
-            "gpus": lambda: chain(self._nvidia.samples(), self._amd.samples()),
+            "gpus": lambda: chain(self._nvidia.samples(), amd_gpu_samples(self._root)),
             "fabric": lambda: fabric_samples(rdma_ports(self._root), ethernet_ports(self._root)),
             "health": self._health_samples,
         }

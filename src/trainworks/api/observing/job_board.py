@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, get_args
 
 from trainworks.api.jobs import Job, JobRow, JobState, refresh_jobs
 from trainworks.api.notices import Notify, warn
@@ -15,10 +16,12 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_row import BilledAttempt
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.report.observing.job_costs import HeldTime
+from trainworks.report.observing.job_costs import HeldTime, Usage
 from trainworks.units import HOUR_S
 
-__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound"]
+__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "usage"]
+
+UsageKey = Literal["month", "user", "team"]
 
 _REFRESH_EVERY_S = 3.0
 
@@ -114,17 +117,10 @@ class JobBoard:
         store = self._opened()
         return 0 if store is None else store.version()
 
-    def held(self) -> list[HeldTime]:
-        """Accelerator and core hours that jobs held, and their price, by month of the start (UTC), owner and team."""
+    def usage(self) -> Usage:
+        """What jobs held, by month of the start (UTC), user and team."""
         store = self._opened()
-        if store is None:
-            return []
-        sums: dict[tuple[str, str, str], HeldTime] = {}
-        now = self._clock.now()
-        for one in store.billed_attempts():
-            key = (f"{datetime.fromtimestamp(one.started_at, UTC):%Y-%m}", one.owner, one.billing.team)
-            sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
-        return [sums[key] for key in sorted(sums, reverse=True)]
+        return Usage(()) if store is None else _usage(store, ("month", "user", "team"), self._clock.now())
 
     def _opened(self) -> JobStore | None:
         with self._lock:
@@ -144,6 +140,34 @@ class JobBoard:
             refresh_jobs(store, self._notify)
         except TrainworksError as error:
             self._notify(error.message)
+
+
+def usage(by: UsageKey | None = None, *, notify: Notify = warn) -> Usage:
+    """What the jobs of the store held and cost: accelerator and core hours, and USD where run files give a price.
+
+    Args:
+        by: `month` of the start of each attempt (UTC), `user` or `team`; all three when None.
+        notify: receives warnings of backends that do not answer.
+
+    Examples:
+        >>> import trainworks
+        >>> trainworks.usage("team").to_json().keys()
+        dict_keys(['held'])
+    """
+    if not is_there_a_store():
+        return Usage(())
+    store = open_store(store_url())
+    refresh_jobs(store, notify)
+    return _usage(store, (by,) if by else get_args(UsageKey), SystemClock().now())
+
+
+def _usage(store: JobStore, by: Sequence[UsageKey], now: float) -> Usage:
+    sums: dict[tuple[str, str, str], HeldTime] = {}
+    for one in store.billed_attempts():
+        month = f"{datetime.fromtimestamp(one.started_at, UTC):%Y-%m}" if "month" in by else ""
+        key = (month, one.owner if "user" in by else "", one.billing.team if "team" in by else "")
+        sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
+    return Usage(tuple(sums[key] for key in sorted(sums, reverse=True)))
 
 
 def _held(one: BilledAttempt, now: float) -> HeldTime:

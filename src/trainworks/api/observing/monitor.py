@@ -12,8 +12,9 @@ from trainworks.api.notices import Notify, warn
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
+from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.dcgm import dcgm_counters
+from trainworks.observe.monitoring.grafana import dashboard_json
 from trainworks.observe.monitoring.kubernetes import exporter_manifest
 from trainworks.observe.monitoring.prometheus import (
     MonitoringSetup,

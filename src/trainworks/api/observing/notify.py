@@ -21,7 +21,7 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.observe.delivery import apprise_delivery
-from trainworks.observe.following import SettledState, follow, stay_behind, take_turn
+from trainworks.observe.following import report_beside
 from trainworks.observe.notify import (
     Deliver,
     Outbox,
@@ -33,9 +33,10 @@ from trainworks.observe.notify import (
     waiting_message,
 )
 from trainworks.record.events import read_lines_from
+from trainworks.record.history import read_history
 from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.outcome import failure_of
-from trainworks.report.runs.run_progress import RunFollower, current_state
+from trainworks.report.runs.run_progress import Progress, RunFollower, state_of
 
 _QUEUE_POLL_S = 30.0
 _NAME = "notify"
@@ -68,6 +69,8 @@ class Messenger:
         self._file = run_dir.observer_file(_NAME)
         self._file.parent.mkdir(exist_ok=True)
         self._follower = RunFollower(run_dir)
+        self._held_before_s, self._held_before = 0.0, float("-inf")
+        """Time for which the launches before this one held their machines, and the time of this one."""
         self.box = _read_box(self._file)
 
     def send(self) -> JobState:
@@ -88,6 +91,9 @@ class Messenger:
         """Store why a message could not be delivered."""
         self._store(self.box.model_copy(update={"problem": problem}))
 
+    def close(self) -> None:
+        """Nothing stays open between two messages."""
+
     def put_waiting(self, waits_s: float, reason: str | None) -> None:
         """Put the message of a run that waits too long into the outbox."""
         message = waiting_message(self._run_dir.run_id, waits_s, reason)
@@ -97,7 +103,7 @@ class Messenger:
         if box.danger_told or box.launch_at is None:
             return box
         now = self._clock.now()
-        message = danger_message(self._run_dir.read_resolved().run_file, look, box.launch_at, now)
+        message = danger_message(self._run_dir.read_resolved().run_file, look, now)
         if message is None:
             return box
         return box.with_message(message, self._options, now).model_copy(update={"danger_told": True})
@@ -120,7 +126,17 @@ class Messenger:
             eta_s=progress.eta_s(num_steps) if num_steps else None,
             failure="" if failure is None else "\n".join(filter(None, [failure.message, failure.place, failure.hint])),
             num_accelerators=resolved.processes.num_accelerators,
+            held_s=None if resolved.run_file.goal.budget is None else self._held_s(progress, resolved.created_at),
         )
+
+    def _held_s(self, progress: Progress, created_at: float) -> float:
+        """Time for which the run has held its machines, over all of its launches."""
+        now, launched_at = self._clock.now(), progress.relaunched_at or created_at
+        if launched_at != self._held_before:  # once per launch, because it reads the whole record
+            history = read_history(self._run_dir, created_at=created_at, now=now)
+            self._held_before_s = history.held_s - history.launches[-1].duration_s
+            self._held_before = launched_at
+        return self._held_before_s + max(0.0, now - launched_at)
 
     def _store(self, box: Outbox) -> None:
         if box != self.box:
@@ -149,25 +165,23 @@ def wait_for_start(run: Run, waiting_after_s: float, clock: Clock) -> float | No
         clock.sleep(min(_QUEUE_POLL_S, waiting_after_s - waits_s))
 
 
-def _state(run_dir: RunDir) -> JobState:
-    return current_state(run_dir.read_status())
-
-
 def main(run_folder: str, name: str) -> int:
     """Send the messages of a run while it runs, or while it waits; returns the exit code, 1 if some are left."""
     run_dir, clock = RunDir(Path(run_folder)), SystemClock()
     options = run_dir.read_resolved().run_file.notify
     if options is None:
         raise EnvironmentProblem(f"run {run_dir.run_id} has no `notify`")
-    state, run, waits_s = SettledState(partial(_state, run_dir), clock), Run(run_dir), None
+    run, waits_s = Run(run_dir), None
     if name == "waiting" and (waits_s := wait_for_start(run, options.waiting_after, clock)) is None:
         return 0
-    stay_behind(state, clock)
-    take_turn(run_dir, _NAME, clock)
-    messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ), state, clock)
-    if waits_s is not None:
-        messenger.put_waiting(waits_s, run.status.message)
-    return 0 if follow(messenger, state, clock) else 1
+
+    def start(state: Callable[[], JobState]) -> Messenger:
+        messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ), state, clock)
+        if waits_s is not None:
+            messenger.put_waiting(waits_s, run.status.message)
+        return messenger
+
+    return report_beside(run_dir, _NAME, partial(state_of, run_dir), clock, start)
 
 
 if __name__ == "__main__":

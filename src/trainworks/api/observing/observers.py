@@ -13,12 +13,14 @@ from trainworks.record.run_dir import RunDir
 
 _TRACK = "trainworks.api.observing.track"
 _NOTIFY = "trainworks.api.observing.notify"
+_COPIER = "trainworks.api.checkpointing.copier"
 
 
 def observers_of(run_file: RunFile) -> tuple[tuple[str, str], ...]:
     """Module and name of every process that the supervisor starts to report a run."""
     messages = ((_NOTIFY, "notify"),) if run_file.notify else ()
-    return (*((_TRACK, name) for name in run_file.track.names), *messages)
+    copiers = ((_COPIER, str(number)) for number in range(len(run_file.checkpoint.copies)))
+    return (*((_TRACK, name) for name in run_file.track.names), *messages, *copiers)
 
 
 def check_observers(run_file: RunFile) -> None:
@@ -34,6 +36,8 @@ def check_observers(run_file: RunFile) -> None:
         return
     for name in run_file.track.names:
         check_library(TRACKER_LIBRARIES.get(name), name)
+    if any(copy.is_s3 for copy in run_file.checkpoint.copies):
+        check_library("botocore", "s3")
     if run_file.notify is None:
         return
     check_library("apprise", "notify")

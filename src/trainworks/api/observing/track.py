@@ -18,12 +18,12 @@ from trainworks.config.track import TRACKERS, Track, TrackerName
 from trainworks.errors import ArgumentError, EnvironmentProblem, TrainworksError, UsageError, suggest
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import SettledState, describe, follow, stay_behind, take_turn, try_turn
+from trainworks.observe.following import describe, report_beside, try_turn
 from trainworks.observe.trackers.feed import Feed, Sent
 from trainworks.observe.trackers.registry import sent_name, tracker_opener
 from trainworks.observe.trackers.report import TrackerContent, TrackReport
 from trainworks.record.run_dir import RunDir
-from trainworks.report.runs.run_progress import current_state
+from trainworks.report.runs.run_progress import state_of
 
 
 def track(
@@ -91,7 +91,7 @@ def _send(run_dir: RunDir, name: TrackerName, options: Track) -> TrackerContent:
         hint = f"wait for the end of the run, or read {run_dir.observer_log(name)}"
         raise UsageError(f"another process sends run {run_dir.run_id} to {name}", hint=hint)
     try:
-        feed = _feed(run_dir, name, options, _state_of(run_dir))
+        feed = _feed(run_dir, name, options, partial(state_of, run_dir))
         before = feed.sent.num_points
         if name == "mlflow" and options.mlflow and options.mlflow.register_as and feed.sent.registered_step is None:
             feed.sent = feed.sent.model_copy(update={"ended": None})  # its end was sent without the model
@@ -133,24 +133,14 @@ def _feed(run_dir: RunDir, name: TrackerName, options: Track, state: Callable[[]
     return Feed(run_dir, sent_name(name, options), tracker_opener(name, options, working_folder), state)
 
 
-def _state_of(run_dir: RunDir) -> Callable[[], JobState]:
-    return partial(_current_state, run_dir)
-
-
-def _current_state(run_dir: RunDir) -> JobState:
-    return current_state(run_dir.read_status())
-
-
 def main(run_folder: str, name: str) -> int:
     """Send a run to one tracker while it runs; returns the exit code, 1 if something is left to send."""
-    run_dir, clock = RunDir(Path(run_folder)), SystemClock()
-    state = SettledState(_state_of(run_dir), clock)
-    stay_behind(state, clock)
-    take_turn(run_dir, name, clock)
-    feed = _feed(run_dir, _checked(name), run_dir.read_resolved().run_file.track, state)
-    all_sent = follow(feed, state, clock)
-    feed.close()
-    return 0 if all_sent else 1
+    run_dir = RunDir(Path(run_folder))
+
+    def start(state: Callable[[], JobState]) -> Feed:
+        return _feed(run_dir, _checked(name), run_dir.read_resolved().run_file.track, state)
+
+    return report_beside(run_dir, name, partial(state_of, run_dir), SystemClock(), start)
 
 
 if __name__ == "__main__":

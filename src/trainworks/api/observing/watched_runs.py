@@ -1,4 +1,4 @@
-"""Runs as metrics see them: the running ones, and for a while those that have ended."""
+"""Runs that are live, and for a while those that have ended; of their records only what is new is read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from trainworks.errors import TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.runs import RunSnapshot
-from trainworks.record.events import Event, read_events
-from trainworks.record.history import build_history
+from trainworks.record.events import Event
+from trainworks.record.history import read_history
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.run_dir import RunDir, run_dirs
 from trainworks.record.status import RunStatus
-from trainworks.report.runs.run_progress import RunFollower, current_state
+from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
 from trainworks.report.runs.summary import energy_of
 
 _LEDGER_EVERY_S = 30.0
@@ -25,7 +25,7 @@ _MOST_TIME_FOR_LEDGER = 1 / 400
 
 
 class WatchedRun:
-    """One run, of whose record only what is new is read at each look; the ledger needs all of it, and waits longer.
+    """One run. The ledger needs its whole record, and is made again less often.
 
     Args:
         run_dir: of the run.
@@ -43,8 +43,15 @@ class WatchedRun:
         self._ledger: Ledger | None = None
         self._ledger_due = 0.0
 
+    def look(self) -> Progress:
+        """The run as it stands now."""
+        progress = self._follower.look()
+        for event in progress.new_events:
+            self._take(event)
+        return progress
+
     def facts(self, label: str, *, ledger_share: float = _MOST_TIME_FOR_LEDGER) -> RunSnapshot:
-        """The run as it stands now.
+        """The run as metrics show it.
 
         Args:
             label: its name in the metrics.
@@ -54,9 +61,7 @@ class WatchedRun:
             EnvironmentProblem: the resolved run is missing or was written by another format.
         """
         resolved = self.run_dir.read_resolved()
-        progress = self._follower.look()
-        for event in progress.new_events:
-            self._take(event)
+        progress = self.look()
         self._update_ledger(resolved.created_at, progress.state, ledger_share)
         ledger = self._ledger
         return RunSnapshot(
@@ -71,6 +76,8 @@ class WatchedRun:
             step_s=progress.step_s,
             tokens_per_s=progress.tokens_per_s,
             eta_s=progress.eta_s(resolved.plan.num_steps) if resolved.plan else None,
+            slowest=progress.slowest,
+            evaluation=progress.evaluation,
             memory_peak_bytes=progress.memory_peak_bytes,
             checkpoint_step=progress.checkpoint_step,
             checkpoint_at=progress.checkpoint_at,
@@ -98,23 +105,23 @@ class WatchedRun:
         if now < self._ledger_due:
             return
         start_s = time.perf_counter()
-        events, metrics = read_events(self.run_dir.events_file), read_columns(self.run_dir.metrics_file)
-        status = self.run_dir.read_status().model_copy(update={"state": str(state)})
-        history = build_history(events, metrics, created_at=created_at, status=status, now=now)
+        metrics = read_columns(self.run_dir.metrics_file)
+        history = read_history(self.run_dir, created_at=created_at, now=now, state=str(state), metrics=metrics)
         self._ledger = build_ledger(history) if len(metrics) else None
         took_s = time.perf_counter() - start_s
         self._ledger_due = now + max(_LEDGER_EVERY_S, took_s / share)
 
 
 class RunWatcher:
-    """Finds the runs that have metrics now: those that hold nodes, and those that ended a short time ago.
+    """Finds the runs to look at: those that hold nodes, and those that ended a short time ago.
 
     Args:
         folder: of runs.
         submitted: returns run directories of unfinished jobs elsewhere.
         clock: says when a run has ended long ago.
-        keep_s: time for which an ended run keeps its metrics, so that its end is seen.
-        most_runs: largest number of runs with metrics; the newest count.
+        with_waiting: whether runs that wait in a queue count, too.
+        keep_s: time for which an ended run stays, so that its end is seen.
+        most_runs: largest number of runs; the newest count.
     """
 
     def __init__(
@@ -123,24 +130,31 @@ class RunWatcher:
         submitted: Callable[[], Iterable[str]],
         clock: Clock,
         *,
+        with_waiting: bool = False,
         keep_s: float = 600.0,
         most_runs: int = 200,
     ) -> None:
         self._folder, self._submitted, self._clock = folder, submitted, clock
-        self._keep_s, self._most_runs = keep_s, most_runs
+        self._with_waiting, self._keep_s, self._most_runs = with_waiting, keep_s, most_runs
         self._watched: dict[Path, WatchedRun] = {}
         self._over: dict[Path, int] = {}
-        """Runs without metrics -> time of their status; another launch changes it."""
+        """Runs that ended long ago -> time of their status; another launch changes it."""
         self.unreadable = self.left_out = 0
 
-    def facts(self) -> list[RunSnapshot]:
-        """All runs that have metrics now, the newest first."""
+    def watched(self) -> list[WatchedRun]:
+        """All runs to look at now, the newest first."""
         found = sorted(self._present(), reverse=True)
         kept = [path for _, path in found[: self._most_runs]]
         self.left_out, self.unreadable = len(found) - len(kept), 0
         self._watched = {path: self._watched.get(path) or WatchedRun(RunDir(path), self._clock) for path in kept}
-        facts, names, share = [], set[str](), _MOST_TIME_FOR_LEDGER / max(1, len(kept))
-        for path, watched in self._watched.items():
+        return list(self._watched.values())
+
+    def facts(self) -> list[RunSnapshot]:
+        """All of them as metrics show them."""
+        found = self.watched()
+        facts, names, share = [], set[str](), _MOST_TIME_FOR_LEDGER / max(1, len(found))
+        for watched in found:
+            path = watched.run_dir.path
             label = str(path) if path.name in names else path.name
             names.add(path.name)
             try:
@@ -156,7 +170,7 @@ class RunWatcher:
         return facts
 
     def _present(self) -> Iterable[tuple[float, Path]]:
-        """Time of the status and folder of every run that has metrics now."""
+        """Time of the status and folder of every run to look at."""
         paths = {run.path.resolve() for run in run_dirs(self._folder)} | {Path(path) for path in self._submitted()}
         paths |= self._watched.keys()  # an ended job is no longer among the submitted ones
         self._over = {path: at for path, at in self._over.items() if path in paths}
@@ -170,9 +184,10 @@ class RunWatcher:
                 continue
             status = run_dir.read_status()
             state = current_state(status)
+            is_wanted = self._with_waiting if state.waits else state is not JobState.CREATED
             if state.is_final and _ended_at(run_dir, state, status) < self._clock.now() - self._keep_s:
                 self._over[path] = changed_ns
-            elif state.is_final or state.holds_resources or state is JobState.UNKNOWN:
+            elif is_wanted:
                 yield status.updated_at, path
 
 

@@ -17,10 +17,9 @@ from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import pricing, run_job
 from trainworks.plan.run.processes import memory_per_rank
 from trainworks.plan.search import limit_bytes
-from trainworks.record.events import read_events
-from trainworks.record.history import build_history
+from trainworks.record.history import read_history
 from trainworks.record.ledger import build_ledger
-from trainworks.record.metric_columns import MetricColumns, read_columns
+from trainworks.record.metric_columns import MetricColumns
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -58,13 +57,7 @@ def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
         metrics: of the run, where they were read already.
     """
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
-    history = build_history(
-        read_events(run_dir.events_file),
-        read_columns(run_dir.metrics_file) if metrics is None else metrics,
-        created_at=resolved.created_at,
-        status=run_dir.read_status().model_copy(update={"state": state}),
-        now=time.time(),
-    )
+    history = read_history(run_dir, created_at=resolved.created_at, now=time.time(), state=str(state), metrics=metrics)
     facts = RunFacts(
         resolved=resolved,
         history=history,

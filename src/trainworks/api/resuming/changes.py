@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from trainworks.api.resolve import resolve
 from trainworks.config.load import FieldPath, Source, problems_of
-from trainworks.config.run_file import RunFile
-from trainworks.errors import RunFileError, UsageError
+from trainworks.config.run_file import RunFile, Workload
+from trainworks.errors import RunFileError, UsageError, suggest
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -21,6 +21,10 @@ from trainworks.record.run_dir import RunDir
 CHANGEABLE = (
     "workload.optimizer",
     "workload.train_for",
+    "workload.eval.every",
+    "workload.eval.patience",
+    "workload.eval.min_delta",
+    "workload.eval.keep_best",
     "layout",
     "guard",
     "recover",
@@ -29,7 +33,7 @@ CHANGEABLE = (
     "checkpoint.keep",
 )
 """Keys of a run file that a resumed run may have otherwise: model, data, batch and seed make another run."""
-_SHORT = ("optimizer", "train_for")
+_SHORT = ("optimizer", "train_for", "eval")
 """Keys that may be written without `workload.`."""
 
 
@@ -57,7 +61,7 @@ class ResumeChanges:
     @property
     def extends(self) -> bool:
         """Whether the run may get more steps."""
-        return "workload.train_for" in self.by_key()
+        return any(key == "workload.train_for" or key.startswith("workload.eval.") for key in self.by_key())
 
     def by_key(self) -> dict[str, Any]:
         """Settings by their full keys; text is read as YAML.
@@ -69,10 +73,7 @@ class ResumeChanges:
         for written, value in self.settings.items():
             key = f"workload.{written}" if written.partition(".")[0] in _SHORT else written
             if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
-                raise UsageError(
-                    f"`{written}` cannot change in a resumed run",
-                    hint=f"change {', '.join(f'`{name}`' for name in CHANGEABLE)}, or start another run",
-                )
+                raise UsageError(f"`{written}` cannot change in a resumed run", hint=_hint(written))
             found[key] = _value(written, value)
         return found
 
@@ -100,7 +101,7 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     settings = changes.by_key()
     if not before.is_workload and any(key.startswith(("workload.", "layout", "guard")) for key in settings):
         raise UsageError(f"run {before.run_id} runs a command, which has no workload, layout or guard to change")
-    run_file = _with_settings(before.run_file, settings)
+    run_file = with_settings(before.run_file, settings)
     has_new_ranks = bool(changes.nodes or changes.nproc)
     if has_new_ranks:
         drops_layout = "layout" not in settings
@@ -111,12 +112,28 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     if has_new_layout or changes.extends:
         command = list(before.command) if before.command else None
         planned = resolve(
-            run_file, None, run_id=before.run_id, runs=run_dir.path.parent, command=command, node_planner=node_planner
+            run_file,
+            None,
+            run_id=before.run_id,
+            runs=run_dir.path.parent,
+            command=command,
+            node_planner=node_planner,
+            environment=before.environment,
         )
         resolved = _in_place_of(before, planned, keeps_layout=not has_new_layout, has_new_length=changes.extends)
     if changes.extends:
         _check_steps(run_dir, resolved)
     return resolved, _differences(before, resolved)
+
+
+def _hint(written: str) -> str:
+    """The key that was meant, if its first word is one misspelt and not another key of the run file."""
+    known = f"change {', '.join(f'`{name}`' for name in CHANGEABLE)}, or start another run"
+    first, dot, rest = written.removeprefix("workload.").partition(".")
+    if first in RunFile.model_fields or first in Workload.model_fields:
+        return known
+    names = [*_SHORT, *(name.partition(".")[0] for name in CHANGEABLE if not name.startswith("workload."))]
+    return suggest(first, names, form=f"{{}}{dot}{rest}", otherwise=known) or known
 
 
 def _value(key: str, value: Any) -> Any:
@@ -137,7 +154,12 @@ class _Settings(Source):
         return f"--set {'.'.join(map(str, field))}"
 
 
-def _with_settings(run_file: RunFile, settings: Mapping[str, Any]) -> RunFile:
+def with_settings(run_file: RunFile, settings: Mapping[str, Any]) -> RunFile:
+    """The run file with other values by key.
+
+    Raises:
+        RunFileError: a key that does not exist, or a value that is not valid, at its `--set`.
+    """
     data = run_file.model_dump(mode="json", exclude_unset=True)
     for key, value in settings.items():
         *parents, last = key.split(".")
@@ -159,7 +181,8 @@ def _in_place_of(before: ResolvedRun, planned: ResolvedRun, *, keeps_layout: boo
         return planned.in_place_of(before)
     num_steps = planned.plan.num_steps if has_new_length else before.plan.num_steps
     if keeps_layout:
-        plan = before.plan.model_copy(update={"num_steps": num_steps})
+        kept = {"num_steps": num_steps, "evaluation": planned.plan.evaluation}
+        plan = before.plan.model_copy(update=kept)
         return before.model_copy(update={"run_file": planned.run_file, "plan": plan})
     plan = planned.plan.model_copy(update={"num_steps": num_steps})
     return planned.model_copy(update={"plan": plan}).in_place_of(before)

@@ -49,7 +49,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure
-from trainworks.recover.restarts import NEXT_TURN, may_restart
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
 _LOCK_WAIT_S = 60.0
 """Time for a pod of the previous allocation to release the run; its node may be unreachable."""
@@ -175,11 +175,11 @@ class FirstPod:
             preempted = last.state == JobState.STOPPED
             ended_at = signs_of_life(self._run_dir)
             self._enter(*back_in_the_queue(Cause.PREEMPTED if preempted else Cause.NODE_LOST), ended_at=ended_at)
-        most = self._run_dir.read_resolved().run_file.max_restarts
-        if may_restart(read_events(self._run_dir.events_file), most, NEXT_TURN):
+        run_file = self._run_dir.read_resolved().run_file
+        if may_restart(read_events(self._run_dir.events_file), RestartLimit.of(run_file), NEXT_TURN):
             return True
         cause = parse_cause(self._run_dir.read_status().cause) or Cause.NODE_LOST
-        self._enter(JobState.FAILED, cause, no_restart_left(cause, most))
+        self._enter(JobState.FAILED, cause, no_restart_left(cause, run_file.max_restarts))
         return False
 
     def _begin_allocation(self, pods: NodeAddresses, processes_per_node: int) -> None:
@@ -212,7 +212,7 @@ class FirstPod:
             return False
         events = read_events(self._run_dir.events_file)
         return CAUSES[cause].another_start_helps and may_restart(
-            events, self._resolved.run_file.max_restarts, NEXT_TURN
+            events, RestartLimit.of(self._resolved.run_file), NEXT_TURN
         )
 
     def _write_message(self, status: RunStatus) -> None:

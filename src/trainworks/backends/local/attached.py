@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from trainworks.agent.launch import make_ready, take_run
-from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.local.machine import held_text
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
@@ -25,6 +25,7 @@ from trainworks.jobs.state import parse_cause, parse_state
 from trainworks.record.events import append_event
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.status import RunStatus
 
 _START_TIMEOUT_S = 20.0
@@ -54,6 +55,7 @@ class AttachedBackend(Backend):
     """
 
     name: ClassVar[str] = "local"
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"environment.image"})
 
     def __init__(self, resolved: ResolvedRun, *, lock: int | None = None, clock: Clock | None = None) -> None:
         self._resolved = resolved
@@ -67,6 +69,7 @@ class AttachedBackend(Backend):
             shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
             f"# {processes.nodes} node agent(s), {processes.processes_per_node} rank(s) each, "
             f"{processes.threads_per_process} thread(s) per rank, {processes.device}",
+            *_environment_lines(self._resolved.environment),
             *_STARTS[processes.starts],
             f"# restarts after a failure: {spec.max_restarts}",
         ]
@@ -216,6 +219,13 @@ def _supervisor(run_dir: RunDir) -> int | None:
 
 def _cores(processes: Processes) -> float:
     return min(processes.world_size * processes.threads_per_process, num_cores())
+
+
+def _environment_lines(environment: ResolvedEnvironment | None) -> list[str]:
+    if environment is None:
+        return []
+    python = f", Python {environment.python}" if environment.python else ""
+    return [f"# packages of the ranks: {environment.name} (sha256 {environment.sha256[:12]}){python}"]
 
 
 def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, ...]:

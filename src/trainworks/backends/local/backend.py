@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
@@ -17,7 +17,6 @@ from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
-from trainworks.config.run_file import Cluster
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
@@ -33,13 +32,16 @@ from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
+if TYPE_CHECKING:
+    from trainworks.config.run_file import Cluster
+
 
 @final
 class LocalBackend(Backend):
     """Runs jobs of this user on this machine, as many at a time as it has room for."""
 
     name: ClassVar[str] = "local"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset()
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"environment.image"})
 
     def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
         if store is None:

@@ -10,7 +10,7 @@ from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events import Event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, may_restart, restarts_used
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart, restarts_used
 
 _MAX_LAUNCHES = 5
 """Launches of a supervisor that dies before it has started anything."""
@@ -52,7 +52,7 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outco
 
 def _in_the_middle(job: JobRow, events: Sequence[Event]) -> Outcome:
     message = "its supervisor was killed, and all that it had started with it"
-    if may_restart(events, job.spec.max_restarts, NEXT_TURN):
+    if may_restart(events, RestartLimit(job.spec.max_restarts, job.spec.restart_window_s), NEXT_TURN):
         return Outcome(JobState.QUEUED, Cause.AGENT_LOST, message)
     return Outcome(JobState.FAILED, Cause.AGENT_LOST, message, int(ExitCode.ENVIRONMENT))
 

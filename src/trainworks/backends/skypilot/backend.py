@@ -40,7 +40,17 @@ class SkyPilotBackend(Backend):
 
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
-        ("hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "health")
+        (
+            "hold",
+            "exclude",
+            "depends_on",
+            "min_nodes",
+            "drain",
+            "time_limit",
+            "health",
+            "environment.lock",
+            "environment.conda",
+        )
     )
     shares_files: ClassVar[bool] = False
     needs_program: ClassVar[bool] = True

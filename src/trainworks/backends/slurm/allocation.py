@@ -88,6 +88,7 @@ class StepHosts:
     """Nodes of a Slurm job; every agent is a step of its own."""
 
     are_here = False
+    can_be_replaced = True
 
     def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
         self._got = got
@@ -132,7 +133,10 @@ def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
 
 
 def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
-    """Names of the nodes that failed the check of a job since a user submitted it, one for each failure."""
+    """Names of the nodes that failed the check of a job, or that their cloud took back, since a user submitted it.
+
+    One for each time.
+    """
     found: list[str] = []
     names: Sequence[str] = ()
     for event in events:
@@ -141,6 +145,8 @@ def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
             found = found if event.get("restarts") else []
         elif event["kind"] == "nodes_unhealthy":
             found += [names[node] for node in event["nodes"]]
+        elif event["kind"] == "notice_answered":
+            found.append(names[event["node"]])
     return found
 
 

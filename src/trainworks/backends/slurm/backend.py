@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +44,8 @@ _ANY = "gpu"
 _MOST_RELEASES = 3
 """Restarts after which a job whose launch fails stays held."""
 _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
+_LEAF = re.compile(r"SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)")
+"""A line of `scontrol show topology`."""
 _NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
 _HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
 
@@ -236,8 +238,8 @@ class SlurmBackend(Backend):
         """All nodes of the partition, in order of their names."""
         said = self._client.call("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}")
         rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in said.splitlines()]
-        jobs = self._jobs_by_node()
-        return [_facts(row, jobs) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
+        jobs, switches = self._jobs_by_node(), self._switch_by_node()
+        return [_facts(row, jobs, switches) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
 
     def _jobs_by_node(self) -> dict[str, list[str]]:
         states = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
@@ -247,6 +249,14 @@ class SlurmBackend(Backend):
             for node in expand(nodes.strip()):
                 jobs.setdefault(node, []).append(job.strip())
         return jobs
+
+    def _switch_by_node(self) -> dict[str, str]:
+        """Leaf switch of every node that topology.conf names; empty without one."""
+        try:
+            said = self._client.call("scontrol", "show", "topology")
+        except SlurmRefusedError:
+            return {}
+        return {node: switch for switch, nodes in _LEAF.findall(said) for node in expand(nodes)}
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""
@@ -314,7 +324,7 @@ def _exit_code(text: str) -> int | None:
     return 128 + killed_by if killed_by else ended
 
 
-def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeStatus:
+def _facts(row: Sequence[str], jobs: Mapping[str, Sequence[str]], switches: Mapping[str, str]) -> NodeStatus:
     name, raw, cores, memory, gres, gres_used, reason = row
     taken, _, _, total = (float(part) for part in cores.split("/"))
     count, accelerator = accelerators_in(gres)
@@ -330,4 +340,5 @@ def _facts(row: Sequence[str], jobs: dict[str, list[str]]) -> NodeStatus:
         accelerator=accelerator,
         memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0,
         jobs=tuple(jobs.get(name, ())),
+        switch=switches.get(name),
     )

@@ -45,7 +45,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, may_restart
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
 """Variables that srun would read as options, and refuse beside `--mem=0`."""
@@ -136,7 +136,7 @@ class _Batch:
         most = resolved.run_file.max_restarts
         if "--requeue" in resolved.run_file.cluster.slurm.options:  # the user's own option: no limit
             return True
-        if may_restart(read_events(self.run_dir.events_file), most, NEXT_TURN):
+        if may_restart(read_events(self.run_dir.events_file), RestartLimit.of(resolved.run_file), NEXT_TURN):
             return True
         cause = parse_cause(self.run_dir.read_status().cause) or Cause.NODE_LOST
         self._enter(JobState.FAILED, cause, no_restart_left(cause, most))
@@ -210,8 +210,8 @@ class _Batch:
             if cause is not Cause.TIME_LIMIT:  # Slurm itself requeues or ends it
                 self._leave_to_slurm(self._resolved, cause)
                 return code
-        if cause is Cause.NODE_UNHEALTHY:
-            return self._requeue_elsewhere(self._got, self._resolved, status.message) or code
+        if cause in (Cause.NODE_UNHEALTHY, Cause.NODE_RECLAIMED):
+            return self._requeue_elsewhere(self._got, self._resolved, cause, status.message) or code
         if not self._another_start_may_help(cause):
             if status.state == JobState.STOPPED:
                 self._enter(JobState.FAILED, cause, CAUSES[cause].words)
@@ -252,11 +252,11 @@ class _Batch:
         assert self._resolved is not None
         events = read_events(self.run_dir.events_file)
         return CAUSES[cause].another_start_helps and may_restart(
-            events, self._resolved.run_file.max_restarts, NEXT_TURN
+            events, RestartLimit.of(self._resolved.run_file), NEXT_TURN
         )
 
-    def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, message: str | None) -> int:
-        """Requeue the job without the nodes that failed their check; 0 if Slurm or the user does not let it.
+    def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, cause: Cause, message: str | None) -> int:
+        """Requeue the job without the nodes that failed their check or that go; 0 if Slurm or the user does not let it.
 
         Slurm changes the nodes of a waiting job alone: shortly after the requeue, and before it ends this script. The
         job stays FAILED if it got a node again and again that its check refuses.
@@ -267,12 +267,12 @@ class _Batch:
         if repeated or not unfit or not resolved.run_file.cluster.slurm.allows_requeue:
             return 0
         names = ",".join(excluded | dict.fromkeys(unfit))
-        self._enter(JobState.QUEUED, Cause.NODE_UNHEALTHY, f"{message}; the job waits for other nodes")
+        self._enter(JobState.QUEUED, cause, f"{message}; the job waits for other nodes")
         try:
             self._client.call("scontrol", "requeue", got.job)
             self._update_soon(f"JobId={got.job}", f"ExcNodeList={names}")
         except TrainworksError as error:
-            self._enter(JobState.FAILED, Cause.NODE_UNHEALTHY, f"{message}; no other nodes: {error.message}")
+            self._enter(JobState.FAILED, cause, f"{message}; no other nodes: {error.message}")
             return 0
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)

@@ -123,7 +123,7 @@ def _lines(spec: JobSpec, options: Slurm, run_dir: RunDir) -> list[_Line]:
         _Line("open-mode", "append"),
         _Line("output", _no_pattern(str(run_dir.supervisor_log))),
         _Line("chdir", spec.working_folder),
-        *_place(options),
+        *_place(options, spec.team),
         _Line("exclude", ",".join(spec.exclude)),
         _Line("dependency", _dependency(spec.depends_on)),
         _Line("kill-on-invalid-dep", "yes" if spec.depends_on else None),
@@ -148,9 +148,10 @@ def _dependency(depends_on: Sequence[str]) -> str:
     return ",".join(":".join([kind, *numbers]) for kind, numbers in jobs.items())
 
 
-def _place(options: Slurm) -> list[_Line]:
+def _place(options: Slurm, team: str) -> list[_Line]:
     names = ("partition", "account", "qos", "constraint", "switches", "reservation")
-    return [_Line(name, getattr(options, name)) for name in names]
+    default = {"account": team or None}
+    return [_Line(name, getattr(options, name) or default.get(name)) for name in names]
 
 
 def _as_text(lines: Sequence[_Line]) -> list[str]:

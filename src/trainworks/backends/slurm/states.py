@@ -8,7 +8,7 @@ import signal
 from datetime import datetime
 
 from trainworks.backends.backend import NodeState
-from trainworks.config.slurm_words import expand_nodes
+from trainworks.config.slurm.slurm_words import expand_nodes
 from trainworks.jobs.state import Cause, JobState
 
 JOB_STATES: dict[str, JobState] = {

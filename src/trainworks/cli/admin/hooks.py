@@ -40,11 +40,11 @@ def command(
 def _free(text: str) -> tuple[str, int]:
     folder, equals, amount = text.rpartition("=")
     if not equals or not amount.isdecimal():
-        raise UsageError(f"`--free {text}` is no folder and GiB", hint="write it like `--free /tmp=20`")
+        raise UsageError(f"`--free {text}` does not name a folder and GiB", hint="write it like `--free /tmp=20`")
     return _path(folder), int(amount)
 
 
 def _path(text: str) -> str:
     if not text.startswith("/") or not text.isprintable():
-        raise UsageError(f"`{text}` is no absolute path", hint="write it like `/shared`")
+        raise UsageError(f"`{text}` is not an absolute path", hint="write it like `/shared`")
     return text

@@ -13,7 +13,7 @@ from trainworks.cli.output import show_document
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
-    from trainworks.api.jobs import Rebuilt
+    from trainworks.api.retention.job_store import Rebuilt
 
 
 class StoreAction(enum.StrEnum):
@@ -32,7 +32,7 @@ def command(
     Jobs that wait or run on another backend are found there, and not submitted twice. Jobs that waited on this machine
     return to its queue. Run it once for each folder of runs.
     """
-    from trainworks.api.jobs import rebuild_jobs
+    from trainworks.api.retention.job_store import rebuild_jobs
 
     assert action is StoreAction.REBUILD
     _show(rebuild_jobs(runs_folder(runs), notify=lambda message: say(message, err=True)), as_json=as_json)

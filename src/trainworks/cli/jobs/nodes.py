@@ -13,10 +13,10 @@ from trainworks.cli.output import show_document
 
 def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """Free and used resources of every node, and why a node is drained or down."""
-    from trainworks.report import jobs as view
+    from trainworks.report.jobs import facts, nodes_document
 
     nodes = trainworks.nodes(cluster)
     if as_json:
-        typer.echo(json.dumps([view.facts(node) for node in nodes], indent=2))
+        typer.echo(json.dumps([facts(node) for node in nodes], indent=2))
     else:
-        show_document(view.nodes_document(nodes))
+        show_document(nodes_document(nodes))

@@ -24,12 +24,13 @@ def command(
     state: Annotated[str | None, typer.Option("--state", help="Jobs in this state only.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Jobs of this name only.")] = None,
     mine: Annotated[bool, typer.Option("--mine", help="Your own jobs only.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Largest number of jobs.")] = 50,
+    array: Annotated[str | None, typer.Option("--array", help="Jobs of the array of this id, one by one.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Largest number of jobs and arrays.")] = 50,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Newest first: waiting and running jobs, or all."""
-    from trainworks.api.jobs import JobState, missing_runs
+    """Newest first: waiting and running jobs, or all. The jobs of an array share a line."""
+    from trainworks.api.jobs import JobState, array_states, missing_runs
     from trainworks.report import jobs as view
 
     states = None if everything else [each for each in JobState if not each.is_final]
@@ -37,12 +38,22 @@ def command(
         if state.upper() not in JobState.__members__:
             raise UsageError(f"no state `{state}`", hint=f"one of {', '.join(JobState)}")
         states = [JobState(state.upper())]
-    rows = [job.row for job in trainworks.jobs(states=states, name=name, mine=mine, limit=limit, notify=warn)]
+    found = trainworks.jobs(
+        states=states,
+        name=name,
+        mine=mine,
+        array=array,
+        one_per_array=array is None and not as_json,
+        limit=limit,
+        notify=warn,
+    )
+    rows = [job.row for job in found]
     _warn_of_missing(runs_folder(runs), missing_runs(runs_folder(runs)))
     if as_json:
         typer.echo(json.dumps([view.facts(row) for row in rows], indent=2))
     else:
-        show_document(view.list_document(rows, time.time()))
+        arrays = array_states(found) if array is None else {}
+        show_document(view.list_document(rows, time.time(), arrays=arrays))
 
 
 def _warn_of_missing(folder: Path, missing: list[str]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 import trainworks
 from trainworks.cli.options import AsJson, check_writable, option_errors
-from trainworks.cli.output import show, write_file
+from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 
 Price = Annotated[str | None, typer.Option("--switch-price", metavar="USD", help="Price of a switch: `30000 USD`.")]
@@ -50,6 +50,7 @@ def command(
     ] = None,
     cables: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the cable plan as CSV.")] = None,
     bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
+    write_stack: WriteStack = None,
     switch_price: Price = None,
     cable_price: Annotated[
         str | None, typer.Option(metavar="USD", help="Price of a cable, without transceivers.")
@@ -65,6 +66,7 @@ def command(
     """Prints the best topology, the alternatives, and the time of a job's messages on each."""
     _check_files(draw, cables)
     check_writable(bill, "--bill")
+    check_writable(write_stack, "--write-stack")
     with option_errors():
         plan = trainworks.network(
             run_file,
@@ -88,6 +90,8 @@ def command(
         from trainworks.report.network import network_drawing
 
         write_file(draw, network_drawing(plan, draw.suffix), "--draw")
+    if write_stack is not None:
+        write_proposed_stack(plan, write_stack)
     show(plan, as_json=as_json, figure=explain)
 
 

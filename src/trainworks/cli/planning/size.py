@@ -9,7 +9,7 @@ import typer
 
 import trainworks
 from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
-from trainworks.cli.output import show, write_file
+from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
@@ -66,6 +66,8 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Write a run file with the proposed cluster and the planned layout."),
     ] = None,
+    write_stack: WriteStack = None,
+    bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the proposal as an HTML page.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
@@ -73,9 +75,12 @@ def command(
     """Plans every kind of node on offer, with failures and price, and proposes the cheapest that meets the goal."""
     check_writable(plot, "--plot")
     check_writable(write, "--write")
-    if len(run_files) > 1 and any(option is not None for option in (write, plot, explain)):
+    check_writable(write_stack, "--write-stack")
+    check_writable(bill, "--bill")
+    if len(run_files) > 1 and any(option is not None for option in (write, write_stack, bill, plot, explain)):
         raise UsageError(
-            "--write, --plot and --explain are for one run file", hint="several are answered with one table"
+            "--write, --write-stack, --bill, --plot and --explain are for one run file",
+            hint="several are answered with one table",
         )
     with option_errors(), waiting("planning") as progress:
         result = trainworks.size(
@@ -96,4 +101,8 @@ def command(
         )
     if write is not None:
         write_file(write, result.run_yaml, "--write")  # type: ignore[union-attr]  # teams are refused above
+    if bill is not None:
+        write_file(bill, result.bill_csv, "--bill")  # type: ignore[union-attr]  # as above
+    if write_stack is not None:
+        write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above
     show(result, as_json=as_json, figure=explain, plot=plot)

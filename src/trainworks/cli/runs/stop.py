@@ -17,7 +17,7 @@ def command(
     runs: RunsOption = None,
 ) -> None:
     """All runs are asked at once. The command returns when they have ended."""
-    found = find_each(names, runs)
+    found = find_each(names, runs, live=True)
     for run in found:
         run.stop(at_once=now)
     for run in found:

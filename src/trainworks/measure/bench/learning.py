@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from trainworks.measure.bench.expected import is_scale_up, number_of
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BenchVerdict, Judged
-from trainworks.record.measurement import LearnedRate, MeasuredRate
+from trainworks.record.measured.measurement import LearnedRate, MeasuredRate
 
 _COLLECTIVES = (Quantity.BUS_BANDWIDTH, Quantity.ALGORITHM_BANDWIDTH)
 

@@ -1,28 +1,22 @@
-"""AMD accelerators as their driver shows them in sysfs: what `amd-smi` reads, without its library.
+"""The checks' view of AMD accelerators: slowdowns and links beside what `host.amd` reads.
 
-Errors and retired pages:  https://docs.kernel.org/gpu/amdgpu/ras.html
-Temperatures and clocks:   https://docs.kernel.org/gpu/amdgpu/thermal.html
-Throttling:                drivers/gpu/drm/amd/include/kgd_pp_interface.h of Linux, `struct gpu_metrics_v1_*`
-Links:                     drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_crat.h of Linux
+Throttling:  drivers/gpu/drm/amd/include/kgd_pp_interface.h of Linux, `struct gpu_metrics_v1_*`
+Links:       drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_crat.h of Linux
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
+from trainworks.host.amd import AMDGPU_MODULE, AmdGpu, ReadText, Sensor
 from trainworks.host.clock import SystemClock
 from trainworks.measure.health.gpus import Gpu, GpuDriver
 
-AMD = "0x1002"
-_MODULE = Path("sys/module/amdgpu")
 _TOPOLOGY = "sys/class/kfd/kfd/topology/nodes/*"
 _XGMI = "11"
 """CRAT_IOLINK_TYPE_XGMI."""
-_FORM = re.compile(r"\s+(?:OAM|PCIe)\b.*")
 _THROTTLERS = (
     "PROCHOT",
     "",
@@ -39,7 +33,6 @@ _THERMAL_FLAGS = range(32, 48)
 """Bits of `indep_throttle_status` for heat: SMU_THROTTLER_TEMP_* of amdgpu_smu.h."""
 _SAMPLE_S = 0.1
 """Between two readings of the residencies, as `amd-smi metric --throttle` waits."""
-ReadText = Callable[[Path], str]
 
 
 def read_amd_driver(root: Path, devices: Sequence[Path], read: ReadText) -> GpuDriver:
@@ -50,100 +43,71 @@ def read_amd_driver(root: Path, devices: Sequence[Path], read: ReadText) -> GpuD
         devices: folders of the accelerators on the PCI bus, in order.
         read: the text of a file; empty if there is none.
     """
-    if not (root / _MODULE).is_dir():
+    if not (root / AMDGPU_MODULE).is_dir():
         return GpuDriver(error="amdgpu is not loaded")
-    driven = [folder for folder in devices if read(folder / "mem_info_vram_total")]
-    lost = [f"GPU {folder.name} is not driven by amdgpu" for folder in devices if folder not in driven]
+    known = [AmdGpu(folder, read) for folder in devices]
+    driven = [gpu for gpu in known if gpu.is_driven]
+    lost = [f"GPU {gpu.folder.name} is not driven by amdgpu" for gpu in known if gpu not in driven]
     slowed, links = _slowdowns(driven), _xgmi_links(root, read)
     gpus = tuple(
-        _read_gpu(index, folder, read, slowed[folder], links.get(folder.name) if links else None)
-        for index, folder in enumerate(driven)
+        _read_gpu(index, gpu, slowed[gpu], links.get(gpu.folder.name) if links else None)
+        for index, gpu in enumerate(driven)
     )
-    return GpuDriver(version=read(root / _MODULE / "version") or "of the kernel", gpus=gpus, lost=tuple(lost))
+    return GpuDriver(version=read(root / AMDGPU_MODULE / "version") or "of the kernel", gpus=gpus, lost=tuple(lost))
 
 
-def _read_gpu(index: int, folder: Path, read: ReadText, slowed: tuple[str, ...] | None, links: int | None) -> Gpu:
-    def number(name: str) -> int | None:
-        text = read(folder / name)
-        return int(text) if text.isdigit() else None
-
-    errors = [read(each) for each in sorted(folder.glob("ras/*_err_count"))]
-    heat = _temperatures(folder, read)
-    device = read(folder / "product_name") or f"AMD device {read(folder / 'device')}"
+def _read_gpu(index: int, gpu: AmdGpu, slowed: tuple[str, ...] | None, links: int | None) -> Gpu:
+    sensor: Sensor = "edge" if gpu.temperature_c("junction", "crit") is None else "junction"
     return Gpu(
         index=index,
-        name=_FORM.sub("", device),
-        bus_id=folder.name,
-        memory_bytes=number("mem_info_vram_total"),
-        link_width=number("current_link_width"),
-        max_link_width=number("max_link_width"),
+        name=gpu.name,
+        bus_id=gpu.folder.name,
+        memory_bytes=gpu.number("mem_info_vram_total"),
+        link_width=gpu.number("current_link_width"),
+        max_link_width=gpu.number("max_link_width"),
         slot_generation=None,
         generation=None,
-        is_idle=number("gpu_busy_percent") == 0,
+        is_idle=gpu.number("gpu_busy_percent") == 0,
         ecc=None,
-        uncorrected_errors=sum(map(_uncorrected, errors)) if errors else None,
+        uncorrected_errors=gpu.errors("ue"),
         sram_exceeded=None,
         rows=None,
-        page_pending=_is_pending(folder, read),
-        temperature_c=heat.get("junction", heat.get("edge", (None, None)))[0],
-        slowdown_c=heat.get("junction", heat.get("edge", (None, None)))[1],
-        memory_temperature_c=heat.get("mem", (None, None))[0],
-        memory_slowdown_c=heat.get("mem", (None, None))[1],
+        page_pending=_is_pending(gpu),
+        temperature_c=gpu.temperature_c(sensor),
+        slowdown_c=gpu.temperature_c(sensor, "crit"),
+        memory_temperature_c=gpu.temperature_c("mem"),
+        memory_slowdown_c=gpu.temperature_c("mem", "crit"),
         slowdowns=slowed,
-        power_limit_mw=_milliwatts(folder, "power1_cap", read),
-        default_power_limit_mw=_milliwatts(folder, "power1_cap_default", read),
+        power_limit_mw=_milliwatts(gpu.power_limit_w()),
+        default_power_limit_mw=_milliwatts(gpu.power_limit_w("power1_cap_default")),
         persistence=None,
         mig=None,
         processes=None,
         links=None if links is None else (True,) * links,
         link_errors=None,
         fabric=None,
-        vbios=read(folder / "vbios_version") or None,
+        vbios=gpu.read(gpu.folder / "vbios_version") or None,
         max_clock_mhz=None,
     )
 
 
-def _uncorrected(counts: str) -> int:
-    """The uncorrectable errors of a block: `ue: 0`, then `ce: 1`."""
-    found = re.search(r"\bue: (\d+)", counts)
-    return int(found[1]) if found else 0
+def _milliwatts(watts: float | None) -> int | None:
+    return None if watts is None else round(watts * 1000)
 
 
-def _is_pending(folder: Path, read: ReadText) -> bool | None:
+def _is_pending(gpu: AmdGpu) -> bool | None:
     """Whether a bad page waits to be reserved (P), or cannot be (F); lines are `address : size : flag`."""
-    file = folder / "ras" / "gpu_vram_bad_pages"
-    return any(line.rstrip().endswith((": P", ": F")) for line in read(file).splitlines()) if file.exists() else None
+    file = gpu.folder / "ras" / "gpu_vram_bad_pages"
+    lines = gpu.read(file).splitlines()
+    return any(line.rstrip().endswith((": P", ": F")) for line in lines) if file.exists() else None
 
 
-def _temperatures(folder: Path, read: ReadText) -> dict[str, tuple[int, int]]:
-    """Temperature and critical temperature in degrees Celsius by sensor: `edge`, `junction`, `mem`."""
-    found = {}
-    for label in folder.glob("hwmon/hwmon*/temp*_label"):
-        now, most = (read(label.with_name(label.name.replace("label", name))) for name in ("input", "crit"))
-        if now.isdigit() and most.isdigit() and int(most):
-            found[read(label)] = (int(now) // 1000, int(most) // 1000)
-    return found
-
-
-def _milliwatts(folder: Path, name: str, read: ReadText) -> int | None:
-    texts = [read(file) for file in folder.glob(f"hwmon/hwmon*/{name}")]
-    return next((int(text) // 1000 for text in texts if text.isdigit()), None)
-
-
-def _slowdowns(folders: Sequence[Path]) -> dict[Path, tuple[str, ...] | None]:
+def _slowdowns(gpus: Sequence[AmdGpu]) -> dict[AmdGpu, tuple[str, ...] | None]:
     """Why each accelerator reduces its clock; None where its metrics do not say."""
-    before = {folder: _metrics(folder) for folder in folders}
+    before = {gpu: gpu.metrics() for gpu in gpus}
     if any(metrics[3:4] and metrics[3] in _FIRST_RESIDENCY for metrics in before.values()):
         SystemClock().sleep(_SAMPLE_S)
-    return {folder: _slowdown(metrics, _metrics(folder)) for folder, metrics in before.items()}
-
-
-def _metrics(folder: Path) -> bytes:
-    """Metrics of version 1.N; the header is their size, 1 and N."""
-    with suppress(OSError):
-        metrics = (folder / "gpu_metrics").read_bytes()
-        return metrics if metrics[2:3] == b"\x01" else b""
-    return b""
+    return {gpu: _slowdown(metrics, gpu.metrics()) for gpu, metrics in before.items()}
 
 
 def _slowdown(before: bytes, after: bytes) -> tuple[str, ...] | None:

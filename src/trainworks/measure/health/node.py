@@ -18,9 +18,10 @@ import pynvml
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
+from trainworks.host.amd import AMD, AMD_CLASSES
 from trainworks.host.clock import KernelClock, read_kernel_clock
 from trainworks.host.fabric import NicPort, rdma_ports
-from trainworks.measure.health.amd_gpus import AMD, read_amd_driver
+from trainworks.measure.health.amd_gpus import read_amd_driver
 from trainworks.measure.health.expectation import Expectation
 from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
 
@@ -258,8 +259,7 @@ class NodeView:
 
 
 def _is_gpu(device: PciDevice) -> bool:
-    """Not AMD's graphics of class 0x0300: those of a processor have it, and no accelerator."""
-    kinds = {NVIDIA: ("0x03",), AMD: ("0x0380", "0x1200")}
+    kinds = {NVIDIA: ("0x03",), AMD: AMD_CLASSES}
     return device.device_class.startswith(kinds.get(device.vendor, ("none",)))
 
 

@@ -1,147 +1,76 @@
-"""Metrics of AMD GPUs, read through amdsmi (extra `amd`), under the names that NVIDIA's have.
+"""Metrics of AMD GPUs under the names that NVIDIA's have.
 
 One name for one quantity lets an alert or panel hold for both vendors; the label `modelName` says which it is.
-Source: https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html
 """
 
 from __future__ import annotations
 
+import re
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+from trainworks.host.amd import AmdGpu, amd_gpus
 from trainworks.observe.metrics.family import MetricSample
 from trainworks.observe.metrics.gpus import GPU_FAMILIES
 
 _BY_NAME = {family.name.removeprefix("DCGM_FI_DEV_"): family for family in GPU_FAMILIES}
-_MILLIJOULE = 1e-3
-"""In microjoules, the unit of amdsmi's counter."""
+_MIB, _MEGA, _MILLIJOULES = 2**20, 1e6, 1e3
+_LEVEL = re.compile(r"\d+: (\d+)Mhz")
+"""A clock that the driver may choose: `1: 2100Mhz *`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AmdFigure:
-    name: str
-    """DCGM's, without its prefix."""
-    function: str
-    """Function of amdsmi; its first argument is the GPU."""
-    keys: tuple[str, ...] = ()
-    """Way to the figure in the answer."""
-    arguments: tuple[tuple[str, str], ...] = ()
-    """Further arguments: enumeration and member."""
-    factor: float = 1.0
+def _sensor_in(unit: float, name: str) -> Callable[[AmdGpu], float | None]:
+    return lambda gpu: _scaled(gpu.sensor(name), 1 / unit)
 
 
-def _temperature(name: str, sensor: str, metric: str) -> _AmdFigure:
-    arguments = (("AmdSmiTemperatureType", sensor), ("AmdSmiTemperatureMetric", metric))
-    return _AmdFigure(name, "amdsmi_get_temp_metric", arguments=arguments)
+def _number(name: str, factor: float = 1.0) -> Callable[[AmdGpu], float | None]:
+    return lambda gpu: _scaled(gpu.number(name), factor)
 
 
-def _clock(name: str, clock: str, key: str = "clk") -> _AmdFigure:
-    return _AmdFigure(name, "amdsmi_get_clock_info", (key,), (("AmdSmiClkType", clock),))
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
-_FIGURES = (
-    _clock("SM_CLOCK", "GFX"),
-    _clock("MEM_CLOCK", "MEM"),
-    _clock("VIDEO_CLOCK", "VCLK0"),
-    _clock("MAX_SM_CLOCK", "GFX", "max_clk"),
-    _temperature("GPU_TEMP", "HOTSPOT", "CURRENT"),
-    _temperature("SLOWDOWN_TEMP", "HOTSPOT", "CRITICAL"),
-    _temperature("SHUTDOWN_TEMP", "HOTSPOT", "EMERGENCY"),
-    _temperature("MEMORY_TEMP", "VRAM", "CURRENT"),
-    _AmdFigure("POWER_USAGE", "amdsmi_get_power_info", ("current_socket_power",)),
-    _AmdFigure("POWER_USAGE", "amdsmi_get_power_info", ("average_socket_power",)),
-    _AmdFigure("ENFORCED_POWER_LIMIT", "amdsmi_get_power_cap_info", ("power_cap",), factor=1e-6),
-    _AmdFigure("POWER_MGMT_LIMIT_DEF", "amdsmi_get_power_cap_info", ("default_power_cap",), factor=1e-6),
-    _AmdFigure("GPU_UTIL", "amdsmi_get_gpu_activity", ("gfx_activity",)),
-    _AmdFigure("MEM_COPY_UTIL", "amdsmi_get_gpu_activity", ("umc_activity",)),
-    _AmdFigure("FB_TOTAL", "amdsmi_get_gpu_vram_usage", ("vram_total",)),
-    _AmdFigure("FB_USED", "amdsmi_get_gpu_vram_usage", ("vram_used",)),
-    _AmdFigure("ECC_SBE_VOL_TOTAL", "amdsmi_get_gpu_total_ecc_count", ("correctable_count",)),
-    _AmdFigure("ECC_DBE_VOL_TOTAL", "amdsmi_get_gpu_total_ecc_count", ("uncorrectable_count",)),
-    _AmdFigure("PCIE_LINK_WIDTH", "amdsmi_get_pcie_info", ("pcie_metric", "pcie_width")),
-    _AmdFigure("PCIE_MAX_LINK_WIDTH", "amdsmi_get_pcie_info", ("pcie_static", "max_pcie_width")),
-    _AmdFigure("PCIE_REPLAY_COUNTER", "amdsmi_get_pcie_info", ("pcie_metric", "pcie_replay_count")),
-)
+def _highest_clock(gpu: AmdGpu) -> float | None:
+    return max(map(int, _LEVEL.findall(gpu.read(gpu.folder / "pp_dpm_sclk"))), default=None)
 
 
-def load_amdsmi() -> Any:
-    """The package amdsmi, which is imported only where the kernel has AMD's driver: elsewhere it prints and fails.
-
-    Raises:
-        ImportError: the driver is not loaded, or the package is not installed.
-        KeyError: ROCm's library is missing.
-    """
-    if not Path("/sys/module/amdgpu").exists():
-        raise ImportError("no AMD driver")
-    with redirect_stdout(sys.stderr):
-        return import_module("amdsmi")
+def _free(gpu: AmdGpu) -> float | None:
+    total, used = gpu.number("mem_info_vram_total"), gpu.number("mem_info_vram_used")
+    return None if total is None or used is None else (total - used) / _MIB
 
 
-class AmdGpuReader:
-    """Reads all AMD GPUs of this machine; the library stays open between two scrapes.
-
-    Args:
-        load: returns the module amdsmi, or an object with its functions and enumerations.
-    """
-
-    def __init__(self, load: Callable[[], Any] = load_amdsmi) -> None:
-        self._load = load
-        self._smi: Any = None
-
-    def samples(self) -> Iterator[MetricSample]:
-        """Every figure that each GPU has; nothing on a machine without the package, its library or a GPU."""
-        smi = self._open()
-        gpus = [] if smi is None else _ask(smi, "amdsmi_get_processor_handles")
-        if gpus is None:  # the driver was replaced: open it again at the next scrape
-            self._smi = None
-        for index, gpu in enumerate(gpus or ()):
-            yield from _gpu_samples(smi, index, gpu)
-
-    def _open(self) -> Any:
-        if self._smi is None:
-            try:
-                smi = self._load()
-            except (ImportError, KeyError):
-                return None
-            try:
-                smi.amdsmi_init()
-            except smi.AmdSmiException:
-                return None
-            self._smi = smi
-        return self._smi
+_FIGURES: Mapping[str, Callable[[AmdGpu], float | None]] = {
+    "SM_CLOCK": _sensor_in(_MEGA, "freq1_input"),
+    "MEM_CLOCK": _sensor_in(_MEGA, "freq2_input"),
+    "MAX_SM_CLOCK": _highest_clock,
+    "GPU_TEMP": lambda gpu: gpu.temperature_c("junction"),
+    "SLOWDOWN_TEMP": lambda gpu: gpu.temperature_c("junction", "crit"),
+    "SHUTDOWN_TEMP": lambda gpu: gpu.temperature_c("junction", "emergency"),
+    "MEMORY_TEMP": lambda gpu: gpu.temperature_c("mem"),
+    "POWER_USAGE": lambda gpu: gpu.power_w,
+    "TOTAL_ENERGY_CONSUMPTION": lambda gpu: _scaled(gpu.energy_j, _MILLIJOULES),
+    "ENFORCED_POWER_LIMIT": lambda gpu: gpu.power_limit_w(),
+    "POWER_MGMT_LIMIT_DEF": lambda gpu: gpu.power_limit_w("power1_cap_default"),
+    "GPU_UTIL": _number("gpu_busy_percent"),
+    "MEM_COPY_UTIL": _number("mem_busy_percent"),
+    "FB_TOTAL": _number("mem_info_vram_total", 1 / _MIB),
+    "FB_USED": _number("mem_info_vram_used", 1 / _MIB),
+    "FB_FREE": _free,
+    "ECC_SBE_VOL_TOTAL": lambda gpu: gpu.errors("ce"),
+    "ECC_DBE_VOL_TOTAL": lambda gpu: gpu.errors("ue"),
+    "PCIE_LINK_WIDTH": _number("current_link_width"),
+    "PCIE_MAX_LINK_WIDTH": _number("max_link_width"),
+    "PCIE_REPLAY_COUNTER": _number("pcie_replay_count"),
+}
 
 
-def _gpu_samples(smi: Any, index: int, gpu: Any) -> Iterator[MetricSample]:
-    chip = _ask(smi, "amdsmi_get_gpu_asic_info", gpu) or {}
-    labels = (
-        str(index),
-        _ask(smi, "amdsmi_get_gpu_device_uuid", gpu) or "",
-        _ask(smi, "amdsmi_get_gpu_device_bdf", gpu) or "",
-        f"card{index}",
-        chip.get("market_name", ""),
-        socket.gethostname(),
-    )
-    for figure in _FIGURES:
-        arguments = [getattr(getattr(smi, kind), member) for kind, member in figure.arguments]
-        answer = _ask(smi, figure.function, gpu, *arguments)
-        for key in figure.keys:
-            answer = answer.get(key) if isinstance(answer, Mapping) else None
-        if isinstance(answer, (int, float)):  # a figure that the GPU does not have is "N/A"
-            yield _BY_NAME[figure.name].of(answer * figure.factor, *labels)
-    if energy := _ask(smi, "amdsmi_get_energy_count", gpu):
-        microjoules = energy["energy_accumulator"] * energy["counter_resolution"]
-        yield _BY_NAME["TOTAL_ENERGY_CONSUMPTION"].of(microjoules * _MILLIJOULE, *labels)
-
-
-def _ask(smi: Any, function: str, *arguments: Any) -> Any:
-    """The answer of amdsmi; None if this GPU or driver has none."""
-    try:
-        return getattr(smi, function)(*arguments)
-    except smi.AmdSmiException:
-        return None
+def amd_gpu_samples(root: Path = Path("/")) -> Iterator[MetricSample]:
+    """Every figure that each AMD GPU of this machine has."""
+    for index, gpu in enumerate(amd_gpus(root)):
+        unique = gpu.read(gpu.folder / "unique_id")
+        labels = (str(index), unique, gpu.folder.name, f"card{index}", gpu.name, socket.gethostname())
+        for name, figure in _FIGURES.items():
+            if (value := figure(gpu)) is not None:
+                yield _BY_NAME[name].of(value, *labels)

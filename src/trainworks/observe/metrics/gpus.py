@@ -6,7 +6,8 @@ Activity of SMs, tensor cores and memory (`DCGM_FI_PROF_...`) is a mean between 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -206,11 +207,20 @@ _ACTIVITIES = {
         _MIB_PER_S,
     ),
 }
+_XID = MetricFamily(
+    "DCGM_FI_DEV_XID_ERRORS",
+    "Last XID since the exporter started; 0 before the first.",
+    labels=_LABELS,
+    source="NVML: `nvmlEventSetWait_v2`",
+)
+_MOST_EVENTS = 1000
+"""Events that one scrape takes."""
 GPUS_LOST = MetricFamily("trainworks_gpus_lost", "GPUs that the driver counts and cannot open.", source="NVML")
 GPU_FAMILIES = (
     *(metric.family for metric in _METRICS),
     *_FIELDS.values(),
     *(family for family, _ in _ACTIVITIES.values()),
+    _XID,
     GPUS_LOST,
 )
 
@@ -227,6 +237,9 @@ class GpuReader:
         self._is_open = False
         self._before: dict[int, Any] = {}
         """Last sample of activities by GPU."""
+        self._events: Any = None
+        self._xids: dict[int, int] = {}
+        """Last XID by GPU; only GPUs that report them."""
 
     def samples(self) -> Iterator[MetricSample]:
         """Every figure that each GPU has; nothing on a machine without a driver."""
@@ -235,15 +248,36 @@ class GpuReader:
             if not self._is_open:
                 nvml.nvmlInit()
                 self._is_open = True
+                self._events = ask(nvml.nvmlEventSetCreate)
             handles = [ask(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(nvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError:  # no driver, or one that was replaced: open it again at the next scrape
             self._is_open = False
             self._before.clear()
+            self._xids.clear()
             return
+        self._take_xids(handles)
         yield GPUS_LOST.of(sum(handle is None for handle in handles))
         for index, handle in enumerate(handles):
             if handle is not None:
                 yield from self._of(index, handle)
+
+    def _take_xids(self, handles: Sequence[Any]) -> None:
+        """Register GPUs that are new, and take the XIDs since the last scrape."""
+        nvml, xid = self._nvml, pynvml.nvmlEventTypeXidCriticalError
+        if self._events is None:
+            return
+        for index, handle in enumerate(handles):
+            if handle is not None and index not in self._xids:
+                with suppress(pynvml.NVMLError):  # a GPU that has no such events
+                    nvml.nvmlDeviceRegisterEvents(handle, xid, self._events)
+                    self._xids[index] = 0
+        for _ in range(_MOST_EVENTS):
+            event = ask(nvml.nvmlEventSetWait_v2, self._events, 0)
+            if event is None:  # no more of them
+                return
+            index = ask(nvml.nvmlDeviceGetIndex, event.device)
+            if index in self._xids:
+                self._xids[index] = int(event.eventData)
 
     def _of(self, index: int, handle: Any) -> Iterator[MetricSample]:
         nvml = self._nvml
@@ -262,6 +296,8 @@ class GpuReader:
                 yield metric.family.of(metric.convert(answer), *labels)
         for field, value in field_values(nvml, handle, list(_FIELDS)).items():
             yield _FIELDS[field].of(value, *labels)
+        if index in self._xids:
+            yield _XID.of(self._xids[index], *labels)
         for number, activity in self._activities(index, handle).items():
             family, unit = _ACTIVITIES[number]
             yield family.of(activity * unit, *labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainworks.jobs.job_row import JobRow, billing_of
+from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricSample
 
@@ -79,5 +79,5 @@ def queue_samples(
     if waiting:
         yield _OLDEST.of(min(job.submitted_at for job in waiting))
     for job in holders:
-        labels = (str(job.id), job.run_id, job.owner, billing_of(job.cluster).team)
+        labels = (str(job.id), job.run_id, job.owner, job.team)
         yield from (_JOB_NODE.of(1, share.node, *labels) for share in job.placement)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Literal
 
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
-from trainworks.record.metrics import MetricsRow
+from trainworks.plan.run.energy import run_energy
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None
-MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
+MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "other_s")
 """Parts of a step in the metrics of a run."""
 
 
@@ -40,7 +42,11 @@ class RunSnapshot:
     """Throughput over them."""
     eta_s: float | None = None
     """Time from the last one to the end of the run at their pace; without checkpoints, restarts and waits to come."""
+    slowest: SlowestRank | None = None
+    """The rank that the others waited for in the last logging interval."""
     memory_peak_bytes: int | None = None
+    evaluation: tuple[int, EvaluationResult] | None = None
+    """Step and result of the last evaluation on held-out data."""
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
     checkpoint_bytes: int | None = None
@@ -114,6 +120,19 @@ def _latest(key: str) -> Callable[[RunSnapshot], float | None]:
     return read
 
 
+def _slowest(key: Literal["rank", "extra_s"]) -> Callable[[RunSnapshot], float | None]:
+    return lambda run: None if run.slowest is None else run.slowest[key]
+
+
+def _held_out(key: str) -> Callable[[RunSnapshot], float | None]:
+    def read(run: RunSnapshot) -> float | None:
+        found: Mapping[str, object] = run.evaluation[1] if run.evaluation else {}
+        value = found.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+    return read
+
+
 def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
     return lambda run: None if run.plan is None else read(run.plan)
 
@@ -150,10 +169,11 @@ def _mfu(run: RunSnapshot) -> float | None:
 
 def _planned_energy(run: RunSnapshot) -> float | None:
     power_w = run.resolved.power_limit_w
-    return None if run.plan is None or power_w is None else power_w * run.plan.run_time_s
+    return None if run.plan is None or power_w is None else run_energy(run.plan, power_w).value
 
 
 _RECENT = "metrics.jsonl: up to 50 steps of the last 5 s"
+_INTERVAL = "metrics.jsonl: `slowest` of the last interval"
 _PLAN = "resolved.json: the plan"
 _EVENTS = "events.jsonl"
 _LEDGER = "the time ledger of `trainworks report`"
@@ -177,6 +197,14 @@ _METRICS = (
     _metric("planned_steps", _planned(attrgetter("num_steps")), "Optimizer steps of the whole run.", _PLAN),
     _metric("last_step_timestamp_seconds", _latest("t"), "Time of the last recorded step.", "metrics.jsonl"),
     _metric("loss", _latest("loss"), "Loss of the last step, mean over the tokens, in nats.", "metrics.jsonl"),
+    _metric("held_out_loss", _held_out("loss"), "Loss of the last evaluation on held-out data.", "metrics.jsonl"),
+    _metric("held_out_accuracy", _held_out("accuracy"), "Accuracy of the last evaluation, 0 to 1.", "metrics.jsonl"),
+    _metric(
+        "held_out_step",
+        lambda run: run.evaluation[0] if run.evaluation else None,
+        "Step of the last evaluation on held-out data.",
+        "metrics.jsonl",
+    ),
     _metric("gradient_norm", _latest("grad_norm"), "Gradient norm of the last step before clipping.", "metrics.jsonl"),
     _metric("learning_rate", _latest("lr"), "Learning rate of the last step.", "metrics.jsonl"),
     _metric("tokens_per_second", attrgetter("tokens_per_s"), "Throughput of the whole job.", _RECENT),
@@ -207,6 +235,13 @@ _METRICS = (
         _PLAN,
         label="part",
     ),
+    _metric("slowest_rank", _slowest("rank"), "Rank that the others waited for in the last interval.", _INTERVAL),
+    _metric(
+        "slowest_rank_extra_seconds",
+        _slowest("extra_s"),
+        "Time per step of that rank's own work beyond the median of the others.",
+        _INTERVAL,
+    ),
     _metric("memory_peak_bytes", attrgetter("memory_peak_bytes"), "Peak memory of the fullest rank.", "metrics.jsonl"),
     _metric(
         "planned_memory_bytes", _planned(attrgetter("memory.total_bytes")), "Planned peak of the fullest rank.", _PLAN
@@ -219,8 +254,13 @@ _METRICS = (
         _PLAN,
     ),
     _metric("spent_seconds", attrgetter("spent_s"), "Time since the launch by category.", _LEDGER, label="category"),
-    _metric("energy_joules", attrgetter("energy_j"), "Energy of the accelerators so far.", "usage/, from NVML"),
-    _metric("planned_energy_joules", _planned_energy, "Power limit of the accelerators * planned run time.", _PLAN),
+    _metric("energy_joules", attrgetter("energy_j"), "Energy of the accelerators so far.", "usage/, from the driver"),
+    _metric(
+        "planned_energy_joules",
+        _planned_energy,
+        "Power limit of the accelerators by what the plan has them do, for the planned run time.",
+        _PLAN,
+    ),
     _metric("checkpoint_step", attrgetter("checkpoint_step"), "Step of the newest intact checkpoint.", _EVENTS),
     _metric("checkpoint_timestamp_seconds", attrgetter("checkpoint_at"), "Time of that checkpoint.", _EVENTS),
     _metric("checkpoint_bytes", attrgetter("checkpoint_bytes"), "Size of the last checkpoint.", _EVENTS),

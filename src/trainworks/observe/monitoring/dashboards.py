@@ -1,19 +1,12 @@
-"""Grafana dashboards: panels as data, and their JSON by Grafana's own builders (extra `dashboards`)."""
+"""Grafana dashboards: panels as data."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
-
-from trainworks.errors import MissingExtraError
 
 _RUN = '{run="$run"}'
 _NODE = '{node="$node"}'
-_WIDTH, _HEIGHT = 12, 8
-"""Half of Grafana's grid, which is 24 wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +168,7 @@ DASHBOARDS = (
                 "short",
                 {"{{check}}": f"max by (check) (trainworks_health_check_status{_NODE}) > 0"},
             ),
+            DashboardPanel("Last XID", "none", {"GPU {{gpu}}": f"max by (gpu) (DCGM_FI_DEV_XID_ERRORS{_NODE})"}),
             DashboardPanel(
                 "Errors of NVLink within an hour",
                 "short",
@@ -273,77 +267,116 @@ DASHBOARDS = (
     ),
     MetricsDashboard(
         "fleet",
-        "Trainworks: fleet, queue and cost",
+        "Trainworks: fleet",
         (
             DashboardPanel(
-                "Jobs",
+                "Nodes",
                 "short",
-                {
-                    "running": "sum(trainworks_jobs_running)",
-                    "pending": "sum(trainworks_jobs_pending)",
-                    "recovering": "sum(trainworks_jobs_recovering)",
-                },
+                {"answer": 'sum(up{job="trainworks"})', "drained": "max(trainworks_nodes_drain)"},
             ),
             DashboardPanel(
-                "Longest wait", "s", {"wait": "time() - min(trainworks_queue_oldest_submission_timestamp_seconds)"}
+                "Health checks that fail or warn, by node",
+                "short",
+                {"{{node}}": "count by (node) (max by (node, check) (trainworks_health_check_status) > 0)"},
             ),
-            DashboardPanel("GPUs that jobs hold", "short", {"GPUs": "sum(trainworks_jobs_gpus_alloc)"}),
             DashboardPanel(
-                "Nodes", "short", {"answer": 'sum(up{job="trainworks"})', "drained": "sum(trainworks_nodes_drain)"}
+                "GPUs that a driver cannot open", "short", {"{{node}}": "max by (node) (trainworks_gpus_lost)"}
             ),
-            DashboardPanel("Step time over plan", "short", {"{{run}}": "run:trainworks_step_slowdown:ratio"}),
-            DashboardPanel("MFU", "percentunit", {"{{run}}": "run:trainworks_mfu:ratio"}),
             DashboardPanel(
                 "Activity of SMs, mean of a node", "percentunit", {"{{node}}": "node:trainworks_gpu_sm_active:ratio"}
             ),
             DashboardPanel("Power of the GPUs", "watt", {"{{node}}": "node:trainworks_gpu_power:watts"}),
-            DashboardPanel("Power of the GPUs by run", "watt", {"{{run}} {{team}}": "run:trainworks_gpu_power:watts"}),
+            DashboardPanel(
+                "Hottest GPU below its slowdown temperature",
+                "celsius",
+                {"{{node}}": "min by (node) (DCGM_FI_DEV_SLOWDOWN_TEMP - DCGM_FI_DEV_GPU_TEMP)"},
+            ),
+            DashboardPanel("Step time over plan", "short", {"{{run}}": "run:trainworks_step_slowdown:ratio"}),
+            DashboardPanel("MFU", "percentunit", {"{{run}}": "run:trainworks_mfu:ratio"}),
+            DashboardPanel("Goodput", "percentunit", {"{{run}}": "max by (run) (trainworks_run_goodput_ratio)"}),
+            DashboardPanel(
+                "Seconds per step for which the others wait for the slowest rank",
+                "s",
+                {"{{run}}": "max by (run) (trainworks_run_slowest_rank_extra_seconds)"},
+            ),
+        ),
+    ),
+    MetricsDashboard(
+        "queue",
+        "Trainworks: queue",
+        (
+            DashboardPanel(
+                "Unfinished jobs",
+                "short",
+                {
+                    name: f"max(trainworks_jobs_{name})"
+                    for name in ("pending", "configuring", "running", "recovering", "preempted", "unknown")
+                },
+            ),
+            DashboardPanel(
+                "Jobs that ended within an hour",
+                "short",
+                {name: f"max(delta(trainworks_jobs_{name}[1h]))" for name in ("completed", "failed", "cancelled")},
+            ),
+            DashboardPanel(
+                "Longest wait", "s", {"wait": "time() - min(trainworks_queue_oldest_submission_timestamp_seconds)"}
+            ),
+            DashboardPanel(
+                "Jobs that do not move",
+                "short",
+                {"held": "max(trainworks_jobs_hold)", "backend does not answer": "max(trainworks_jobs_unreachable)"},
+            ),
+            DashboardPanel(
+                "What jobs hold",
+                "short",
+                {
+                    "GPUs": "max(trainworks_jobs_gpus_alloc)",
+                    "cores": "max(trainworks_jobs_cpus_alloc)",
+                    "nodes": "max(trainworks_jobs_nodes_alloc)",
+                },
+            ),
+            DashboardPanel(
+                "Nodes with a job, by team",
+                "short",
+                {"{{team}}": "count by (team) (max by (team, node) (trainworks_job_node_info))"},
+            ),
+            DashboardPanel(
+                "Nodes with a job, by owner",
+                "short",
+                {"{{owner}}": "count by (owner) (max by (owner, node) (trainworks_job_node_info))"},
+            ),
+        ),
+    ),
+    MetricsDashboard(
+        "cost",
+        "Trainworks: cost",
+        (
             DashboardPanel(
                 "Cost of running runs", "currencyUSD", {"{{run}}": "max by (run) (trainworks_run_cost_usd)"}
+            ),
+            DashboardPanel(
+                "Cost of running runs, by team", "currencyUSD", {"{{team}}": "sum by (team) (run:trainworks_cost:usd)"}
+            ),
+            DashboardPanel(
+                "Cost over budget",
+                "percentunit",
+                {"{{run}}": "max by (run) (trainworks_run_cost_usd / trainworks_run_budget_usd)"},
+            ),
+            DashboardPanel(
+                "Time that trained nothing",
+                "s",
+                {
+                    "{{run}}, {{category}}": "max by (run, category)"
+                    ' (trainworks_run_spent_seconds{category=~"start|checkpoint|restart|lost"})'
+                },
+            ),
+            DashboardPanel("Power of the GPUs by run", "watt", {"{{run}} {{team}}": "run:trainworks_gpu_power:watts"}),
+            DashboardPanel(
+                "Power of the GPUs by team", "watt", {"{{team}}": "sum by (team) (run:trainworks_gpu_power:watts)"}
+            ),
+            DashboardPanel(
+                "Energy of running runs", "joule", {"{{run}}": "max by (run) (trainworks_run_energy_joules)"}
             ),
         ),
     ),
 )
-
-
-def dashboard_json(dashboard: MetricsDashboard) -> str:
-    """The dashboard for Grafana's import or its provisioning folder, in Grafana's classic form.
-
-    Raises:
-        MissingExtraError: `grafana-foundation-sdk` is not installed.
-    """
-    build = _sdk("builders.dashboard")
-    page = build.Dashboard(dashboard.title).uid(f"trainworks-{dashboard.name}").tags(["trainworks"]).refresh("30s")
-    page = page.time("now-6h", "now").readonly()
-    page = page.with_variable(build.DatasourceVariable("datasource").label("source").type("prometheus"))
-    if dashboard.variable:
-        query = f"label_values({dashboard.values_of}, {dashboard.variable})"
-        choice = build.QueryVariable(dashboard.variable).query(query).datasource(_source())
-        page = page.with_variable(choice.refresh(_sdk("models.dashboard").VariableRefresh.ON_TIME_RANGE_CHANGED))
-    for panel in dashboard.panels:
-        page = page.with_panel(_panel(panel))
-    text: str = _sdk("cog.encoder").JSONEncoder(sort_keys=True, indent=2).encode(page.build())
-    return text + "\n"
-
-
-def _sdk(module: str) -> Any:
-    """A module of Grafana's builders, without their advice to leave the classic form of a dashboard."""
-    try:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            return import_module(f"grafana_foundation_sdk.{module}")
-    except ImportError:
-        raise MissingExtraError("grafana-foundation-sdk", "dashboards") from None
-
-
-def _source() -> Any:
-    return _sdk("models.dashboard").DataSourceRef(type_val="prometheus", uid="${datasource}")
-
-
-def _panel(panel: DashboardPanel) -> Any:
-    legend = _sdk("builders.common").VizLegendOptions().show_legend(True)
-    built = _sdk("builders.timeseries").Panel().title(panel.title).unit(panel.unit).datasource(_source()).legend(legend)
-    built = built.height(_HEIGHT).span(_WIDTH)
-    for number, (name, expr) in enumerate(panel.queries.items()):
-        query = _sdk("builders.prometheus").Dataquery().expr(expr).legend_format(name)
-        built = built.with_target(query.ref_id(chr(ord("A") + number)))
-    return built

@@ -36,6 +36,11 @@ RECORDED = {
         " * on (node) group_left () node:trainworks_gpu_power:watts)",
         "Power draw of the GPUs of all nodes on which a run holds a share; a shared node counts for each of its runs.",
     ),
+    "run:trainworks_cost:usd": (
+        "sum by (run, team) (max by (run) (trainworks_run_cost_usd)"
+        " * on (run) group_right () max by (run, team) (trainworks_job_node_info))",
+        "Price of the accelerators of a run so far, with the team that the queue knows.",
+    ),
     "node:trainworks_gpu_sm_active:ratio": (
         "avg by (node) (max by (node, UUID) (DCGM_FI_PROF_SM_ACTIVE))",
         "Mean activity of the SMs of a node.",

@@ -92,6 +92,24 @@ RUN_ALERTS = (
         quiet=AlertCase("20m", _of_run(step_seconds="1.1+0x30", planned_step_high_seconds="1.2+0x30")),
     ),
     AlertRule(
+        name="RunStraggler",
+        expr="max by (run) (trainworks_run_slowest_rank_extra_seconds > 0.1 * trainworks_run_step_seconds"
+        f" and changes(trainworks_run_slowest_rank[10m]) == 0 {_RUNNING})",
+        summary="The other ranks of run {{ $labels.run }} wait for one rank.",
+        threshold=f"the same rank for 20 minutes, a tenth of a step behind the median of the others ({ASSUMED})",
+        action="`trainworks why RUN` names the rank and its node; check that node with `trainworks health`",
+        severity="warning",
+        lasts="10m",
+        fires=AlertCase(
+            "30m",
+            _of_run(step_seconds="1+0x60", slowest_rank="5+0x60", slowest_rank_extra_seconds="0.2+0x60"),
+            _RUN,
+        ),
+        quiet=AlertCase(
+            "30m", _of_run(step_seconds="1+0x60", slowest_rank="0+1x60", slowest_rank_extra_seconds="0.2+0x60")
+        ),
+    ),
+    AlertRule(
         name="RunGoodputBelowPlan",
         expr=f"max by (run) (trainworks_run_goodput_ratio < 0.9 * trainworks_run_planned_goodput_ratio {_RUNNING})",
         summary="Run {{ $labels.run }} loses more time than planned.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from trainworks.observe.following import hidden, secrets_in
 from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun
 from trainworks.record.events import Event
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metrics import EvaluationResult, MetricsRow
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
@@ -88,10 +89,15 @@ def tags_of(resolved: ResolvedRun, events: Iterable[Event]) -> dict[str, str]:
     return {f"trainworks.{name}": str(value) for name, value in found.items() if value is not None}
 
 
+_LARGEST_EXPONENT = 700.0
+"""About the largest whose exponential is a float."""
+
+
 def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     """The metrics of one optimizer step; MFU where the peak of the accelerator is known."""
     unit = resolved.run_file.workload.unit if resolved.run_file.workload else "samples"
-    rate = row["tokens"] / row["step_s"] if row["step_s"] else 0.0
+    training_s = row["step_s"] - row.get("evaluation_s", 0.0)
+    rate = row["tokens"] / training_s if training_s > 0 else 0.0
     values = {
         "train/loss": row["loss"],
         "train/grad_norm": row["grad_norm"],
@@ -104,9 +110,21 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     values |= {f"time/{name}": float(value) for name, value in row.items() if name.endswith("_s")}  # type: ignore[arg-type]
     if "memory_peak_bytes" in row:
         values["memory/peak_bytes"] = row["memory_peak_bytes"]
+    if "evaluation" in row:
+        values |= _evaluation_values(row["evaluation"], in_tokens=unit == "tokens")
     if "skipped" in row:
         values["train/skipped"] = 1.0
     return MetricPoint(row["step"], row["t"], values)
+
+
+def _evaluation_values(found: EvaluationResult, *, in_tokens: bool) -> dict[str, float]:
+    """Held-out loss, perplexity of tokens, and accuracy where the task has one."""
+    values = {"eval/loss": found["loss"]}
+    if in_tokens:
+        values["eval/perplexity"] = math.exp(min(found["loss"], _LARGEST_EXPONENT))
+    if "accuracy" in found:
+        values["eval/accuracy"] = found["accuracy"]
+    return values
 
 
 def system_values(node: int, before: NodeUsage, now: NodeUsage) -> dict[str, float]:

@@ -24,7 +24,7 @@ from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact
-from trainworks.record.measurement import ClusterMeasurement
+from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.results import Result
 from trainworks.units import format_step_time
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.network.cables import cable_plan
 from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.trace import Traced, fact, total
 
 
@@ -54,28 +55,71 @@ def bill_of_materials(design: NetworkDesign, prices: NetworkPrices) -> list[Line
     return [_item(name, plural, count, price) for name, plural, count, price in items if count]
 
 
-def bill_as_csv(design: NetworkDesign, prices: NetworkPrices, *, nodes_per_rack: int) -> str:
-    """The order list as a table with a head: racks, nodes, switches, NICs, transceivers, and cables by length.
+@dataclass(frozen=True, slots=True)
+class OrderLine:
+    """One line of the order list."""
 
-    Columns are `item`, `count`, `each_usd` and `total_usd`; the last two are empty without a price. The price of a
-    cable holds for each length. The cables are those of the compute network, as in the cable plan.
-    """
-    rows: list[tuple[str, int, float | None]] = [
-        ("rack", -(-design.nodes // nodes_per_rack), None),
-        (design.cluster.node_name, design.nodes, None),
-    ]
+    part: str
+    """What it belongs to: `compute`, `storage`, `management` or `room`."""
+    item: str
+    count: int
+    each_usd: float | None = None
+    each_w: float | None = None
+    """Largest power of one."""
+
+
+def compute_lines(design: NetworkDesign, prices: NetworkPrices, *, nodes_per_rack: int) -> list[OrderLine]:
+    """Switches, NICs, transceivers, and cables by length; the price of a cable holds for each length."""
+    lines = []
     for item in bill_of_materials(design, prices):
-        if item.name != "cable":
-            rows.append((item.name, item.count, item.each_usd))
+        if item.name == "cable":
+            plan = cable_plan(design, nodes_per_rack=nodes_per_rack)
+            lengths = Counter({(each.tier, each.cable): each.length_m or 0 for each in plan}.values())
+            lines += [
+                OrderLine("compute", f"cable of {length} m", count, item.each_usd)
+                for length, count in sorted(lengths.items())
+            ]
             continue
-        plan = cable_plan(design, nodes_per_rack=nodes_per_rack)
-        lengths = Counter({(each.tier, each.cable): each.length_m or 0 for each in plan}.values())
-        rows += [(f"cable of {length} m", count, item.each_usd) for length, count in sorted(lengths.items())]
+        is_switch = design.switch is not None and item.name == design.switch.name
+        lines.append(
+            OrderLine("compute", item.name, item.count, item.each_usd, prices.switch_power_w if is_switch else None)
+        )
+    return lines
+
+
+def support_lines(design: NetworkDesign, support: SupportNetworks) -> list[OrderLine]:
+    """Switches and cables of the storage and management networks, whose lengths are not planned."""
+    storage_switches = round(support.storage_leaves.value + support.storage_spines.value)
+    storage_cables = round(support.storage_cables.value)
+    return [
+        OrderLine("storage", "switch with 64 ports", storage_switches),
+        OrderLine("storage", "NIC with two ports", design.nodes),
+        OrderLine("storage", "cable", storage_cables),
+        OrderLine("storage", "transceiver", 2 * storage_cables),
+        OrderLine("management", "switch with 48 ports", round(support.management_switches.value)),
+        OrderLine("management", "cable", round(support.management_cables.value)),
+    ]
+
+
+def bill_as_csv(lines: Iterable[OrderLine]) -> str:
+    """The order list as a table with a head.
+
+    Columns are `part`, `item`, `count`, `each_usd`, `total_usd`, `each_w` and `total_w`; a price or a power that is not
+    known is empty.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["item", "count", "each_usd", "total_usd"])
-    table.writerows((name, count, each, None if each is None else count * each) for name, count, each in rows)
+    table.writerow(["part", "item", "count", "each_usd", "total_usd", "each_w", "total_w"])
+    for line in lines:
+        usd, watts = (
+            (each, None if each is None else line.count * each) for each in (line.each_usd, _whole(line.each_w))
+        )
+        table.writerow([line.part, line.item, line.count, *usd, *watts])
     return text.getvalue()
+
+
+def _whole(watts: float | None) -> int | None:
+    return None if watts is None else round(watts)
 
 
 def _item(name: str, plural: str, count: int, each_usd: float | None) -> LineItem:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from trainworks.plan.network.bill import (
     NetworkPrices,
+    OrderLine,
     bill_as_csv,
     bill_of_materials,
     bill_total,
+    compute_lines,
+    support_lines,
     switch_power,
     usual_share,
 )
@@ -36,6 +39,8 @@ class NetworkPlan(Result):
     support: SupportNetworks
     prices: NetworkPrices
     nodes_per_rack: int = 1
+    room: tuple[OrderLine, ...] = ()
+    """Nodes, racks and power, for the order list."""
 
     @property
     def cables_csv(self) -> str:
@@ -45,7 +50,8 @@ class NetworkPlan(Result):
     @property
     def bill_csv(self) -> str:
         """The order list."""
-        return bill_as_csv(self.design, self.prices, nodes_per_rack=self.nodes_per_rack)
+        network = compute_lines(self.design, self.prices, nodes_per_rack=self.nodes_per_rack)
+        return bill_as_csv([*self.room, *network, *support_lines(self.design, self.support)])
 
     @property
     def figures(self) -> list[Traced]:

@@ -40,7 +40,7 @@ class _Times:
 
     @classmethod
     def of(cls, scenarios: Sequence[Scenario], trials: int) -> _Times:
-        """Of every trial of every scenario, one scenario after the other."""
+        """Times of every trial of every scenario, one scenario after the other."""
         known = [s if s.rejoin_s is not None else replace(s, rejoin_s=s.restart_s + s.swap_s) for s in scenarios]
         names = [field.name for field in fields(cls)]
         return cls(*(np.repeat([float(getattr(s, name)) for s in known], trials) for name in names))

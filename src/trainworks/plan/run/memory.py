@@ -67,6 +67,7 @@ def run_memories(
     baseline_bytes: int,
     device: str = "cpu",
     dropout: float = 0.0,
+    autocast: bool = True,
 ) -> RunMemories:
     """Peak of the fullest rank of every layout.
 
@@ -77,7 +78,7 @@ def run_memories(
 
     On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
     """
-    software = worker_software(device, dropout=dropout)
+    software = replace(worker_software(device, dropout=dropout), autocast=autocast)
     layouts = held_as(shape, layouts, precision, device)
     memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     if device == "cpu":
@@ -114,9 +115,9 @@ def predict_memory(
     ).terms()
 
 
-def checkpoint_bytes(shape: ModelShape) -> int:
-    """One checkpoint of all ranks: weights and AdamW's two moments, 12 N."""
-    return 12 * shape.num_parameters
+def checkpoint_bytes(num_trained: int) -> int:
+    """One checkpoint of all ranks: trained weights and AdamW's two moments, 12 bytes of each."""
+    return 12 * num_trained
 
 
 def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:

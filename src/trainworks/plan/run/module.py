@@ -13,6 +13,8 @@ from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.layouts import Array
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
+from trainworks.plan.run.evaluation import planned_evaluation
+from trainworks.plan.run.steps import samples_left_out, steps_of_epochs
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import MemoryTerms, Plan, Processes, StepTimeGroups
@@ -54,7 +56,7 @@ def _check_uncut(layout: Layout) -> None:
     for axis in _SURGERY:
         if getattr(layout, axis) > 1:
             raise LayoutError(
-                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model; those of a causal-lm alone can be cut",
+                f"{axis} ({getattr(layout, axis)}) cuts the layers of a model, and those of this one cannot be cut",
                 field=axis,
                 hint="use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
             )
@@ -87,6 +89,7 @@ def make_measured_plan(
     processes: Processes,
     trial: Trial,
     *,
+    held_out_samples: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> Plan:
     """The run as the trial went: step time and memory are measured, the sum over the steps is arithmetic."""
@@ -94,21 +97,26 @@ def make_measured_plan(
     assert workload is not None
     step_s = trial.step_time.total_s
     save_s = _SAVE_FIXED_S + trial.checkpoint_bytes / processes.world_size / _SAVE_BYTES_PER_S
+    node_mttf_s = usual_node_mttf(accelerator, run_file.recover.node_mttf).value
     every_steps, every_s = checkpoint_interval(
         run_file.checkpoint.every,
         stall_s=save_s,
-        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
+        node_mttf_s=node_mttf_s,
         num_nodes=processes.nodes,
         write_s=usual_write_s(trial.checkpoint_bytes, processes.nodes),
         step_s=step_s,
     )
     steps = _num_steps(workload, trial)
     train_s = steps * step_s
+    held_out = trial.held_out_samples if held_out_samples is None else held_out_samples
+    evaluation = planned_evaluation(workload, trial.step_time, num_steps=steps, held_out_samples=held_out)
+    others_s = evaluation.total_s if evaluation else 0.0
     interval_s = every_s or (every_steps or 1) * step_s
     return Plan(
         model=ModelShape.of_size(trial.num_parameters),
         layout=layout,
         num_steps=steps,
+        samples_left_out=samples_left_out(workload, samples=trial.num_samples),
         tokens_per_step=workload.global_batch * workload.data.sequence_length,
         model_flops_per_token=trial.flops_per_sample / workload.data.sequence_length,
         peak_flops_per_s=None,
@@ -119,8 +127,10 @@ def make_measured_plan(
         checkpoint_bytes=trial.checkpoint_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
+        mttf_s=node_mttf_s / processes.nodes,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_s))),
-        run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
+        evaluation=evaluation,
+        run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
     )
 
 
@@ -141,7 +151,7 @@ def _num_steps(workload: Workload, trial: Trial) -> int:
         return length.amount
     if length.unit == "tokens":
         return -(-length.amount // (workload.global_batch * workload.data.sequence_length))
-    return max(1, length.amount * trial.num_samples // workload.global_batch)
+    return steps_of_epochs(workload, trial.num_samples)
 
 
 def _memory(trial: Trial, processes: Processes) -> MemoryTerms:

@@ -6,11 +6,13 @@ import math
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
+from trainworks.plan.run.adapters import adapted_flops_per_token
 from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, Belief, expected_step
@@ -35,6 +37,8 @@ def make_plan(
     calibration: Calibration,
     *,
     steps: int,
+    samples_left_out: int = 0,
+    held_out_samples: int | None = None,
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
 ) -> Plan:
@@ -47,35 +51,42 @@ def make_plan(
         processes: the ranks.
         calibration: of this machine.
         steps: optimizer steps.
+        samples_left_out: at the end of the last epoch.
+        held_out_samples: for evaluation; None where they are not counted.
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
     """
     workload = run_file.workload
     assert workload is not None
     length = workload.data.sequence_length
+    job = run_job(workload, shape, processes, calibration=calibration, layout=layout)
     if layout.dp_replicate == layout.world_size:
-        layout = layout.model_copy(update={"bucket_mib": bucket_mib(shape, layout.dp_replicate, calibration)})
-    job, layouts = run_job(workload, shape, processes, calibration=calibration, layout=layout), layouts_of([layout])
+        layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
+    layouts = layouts_of([layout])
     step_time = step_time_terms(job.step_times(layouts))
-    saved_bytes = checkpoint_bytes(shape)
+    saved_bytes = checkpoint_bytes(job.num_trained)
     save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
+    node_mttf_s = usual_node_mttf(accelerator, run_file.recover.node_mttf).value
     every_steps, every_s = checkpoint_interval(
         run_file.checkpoint.every,
         stall_s=save_s,
-        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
+        node_mttf_s=node_mttf_s,
         num_nodes=processes.nodes,
         write_s=usual_write_s(saved_bytes, processes.nodes),
         step_s=step_time.total_s,
     )
     interval_s = every_s or (every_steps or 1) * step_time.total_s
+    evaluation = planned_evaluation(workload, step_time, num_steps=steps, held_out_samples=held_out_samples)
     train_s = steps * step_time.total_s
+    others_s = evaluation.total_s if evaluation else 0.0
     fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
     return Plan(
         model=shape,
         layout=layout,
         num_steps=steps,
+        samples_left_out=samples_left_out,
         tokens_per_step=workload.global_batch * length,
-        model_flops_per_token=model_flops_per_token(shape, length),
+        model_flops_per_token=_flops_per_token(workload, shape),
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         step_time=step_time,
@@ -85,12 +96,21 @@ def make_plan(
         checkpoint_bytes=saved_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
+        mttf_s=node_mttf_s / processes.nodes,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_time.total_s))),
-        run_time_s=_START_S + train_s + (train_s // interval_s + 1) * save_s,
+        evaluation=evaluation,
+        run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
     )
 
 
-def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> int:
+def _flops_per_token(workload: Workload, shape: ModelShape) -> float:
+    length = workload.data.sequence_length
+    if workload.adapter is not None:
+        return adapted_flops_per_token(shape, workload.adapter, length)
+    return model_flops_per_token(shape, length)
+
+
+def bucket_mib(num_trained: int, num_ranks: int, calibration: Calibration) -> int:
     """MiB of gradients that replicas send at a time.
 
     Small buckets pay the latency a often, a large last one is exposed. With G bytes of gradients in buckets of S
@@ -101,7 +121,7 @@ def bucket_mib(shape: ModelShape, num_ranks: int, calibration: Calibration) -> i
     """
     if num_ranks == 1:
         return 25
-    gradient_bytes = 4 * shape.num_parameters
+    gradient_bytes = 4 * num_trained
     product = gradient_bytes * calibration.all_reduce_latency_s * calibration.all_reduce_bytes_per_s
     best_bytes = math.sqrt(product / (2 * (num_ranks - 1) / num_ranks))
     return min(_MAX_BUCKET_MIB, max(1, round(best_bytes / 2**20)))

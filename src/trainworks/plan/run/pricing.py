@@ -13,13 +13,20 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.run_file import Workload
-from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.run.adapters import (
+    adapted_flops_per_token,
+    adapted_memories,
+    adapted_times,
+    adapter_parameters,
+)
 from trainworks.plan.run.degrees import layouts_of
-from trainworks.plan.run.memory import RunMemories, run_memories
+from trainworks.plan.run.memory import RunMemories, held_as, run_memories
 from trainworks.plan.run.trainable import trainable
-from trainworks.plan.software import worker_software
-from trainworks.plan.step_time import StepTimes, TrainingJob
+from trainworks.plan.software import Software, worker_software
+from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import parts_s
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.model_shape import ModelShape
@@ -124,7 +131,7 @@ class RunJob(TrainingJob):
 
     def memories(self, layouts: Layouts) -> RunMemories:
         """Peak memory of the fullest rank of every layout."""
-        return run_memories(
+        memories = run_memories(
             self.shape,
             layouts,
             sequence_length=self.sequence_length,
@@ -132,11 +139,47 @@ class RunJob(TrainingJob):
             baseline_bytes=self.baseline_bytes,
             device=self.device,
             dropout=self.workload.model.dropout,
+            autocast=self.software.autocast,
         )
+        adapter = self.workload.adapter
+        if adapter is None:
+            return memories
+        held = held_as(self.shape, layouts, self.precision, self.device)
+        return adapted_memories(memories, self.shape, held, adapter, precision=self.precision, device=self.device)
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout."""
+        times = predict_step_times(self, layouts, coefficients)
+        adapter = self.workload.adapter
+        if adapter is None:
+            return times
+        length, precision = self.sequence_length, self.precision
+        return adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs, forward and backward; frozen weights have no gradient."""
+        adapter, length = self.workload.adapter, self.sequence_length
+        if adapter is None:
+            return model_flops_per_sequence(self.shape, length)
+        return length * adapted_flops_per_token(self.shape, adapter, length)
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that take gradients: those of the adapter, or all."""
+        adapter = self.workload.adapter
+        return self.shape.num_parameters if adapter is None else adapter_parameters(self.shape, adapter)
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
         return trainable(layouts, self.workload, self.shape)
+
+
+def software_of_workload(workload: Workload, device: str) -> Software:
+    """The worker's software for a workload; frozen weights that are kept in 16 bits or 4 are not cast at each use."""
+    software = worker_software(device, compiled=workload.compile, dropout=workload.model.dropout)
+    kept_in_32_bits = workload.adapter is None or workload.adapter.base == "fp32"
+    return software if kept_in_32_bits else replace(software, autocast=False)
 
 
 def run_job(
@@ -158,7 +201,7 @@ def run_job(
         memory_per_rank_bytes: what there is; 0 where nothing is checked against it.
         layout: how the run file compresses gradients; None where it does not.
     """
-    software = worker_software(processes.device, compiled=workload.compile, dropout=workload.model.dropout)
+    software = software_of_workload(workload, processes.device)
     if layout is not None and layout.gradient_compression in ("bf16", "fp16"):
         software = replace(software, sent_gradient_bytes=2)
     job = RunJob(
@@ -176,12 +219,14 @@ def run_job(
 
 def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription) -> RunJob:
     """The workload as the worker trains it on a described cluster, one rank per accelerator."""
+    own = frozenset({"framework", "compiled", "attention"})
+    software = replace(software_of_workload(workload, "cuda"), name="Trainworks", said=own)
     return RunJob(
         shape,
         workload.data.sequence_length,
         workload.precision,
         cluster,
-        worker_software("cuda", compiled=workload.compile, dropout=workload.model.dropout),
+        software,
         workload=workload,
         device="cuda",
         baseline_bytes=_CONTEXT_BYTES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainworks.config.data import Data
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 
@@ -19,5 +20,30 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
         return -(-workload.train_for.amount // tokens_per_step)
     if tokens_in_data is None:
         raise UsageError("the length of an epoch is known once the data is prepared")
-    sequences = (tokens_in_data - 1) // workload.data.sequence_length
-    return max(1, workload.train_for.amount * sequences // workload.global_batch)
+    return steps_of_epochs(workload, sequences_in(workload.data, tokens_in_data))
+
+
+def sequences_in(data: Data, tokens: int) -> int:
+    """Sequences in that many tokens: rows of `sequence_length + 1` of whole documents, else overlapping by one."""
+    rows_are_whole = data.pack or data.chat is not None
+    return tokens // (data.sequence_length + 1) if rows_are_whole else (tokens - 1) // data.sequence_length
+
+
+def steps_of_epochs(workload: Workload, samples: int) -> int:
+    """Whole global batches of all epochs together: the next epoch fills the last batch of the one before."""
+    return max(1, workload.train_for.amount * samples // workload.global_batch)
+
+
+def samples_left_out(workload: Workload, *, samples: int | None) -> int:
+    """Samples at the end of the last epoch that do not fill a global batch, and are not trained on.
+
+    0 for a run in steps or tokens, which says how many batches it wants.
+
+    Args:
+        workload: of the run file.
+        samples: sequences, images or samples of one epoch; None where they are not known.
+    """
+    if workload.train_for.unit != "epochs" or samples is None:
+        return 0
+    trained = steps_of_epochs(workload, samples) * workload.global_batch
+    return max(0, workload.train_for.amount * samples - trained)

@@ -103,10 +103,31 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
 
 
 def _tensor(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
-    widths = {"heads": shape.heads, "key/value heads": shape.kv_heads, "vocabulary entries": shape.vocabulary}
+    widths = {"heads": shape.heads}
     widths |= {} if shape.experts else {"columns of the MLP": shape.feed_forward}
     for name, width in widths.items():
-        yield "tp", width % layouts.tp != 0, _uneven(name, width, workload)
+        yield "tp", width % layouts.tp != 0, _uneven(name, width)
+    heads = shape.kv_heads
+    yield "tp", (heads % layouts.tp != 0) & (layouts.tp % heads != 0), _uneven("key/value heads", heads)
+    rows = -(-shape.vocabulary // layouts.tp)
+    yield (
+        "tp",
+        rows * (layouts.tp - 1) >= shape.vocabulary,
+        lambda one: (
+            f"tp ({one.tp}) leaves a rank without any of the {shape.vocabulary} vocabulary entries",
+            "lower `tp`",
+        ),
+    )
+    shards = layouts.dp_shard * layouts.cp
+    yield (  # rows that tp cuts unevenly are sharded by columns
+        "dp_shard",
+        (shape.vocabulary % layouts.tp != 0) & (shape.hidden % shards != 0),
+        lambda one: (
+            f"{one.dp_shard * one.cp} shards do not divide the {shape.hidden} columns of a vocabulary of "
+            f"{shape.vocabulary} entries, which tp ({one.tp}) does not divide",
+            f"set `dp_shard` to {one_of(divisors(shape.hidden)[:6])}",
+        ),
+    )
     length, cut = workload.data.sequence_length, layouts.tp > 1
     split = layouts.sequence_parallel > 0
     yield (
@@ -129,12 +150,9 @@ def _tensor(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator
     )
 
 
-def _uneven(name: str, width: int, workload: Workload) -> _Words:
+def _uneven(name: str, width: int) -> _Words:
     def words(one: ResolvedLayout) -> tuple[str, str]:
-        hint = f"set `tp` to {one_of(divisors(width)[:6])}"
-        if name == "vocabulary entries" and workload.model.hf is None:
-            hint = f"set `data.vocabulary: {next_multiple(width, one.tp)}`"
-        return f"tp ({one.tp}) does not divide the {width} {name}", hint
+        return f"tp ({one.tp}) does not divide the {width} {name}", f"set `tp` to {one_of(divisors(width)[:6])}"
 
     return words
 
@@ -219,4 +237,18 @@ def _experts(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
     )
 
 
-_RULES = (_options, _tensor, _context, _pipeline, _experts)
+def _adapters(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
+    if workload.adapter is None:
+        return
+    for axis in ("tp", "pp", "cp", "ep"):
+        yield (
+            axis,
+            getattr(layouts, axis) > 1,
+            lambda one, axis=axis: (  # type: ignore[misc]
+                f"an adapter is not cut over {axis} ({getattr(one, axis)})",
+                "use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
+            ),
+        )
+
+
+_RULES = (_options, _tensor, _context, _pipeline, _experts, _adapters)

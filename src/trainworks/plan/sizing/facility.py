@@ -16,6 +16,7 @@ from trainworks.catalog.facts import System
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cost.energy import node_count, node_power
+from trainworks.plan.network.bill import OrderLine
 from trainworks.plan.network.support import NODES_PER_RACK
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 
@@ -58,6 +59,42 @@ def nodes_per_rack(cluster: ClusterDescription) -> int:
         return max(1, int(1000 * assumed("air-cooled rack").value // node_power(cluster).value))
     except UsageError:
         return NODES_PER_RACK
+
+
+def room_lines(cluster: ClusterDescription, in_a_rack: int | None = None) -> tuple[OrderLine, ...]:
+    """Lines of the order list for nodes, racks, power and cooling; without watts where the power is not published.
+
+    A rack has two power distribution units, each of which can carry all of it. The power supply of the room includes
+    the losses of supply and cooling (PUE); the cooling takes what the nodes use. Switches and storage are not in these
+    figures, and the column of watts has what uses power, not what supplies it.
+
+    Args:
+        cluster: its nodes.
+        in_a_rack: nodes of a rack; as many as air cools when None.
+    """
+    per_rack, nodes = in_a_rack or nodes_per_rack(cluster), cluster.num_nodes
+    racks = -(-nodes // per_rack)
+    try:
+        facility, each_w = facility_of(cluster, {}), node_power(cluster).value
+    except UsageError:
+        return (
+            OrderLine("compute", cluster.node_name, nodes),
+            OrderLine("room", "rack", racks),
+            OrderLine("room", "power distribution unit", 2 * racks),
+        )
+    rack = f"for {_kilowatts(min(per_rack, nodes) * each_w)}"
+    by = "liquid" if "liquid" in facility.cooling else "air"
+    return (
+        OrderLine("compute", cluster.node_name, nodes, each_w=each_w),
+        OrderLine("room", f"rack {rack}", racks),
+        OrderLine("room", f"power distribution unit {rack}", 2 * racks),
+        OrderLine("room", f"power supply of {_kilowatts(facility.power.value)}", 1),
+        OrderLine("room", f"cooling of {_kilowatts(facility.it_power.value)} by {by}", 1),
+    )
+
+
+def _kilowatts(watts: float) -> str:
+    return f"{watts / 1000:.1f} kW"
 
 
 def _rack_of(cluster: ClusterDescription) -> System | None:

@@ -16,12 +16,14 @@ from trainworks.plan.cluster.hardware import HardwareFinding
 from trainworks.plan.cluster.layout import as_fields
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.owning import OwnershipCost
+from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines
 from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.support import support_networks
 from trainworks.plan.reliability.goodput import ExpectedRun, Failures
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
-from trainworks.plan.sizing.facility import Facility
+from trainworks.plan.sizing.facility import Facility, nodes_per_rack, room_lines
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
@@ -147,6 +149,17 @@ class Proposal(Result):
         content = dict(self.written) | {"cluster": _cluster(self), "layout": layout} | ({"goal": goal} if goal else {})
         text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         return f"# Proposed by `trainworks size`: {self.chosen.name}\n{text}"
+
+    @property
+    def bill_csv(self) -> str:
+        """The order list: nodes, racks and power, and the networks of several nodes."""
+        network = self.details.network
+        if network is None:
+            return bill_as_csv(room_lines(self.details.plan.job.cluster))
+        per_rack = nodes_per_rack(network.cluster)
+        fabric = compute_lines(network, NetworkPrices(), nodes_per_rack=per_rack)
+        support = support_lines(network, support_networks(network, nodes_per_rack=per_rack))
+        return bill_as_csv([*room_lines(network.cluster), *fabric, *support])
 
     @property
     def run(self) -> Reliability:

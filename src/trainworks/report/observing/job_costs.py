@@ -1,12 +1,14 @@
-"""What jobs held and cost, by month, owner and team."""
+"""What jobs held and cost, by month, user and team."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from trainworks.report.rendering.document import Document, Fact, Facts, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Bar, Bars, Segment
+from trainworks.results import Result
 from trainworks.units import format_count, format_usd
 
 _FILLS = ("compute", "communication", "optimizer", "data", "checkpoint", "start", "restart", "lost", "other")
@@ -18,10 +20,10 @@ class HeldTime:
     """Time that the jobs of one owner and team held in one month; a sum keeps these of the first."""
 
     month: str = ""
-    """`2026-11`, of the start of an attempt."""
+    """`2026-11`, of the start of an attempt; empty in a sum over months, as the names below."""
     owner: str = ""
     team: str = ""
-    """Account of Slurm or queue of Kueue; empty without one."""
+    """`job.team`, else the account of Slurm or the queue of Kueue; empty without one."""
     jobs: int = 0
     accelerator_hours: float = 0.0
     core_hours: float = 0.0
@@ -42,8 +44,22 @@ class HeldTime:
         )
 
 
-def document(held: Sequence[HeldTime]) -> Document:
-    """A bar per month, and a row per month, owner and team."""
+@dataclass(frozen=True, slots=True)
+class Usage(Result):
+    """What the jobs of the store held and cost."""
+
+    held: tuple[HeldTime, ...]
+    """Newest month first."""
+
+
+def to_json(usage: Usage) -> dict[str, Any]:
+    """The rows, in hours and USD."""
+    return {"held": [asdict(each) for each in usage.held]}
+
+
+def document(usage: Usage) -> Document:
+    """A bar per month, where rows have one, and a row for each that was asked for."""
+    held = usage.held
     total = sum(held, HeldTime())
     if not held:
         return Document("Costs", "costs", [Section("", [Text("No job has held a node yet.")])])
@@ -53,14 +69,11 @@ def document(held: Sequence[HeldTime]) -> Document:
         Fact("core hours", format_count(total.core_hours)),
         Fact("cost", format_usd(total.usd), "where run files give a price"),
     ]
-    has_teams = any(each.team for each in held)
-    who = ["owner", "team"] if has_teams else ["owner"]
-    columns = [*left("month", *who), *right("jobs", "accelerator hours", "core hours", "cost", "without a price")]
+    keys = [name for name in ("month", "owner", "team") if any(getattr(each, name) for each in held)]
+    columns = [*left(*keys), *right("jobs", "accelerator hours", "core hours", "cost", "without a price")]
     rows = [
         [
-            each.month,
-            each.owner,
-            *([each.team] if has_teams else []),
+            *(getattr(each, name) or "none" for name in keys),
             f"{each.jobs:,}",
             f"{each.accelerator_hours:,.1f}",
             f"{each.core_hours:,.1f}",
@@ -69,12 +82,13 @@ def document(held: Sequence[HeldTime]) -> Document:
         ]
         for each in held
     ]
+    bars = [_bars(held, uses_accelerators=total.accelerator_hours > 0)] if "month" in keys else []
     return Document(
         "Costs",
         "costs",
         [
             Section("", [Facts(figures, figures=True)]),
-            Section("By month", [_bars(held, uses_accelerators=total.accelerator_hours > 0), Table(columns, rows)]),
+            Section(f"By {', '.join(keys)}" if keys else "", [*bars, Table(columns, rows)]),
         ],
         notes=["A job counts in the month in which each of its attempts started, until the attempt gave up its nodes."],
     )

@@ -21,6 +21,7 @@ _SUBJECTS = {
     "ClusterVerification": "proving.cluster_verification",
     "CostReport": "cost",
     "Diagnosis": "runs.why",
+    "DrillReport": "proving.drill",
     "FleetHealth": "proving.fleet_health",
     "GoodputForecast": "goodput",
     "LayoutComparison": "layout_comparison",
@@ -34,8 +35,11 @@ _SUBJECTS = {
     "RunComparison": "runs.run_comparison",
     "ScoreReport": "score",
     "SharedCapacity": "size_teams",
+    "RangeTestResult": "sweeps.range_test",
+    "SweepResult": "sweeps.sweep",
     "StoragePlan": "storage",
     "TrackReport": "tracking",
+    "Usage": "observing.job_costs",
     "Report": "runs.run_report",
 }
 """Type of a result -> module of `trainworks.report` that shows it."""

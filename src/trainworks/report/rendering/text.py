@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 
 from rich import box
 from rich import table as rich_table
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text as RichText
@@ -30,8 +31,11 @@ from trainworks.report.rendering.document import (
     Table,
     Text,
 )
+from trainworks.report.rendering.printable import printable
 
 _WIDTH = 100
+_GAP = "  "
+"""Between two columns."""
 _STYLES = {"": "", "bold": "bold", "dim": "dim", "good": "bold green", "warning": "yellow", "bad": "red"}
 
 
@@ -134,17 +138,53 @@ def _(block: Table, width: int) -> Iterable[RenderableType]:
         for index, column in enumerate(block.columns)
         if column.only in (None, "text") and width >= column.min_width
     ]
-    table = _grid(has_header=block.has_header, ruled=block.ruled)
-    for index in shown:
-        column = block.columns[index]
-        name = column.short_name if column.short_name and width < NARROW else column.name
-        table.add_column(name, justify="right" if column.numeric else "left", no_wrap=not column.wrap)
-    for row in block.styled_rows():
-        cells = [_cell(row.cells[index], indent=row.is_term and index == shown[0]) for index in shown]
-        table.add_row(*cells, style=_STYLES[row.style] or None)
-    yield table
+    columns = [block.columns[index] for index in shown]
+    names = [one.short_name if one.short_name and width < NARROW else one.name for one in columns]
+    rows = [
+        ([_cell(row.cells[index], indent=row.is_term and index == shown[0]) for index in shown], _STYLES[row.style])
+        for row in block.styled_rows()
+    ]
+    heading = [([RichText(name) for name in names], "bold")] if block.has_header else []
+    aligned = None if block.ruled else _aligned(heading + rows, [column.numeric for column in columns], width)
+    if aligned is not None:
+        yield aligned
+    else:
+        table = _grid(has_header=block.has_header, ruled=block.ruled)
+        for name, column in zip(names, columns, strict=True):
+            table.add_column(name, justify="right" if column.numeric else "left", no_wrap=not column.wrap)
+        for cells, style in rows:
+            table.add_row(*cells, style=style or None)
+        yield table
     if block.caption:
         yield RichText(block.caption)
+
+
+def _aligned(rows: Sequence[tuple[Sequence[RichText], str]], is_numeric: Sequence[bool], width: int) -> RichText | None:
+    """Rows whose cells stand below each other; None if a cell would have to be wrapped.
+
+    A table of Rich measures and wraps each cell several times, which takes seconds for thousands of rows.
+
+    Args:
+        rows: cells of each row and its style, the heading first.
+        is_numeric: of each column, which is then aligned right.
+        width: columns of the terminal.
+    """
+    if not rows or any("\n" in cell.plain or "\t" in cell.plain for cells, _ in rows for cell in cells):
+        return None
+    lengths = [[cell_len(printable(cell.plain)) for cell in cells] for cells, _ in rows]
+    widths = [max(column) for column in zip(*lengths, strict=True)]
+    if sum(widths) + len(_GAP) * (len(widths) - 1) > width:
+        return None
+    lines = RichText(no_wrap=True, overflow="ignore")
+    for row, (cells, style) in enumerate(rows):
+        for column, cell in enumerate(cells):
+            fill = " " * (widths[column] - lengths[row][column])
+            before, after = (fill, "") if is_numeric[column] else ("", fill)
+            lines.append(_GAP[: 2 * min(column, 1)] + before, style)
+            lines.append(printable(cell.plain), f"{style} {cell.style}".strip())
+            lines.append(after, style)
+        lines.append("\n" if row < len(rows) - 1 else "")
+    return lines
 
 
 def _grid(*, has_header: bool = False, ruled: bool = False) -> rich_table.Table:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from trainworks.plan.run.energy import run_energy
+from trainworks.plan.trace import Traced
 from trainworks.record.events import Event
 from trainworks.record.history import History
 from trainworks.record.ledger import Ledger
@@ -18,7 +20,7 @@ from trainworks.record.metric_columns import Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
 from trainworks.report.runs.part import ReportPart
-from trainworks.units import HOUR_S, format_bytes, format_duration
+from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity
 
 Unit = Literal["s", "bytes", "per_s", "ratio", "Wh"]
 AGREEMENT = 0.05
@@ -60,8 +62,10 @@ class Comparison(ReportPart):
     run_time: Difference
     """Launch to last step, idle time left out; measured once the run is complete, if one layout trained all of it."""
     energy: Difference
-    """Energy of the accelerators: power limit * planned run time, against the count of their drivers; measured once the
+    """Energy of the accelerators by what the plan has them do, against the count of their drivers; measured once the
     run is complete, as the run time is."""
+    energy_interval: tuple[float, float] | None = None
+    """Range of the planned energy, Wh."""
     checkpoint_size: Difference
     checkpoint_stall: Difference
     """Median stall of one checkpoint; the plan does not predict it."""
@@ -95,13 +99,15 @@ def build_comparison(
     skipped = warmup_steps(len(steps))
     steady = steps.where(slice(skipped, None))
     num_other_steps = len(history.effective) - len(steps)
-    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady["step_s"]))
+    step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady.training_s))
     terms = _step_time_terms(plan, steady, step_time.measured)
     memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
     run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
     throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(_tokens_per_s(steady)))
-    planned_wh = None if power_w is None else power_w * plan.run_time_s / HOUR_S
+    planned_j = None if power_w is None else run_energy(plan, power_w)
     energy_wh = None if run_time.measured is None or energy_j is None else energy_j / HOUR_S
+    energy = _difference("energy", "Wh", None if planned_j is None else planned_j.value / HOUR_S, energy_wh)
+    interval = _range_of(planned_j)
     checkpoints = history.of_kind("checkpoint")
     return Comparison(
         num_steps=len(steady),
@@ -121,7 +127,8 @@ def build_comparison(
         ),
         peak_source=plan.peak_source,
         run_time=run_time,
-        energy=_difference("energy", "Wh", planned_wh, energy_wh),
+        energy=energy,
+        energy_interval=interval,
         checkpoint_size=_difference(
             "checkpoint size", "bytes", plan.checkpoint_bytes, _last_field(checkpoints, "bytes")
         ),
@@ -130,6 +137,7 @@ def build_comparison(
             *_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
             *_tuning(plan),
             *_forecast(forecast, step_time),
+            *_energy(energy, interval),
         ),
     )
 
@@ -153,8 +161,24 @@ def _interval(plan: Plan) -> tuple[float, float] | None:
     return None if expected is None else (plan.tokens_per_step / expected.high_s, plan.tokens_per_step / expected.low_s)
 
 
+def _range_of(energy: Traced | None) -> tuple[float, float] | None:
+    if energy is None or energy.low is None or energy.high is None:
+        return None
+    return energy.low / HOUR_S, energy.high / HOUR_S
+
+
+def _energy(energy: Difference, interval: tuple[float, float] | None) -> tuple[str, ...]:
+    """Whether the measured energy is in the range of the planned one."""
+    if energy.measured is None or energy.planned is None or interval is None:
+        return ()
+    inside = "inside" if interval[0] <= energy.measured <= interval[1] else "outside"
+    low, planned, high = (format_quantity(each, "Wh") for each in (interval[0], energy.planned, interval[1]))
+    said = f"{format_quantity(energy.measured, 'Wh')} measured, {planned} planned ({low} to {high})"
+    return (f"energy of the accelerators: {said}; {inside} the range of the plan",)
+
+
 def _tokens_per_s(steps: Steps) -> Floats:
-    step_s = steps["step_s"]
+    step_s = steps.training_s
     return np.divide(steps["tokens"], step_s, out=np.zeros(len(steps)), where=step_s > 0)
 
 

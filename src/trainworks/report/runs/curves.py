@@ -32,13 +32,15 @@ class Curves(ReportPart):
 
     loss: tuple[Line, ...]
     tokens_per_s: tuple[Line, ...]
+    eval_loss: tuple[Point, ...] = ()
+    """Held-out loss of the effective steps that evaluated."""
 
 
 def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
     """Loss and tokens/s of the effective steps, and of the lost ones of every attempt."""
     steps = metrics.steps()
     lost = steps.is_lost(returns_of(events))
-    step, attempt, step_s = steps["step"], steps["attempt"], steps["step_s"]
+    step, attempt, step_s = steps["step"], steps["attempt"], steps.training_s
     tokens_per_s = np.divide(steps["tokens"], step_s, out=np.full(len(steps), np.nan), where=step_s > 0)
     stretches = [(int(one), lost & (attempt == one)) for one in np.unique(attempt[lost & np.isfinite(attempt)])]
 
@@ -47,7 +49,12 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
         effective = _thin(step[~lost], values[~lost])
         return (*thrown, Line(lost=False, attempt=None, points=effective)) if effective else tuple(thrown)
 
-    return Curves(loss=lines(steps["loss"]), tokens_per_s=lines(tokens_per_s))
+    evaluated = ~lost & np.isfinite(steps["evaluation_s"])
+    return Curves(
+        loss=lines(steps["loss"]),
+        tokens_per_s=lines(tokens_per_s),
+        eval_loss=_thin(step[evaluated], steps["eval_loss"][evaluated]),
+    )
 
 
 def _thin(steps: Floats, values: Floats) -> tuple[Point, ...]:

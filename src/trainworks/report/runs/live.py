@@ -14,14 +14,15 @@ from rich.text import Text
 from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metrics import EvaluationResult, MetricsRow
 from trainworks.record.resolved import StepTimeGroups
 from trainworks.recover.failures import is_consequence
+from trainworks.report.data import chat_line
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
 _LINE_S = 5.0
-_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "other_s")
+_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "other_s")
 
 
 class LineView:
@@ -125,13 +126,20 @@ def _figures(
         "memory": format_bytes(snapshot.memory_peak_bytes or 0),
         "checkpoint": _checkpoint_age(snapshot, now),
     }
+    if snapshot.evaluation is not None:
+        figures["held-out"] = _held_out(*snapshot.evaluation)
     if eta is not None:
         figures["ETA"] = format_duration(eta)
     return figures
 
 
+def _held_out(step: int, found: EvaluationResult) -> str:
+    accuracy = f", accuracy {found['accuracy']:.2%}" if "accuracy" in found else ""
+    return f"loss {found['loss']:.4f}{accuracy} at step {step:,}"
+
+
 def _parts(rows: list[MetricsRow]) -> str:
-    means = [(name, sum(row[name] for row in rows) / len(rows)) for name in _PARTS]  # type: ignore[literal-required]
+    means = [(name, sum(row.get(name, 0.0) for row in rows) / len(rows)) for name in _PARTS]  # type: ignore[misc]
     return " + ".join(f"{name.removesuffix('_s')} {format_duration(mean)}" for name, mean in means if mean >= 5e-5)
 
 
@@ -148,6 +156,7 @@ def event_line(event: Event) -> str | None:
     match event["kind"]:
         case "data_ready" if not event["cached"]:
             line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
+            line += f": {chat_line(event['chats'])}" if event.get("chats") else ""
         case "attempt" if event["resumed_from_step"]:
             line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
         case "failure" | "restart_refused":

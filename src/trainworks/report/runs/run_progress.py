@@ -13,7 +13,7 @@ from trainworks.host import process
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import MetricsRow
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -32,8 +32,14 @@ class Progress:
     recent: list[MetricsRow] = field(default_factory=list)
     """The last steps of the current attempt: up to 50, from about the last 5 seconds."""
     new_events: list[Event] = field(default_factory=list)
+    evaluation: tuple[int, EvaluationResult] | None = None
+    """Step and result of the last evaluation."""
     launched_at: float | None = None
     """Time of the first launch."""
+    relaunched_at: float | None = None
+    """Time of the last launch."""
+    slowest: SlowestRank | None = None
+    """The rank that the others waited for in the last logging interval of this attempt."""
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
     """Step of the newest checkpoint that is not known to be damaged."""
@@ -102,8 +108,9 @@ class RunFollower:
         progress = self._progress
         if event["kind"] in ("checkpoint", "checkpoint_damaged"):
             self._take_checkpoint(event)
-        elif event["kind"] == "submitted" and progress.launched_at is None:
-            progress.launched_at = event["t"]
+        elif event["kind"] == "submitted":
+            progress.relaunched_at = event["t"]
+            progress.launched_at = event["t"] if progress.launched_at is None else progress.launched_at
         elif event["kind"] == "data_progress":
             progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
         elif event["kind"] == "data_ready":
@@ -124,12 +131,21 @@ class RunFollower:
         for row in cast(list[MetricsRow], rows):
             if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
                 self._recent.clear()
+                self._progress.slowest = None
             self._recent.append(row)
+            self._progress.slowest = row.get("slowest", self._progress.slowest)
+            if "evaluation" in row:
+                self._progress.evaluation = row["step"], row["evaluation"]
             self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)
         if self._recent and self._recent[-1]["t"] >= since:
             latest = self._recent[-1]
             self._progress.latest = latest
             self._progress.recent = [row for row in self._recent if latest["t"] - row["t"] <= _RECENT_S]
+
+
+def state_of(run_dir: RunDir) -> JobState:
+    """State of a run; see `current_state`."""
+    return current_state(run_dir.read_status())
 
 
 def current_state(status: RunStatus) -> JobState:

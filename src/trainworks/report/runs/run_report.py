@@ -27,10 +27,11 @@ from trainworks.report.rendering.document import (
     Text,
     right,
 )
-from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Mark, Rule, Segment, ShadedRange
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Mark, Rule, Segment, ShadedRange
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
-from trainworks.report.runs.curves import Line
+from trainworks.report.runs.curves import Line, Point
+from trainworks.report.runs.evaluation import evaluation_blocks
 from trainworks.report.runs.out_of_memory import OutOfMemory, finding, remedy_lines
 from trainworks.report.runs.summary import ProfiledRank, Report
 from trainworks.report.runs.wording import (
@@ -74,6 +75,7 @@ def document(report: Report) -> Document:
         Section("", [Facts([Fact(*figure) for figure in key_figures(report)], figures=True)]),
         Section("Out of memory", _out_of_memory(report.out_of_memory) if report.out_of_memory else []),
         Section("Loss", _loss(report), only="page"),
+        Section("Evaluation", evaluation_blocks(report.evaluations) if report.evaluations else []),
         Section("Planned and measured", _comparison(report.comparison) if report.comparison else []),
         Section("Memory", _memory(report.comparison) if report.comparison else [], only="page"),
         Section("Throughput", _throughput(report), only="page"),
@@ -140,7 +142,9 @@ def _loss(report: Report) -> list[Block]:
     lowest = report.training.loss_lowest
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
     unit = {"tokens": "Nats per token", "images": "Nats per image"}.get(report.training.unit, "In the unit of the task")
-    return _over_steps(report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss)
+    return _over_steps(
+        report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=report.curves.eval_loss
+    )
 
 
 def _throughput(report: Report) -> list[Block]:
@@ -168,12 +172,13 @@ def _over_steps(
     rules: Sequence[Rule] = (),
     bands: Sequence[ShadedRange] = (),
     floor: float | None = None,
+    held_out: Sequence[Point] = (),
 ) -> list[Block]:
     """A chart over the steps, with its restarts and checkpoints; nothing without a point."""
     steps = [step for line in lines for step, _ in line.points]
     if not steps:
         return []
-    values = [value for line in lines for _, value in line.points]
+    values = [value for line in lines for _, value in line.points] + [value for _, value in held_out]
     values += [rule.value for rule in rules] + ([] if floor is None else [floor])
     values += [end for band in bands for end in (band.low, band.high)]
     chart = Chart(
@@ -181,11 +186,21 @@ def _over_steps(
         x=build_axis(min(steps) if min(steps) > 1 else 0, max(steps), num_ticks=7, whole=True),
         y=build_axis(min(values), max(values)),
         x_unit="steps",
-        curves=[Curve("lost-line" if line.lost else "line", line.points) for line in lines],
+        curves=[
+            *(Curve("lost-line" if line.lost else "line", line.points) for line in lines),
+            *([Curve("eval-line", held_out)] if held_out else []),
+        ],
+        dots=[
+            Dot(step, value, f"held-out loss {value:.4f} after step {step:,}", "eval-dot") for step, value in held_out
+        ],
         rules=rules,
         bands=bands,
         marks=_marks(report),
-        names=[*_key(report), *(("key interval-key", band.title) for band in bands)],
+        names=[
+            *_key(report),
+            *([("key eval-key", "held-out data")] if held_out else []),
+            *(("key interval-key", band.title) for band in bands),
+        ],
     )
     return [Text(text, "dim"), chart]
 

@@ -24,6 +24,7 @@ from trainworks.record.status import RunStatus
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
+from trainworks.report.runs.evaluation import Evaluations, build_evaluations
 from trainworks.report.runs.out_of_memory import OutOfMemory, build_out_of_memory
 from trainworks.report.runs.part import ReportPart, printable
 from trainworks.results import Result
@@ -174,6 +175,8 @@ class Report(ReportPart, Result):
     checkpoints: Checkpoints
     faults: tuple[Fault, ...]
     profiles: tuple[ProfiledRank, ...]
+    evaluations: Evaluations | None = None
+    """None for a run that has not evaluated."""
     comparison: Comparison | None
     ledger: Ledger | None
     sample: Sample | None
@@ -224,6 +227,7 @@ def build_report(
         checkpoints=_checkpoints(history),
         faults=_faults(history),
         profiles=build_profiles(run_dir, history),
+        evaluations=build_evaluations(resolved, history),
         comparison=_comparison(resolved, history, ledger, energy_of(run_dir, resolved.processes)),
         ledger=ledger,
         sample=_sample(history),

@@ -15,6 +15,7 @@ CATEGORY_MEANINGS = {
     "optimizer": "updating the weights",
     "data": "waiting for a batch",
     "checkpoint": "standing still to save",
+    "evaluation": "held-out data, without training",
     "start": "launch to first step",
     "restart": "failure to next step",
     "lost": "steps thrown away",

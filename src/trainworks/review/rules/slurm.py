@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import PurePath
 
-from trainworks.config.sbatch_options import KNOWN_OPTIONS
-from trainworks.config.slurm_words import expand_nodes, parse_slurm_time
+from trainworks.config.slurm.sbatch_options import KNOWN_OPTIONS
+from trainworks.config.slurm.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.errors import QuantityError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem

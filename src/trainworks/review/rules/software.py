@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainworks.catalog.left_out import term_of_package
 from trainworks.catalog.software import base_system, driver_end, is_over, nearest_build, wheel_builds
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
@@ -134,6 +135,47 @@ def old_driver(file: ReviewedFile) -> Iterator[Problem]:
                 found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
                 if found and driver_end(int(found[1])) is not None:
                     yield Problem(word.line, word.column, f"the driver branch R{found[1]} is out of support")
+
+
+@rule(
+    "TW706",
+    "Software that Trainworks leaves out",
+    "note",
+    why="It was retired, has no releases any more, or is for serving; the message says which. A job that depends on it "
+    "does not get newer CUDA, drivers or GPUs.",
+    fix="Do what the message says instead; [the page of what is left out](../reference/left-out.md) has all.",
+    source="trainworks catalog show Horovod",
+    file="train.py",
+    bad="import horovod.torch as hvd\n\nhvd.init()\n",
+    good="import torch.distributed as dist\n\ndist.init_process_group()\n",
+    reads_any_code=True,
+)
+def left_out_software(file: ReviewedFile) -> Iterator[Problem]:
+    """An import, an installation, a start or a requirement of a package that is left out."""
+    pattern = _NAMING.get(file.kind)
+    for number, line in enumerate(file.lines if pattern else (), start=1):
+        if pattern and (found := pattern.match(line)):
+            yield from _left_out(found[1], number, found.start(1) + 1)
+    for script in file.scripts:
+        for command in script.commands:
+            installed = set(_installed(command))
+            for index, word in enumerate(command.words):
+                if index == 0 or word.text in installed:
+                    yield from _left_out(word.text, word.line, word.column)
+
+
+_NAMING = {
+    "python": re.compile(r"\s*(?:import|from)\s+(\w+)"),
+    "requirements": re.compile(r"\s*([A-Za-z0-9][\w.-]*)"),
+}
+"""Lines that name a package, by the kind of the file."""
+
+
+def _left_out(name: str, line: int, column: int) -> Iterator[Problem]:
+    """The problem of a package, a module or a program, which may have a version or a path."""
+    term = term_of_package(re.split(r"[=<>\[!~]", name.rpartition("/")[2], maxsplit=1)[0])
+    if term is not None:
+        yield Problem(line, column, f"{term.name} {term.meaning}: {term.instead}")
 
 
 def _installed(command: Command) -> list[str]:

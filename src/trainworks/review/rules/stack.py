@@ -55,14 +55,14 @@ def _example(**changes: str) -> str:
 )
 def ended_system(file: ReviewedFile) -> Iterator[Problem]:
     """`os`, or the base of an image, whose support ended."""
-    for value, name in ((value, str(value.value)) for value in _scalars(file.stack, "os")):
-        found = _release(name, "operating system")
+    for value, name in ((value, str(value.value)) for value in scalars(file.stack, "os")):
+        found = release(name, "operating system")
         if found and software.is_over(found):
-            yield _at(value, f"support of {found.name} ended in {found.ends}")
+            yield at(value, f"support of {found.name} ended in {found.ends}")
     for image in _environment_values(file, "image"):
         base = software.base_system(image.value)
         if base and software.is_over(base):
-            yield _at(image, f"support of {base.name}, the base of this image, ended in {base.ends}")
+            yield at(image, f"support of {base.name}, the base of this image, ended in {base.ends}")
 
 
 @rule(
@@ -79,11 +79,11 @@ def ended_system(file: ReviewedFile) -> Iterator[Problem]:
 )
 def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
     """`gpu.driver` of a branch that ended."""
-    for value in _scalars(file.stack, "gpu", "driver"):
+    for value in scalars(file.stack, "gpu", "driver"):
         branch = software.driver_branch(value.value)
         ended = software.driver_end(branch)
         if ended is not None:
-            yield _at(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
+            yield at(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
 
 
 @rule(
@@ -100,13 +100,13 @@ def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
 )
 def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
     """A driver branch before the first, or behind the last, of a GPU generation of the nodes."""
-    for value in _scalars(file.stack, "gpu", "driver"):
+    for value in scalars(file.stack, "gpu", "driver"):
         branch = software.driver_branch(value.value)
         for found in _generations(file):
             if found.first_driver and branch < found.first_driver:
-                yield _at(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
+                yield at(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
             elif found.last_driver and branch > found.last_driver:
-                yield _at(value, f"R{branch} does not know {found.name}: R{found.last_driver} is the last that does")
+                yield at(value, f"R{branch} does not know {found.name}: R{found.last_driver} is the last that does")
 
 
 @rule(
@@ -123,12 +123,12 @@ def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
 )
 def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
     """An environment for a CUDA that the driver cannot run."""
-    for driver in _scalars(file.stack, "gpu", "driver"):
+    for driver in scalars(file.stack, "gpu", "driver"):
         branch = software.driver_branch(driver.value)
         for value, cuda in _cudas(file):
             least = software.least_driver(cuda)
             if least is not None and branch < least:
-                yield _at(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
+                yield at(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
 
 
 @rule(
@@ -148,11 +148,9 @@ def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
     for value, cuda in _cudas(file):
         for found in _generations(file):
             if found.first_cuda and software.version_key(cuda) < software.version_key(found.first_cuda):
-                yield _at(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
+                yield at(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
             elif found.last_cuda and software.version_key(cuda)[0] > int(found.last_cuda):
-                yield _at(
-                    value, f"CUDA {cuda} does not know {found.name}: CUDA {found.last_cuda} is the last that does"
-                )
+                yield at(value, f"CUDA {cuda} does not know {found.name}: CUDA {found.last_cuda} is the last that does")
 
 
 @rule(
@@ -173,9 +171,9 @@ def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
         torch, cuda = tree.scalar(tree.get(item, "torch")), tree.get(item, "cuda")
         if torch is None or not isinstance(cuda, yaml.ScalarNode):
             continue
-        found = _release(".".join(torch.split(".")[:2]), "PyTorch")
+        found = release(".".join(torch.split(".")[:2]), "PyTorch")
         if found and cuda.value not in found.builds:
-            yield _at(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
+            yield at(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
 
 
 @rule(
@@ -192,10 +190,10 @@ def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
 )
 def ended_slurm(file: ReviewedFile) -> Iterator[Problem]:
     """`slurm.release` that ended."""
-    for value in _scalars(file.stack, "slurm", "release"):
-        found = _release(".".join(value.value.split(".")[:2]), "Slurm")
+    for value in scalars(file.stack, "slurm", "release"):
+        found = release(".".join(value.value.split(".")[:2]), "Slurm")
         if found and software.is_over(found):
-            yield _at(value, f"support of {found.name} ended in {found.ends}")
+            yield at(value, f"support of {found.name} ended in {found.ends}")
 
 
 @rule(
@@ -218,10 +216,10 @@ def ending_support(file: ReviewedFile) -> Iterator[Problem]:
         ("Slurm", ("slurm", "release"), lambda text: ".".join(text.split(".")[:2])),
     )
     for component, path, name in names:
-        for value in _scalars(file.stack, *path):
-            found = _release(name(value.value), component)
+        for value in scalars(file.stack, *path):
+            found = release(name(value.value), component)
             if found and software.ends_soon(found):
-                yield _at(value, f"support of {found.name} ends in {found.ends}")
+                yield at(value, f"support of {found.name} ends in {found.ends}")
 
 
 @rule(
@@ -238,27 +236,28 @@ def ending_support(file: ReviewedFile) -> Iterator[Problem]:
 )
 def other_slurm(file: ReviewedFile) -> Iterator[Problem]:
     """`packages: distribution` with a release that the operating system does not have."""
-    for value in _scalars(file.stack, "slurm", "release"):
+    for value in scalars(file.stack, "slurm", "release"):
         if tree.scalar(tree.get(file.stack, "slurm", "packages")) != "distribution":
             continue
-        system = _release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
+        system = release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
         if system and system.slurm != ".".join(value.value.split(".")[:2]):
-            yield _at(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
+            yield at(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
 
 
-def _at(node_: yaml.ScalarNode, message: str) -> Problem:
+def at(node_: yaml.ScalarNode, message: str) -> Problem:
+    """A problem at a value."""
     line, column = tree.place(node_)
     return Problem(line, column, message)
 
 
-def _scalars(root: yaml.Node | None, *path: str) -> Iterator[yaml.ScalarNode]:
+def scalars(root: yaml.Node | None, *path: str) -> Iterator[yaml.ScalarNode]:
     """The scalar under a path, if there is one."""
     found = tree.get(root, *path)
     if isinstance(found, yaml.ScalarNode):
         yield found
 
 
-def _release(name: str, component: str) -> Release | None:
+def release(name: str, component: str) -> Release | None:
     """The release of that name of a component; None if the catalogue has none."""
     full = name if component in ("operating system", "driver") else f"{component} {name}"
     found = software.release(full) if has("software", full) else None
@@ -266,20 +265,20 @@ def _release(name: str, component: str) -> Release | None:
 
 
 def _environments(file: ReviewedFile) -> list[yaml.Node]:
-    return tree.items(tree.get(file.stack, "environments"))
+    return [each for key in ("environments", "images") for each in tree.items(tree.get(file.stack, key))]
 
 
 def _environment_values(file: ReviewedFile, key: str) -> Iterator[yaml.ScalarNode]:
     for item in _environments(file):
-        yield from _scalars(item, key)
+        yield from scalars(item, key)
 
 
 def _cudas(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
     """CUDA of each environment: as written, or that in the name of its image."""
     for item in _environments(file):
-        written = list(_scalars(item, "cuda"))
+        written = list(scalars(item, "cuda"))
         yield from ((value, value.value) for value in written if re.match(r"\d", value.value))
-        for image in _scalars(item, "image"):
+        for image in scalars(item, "image"):
             named = re.search(r"(?:^|/)cuda:(\d+\.\d+)", image.value)
             if named and not written:
                 yield image, named[1]

@@ -6,12 +6,10 @@ the step, which determines the learning rate, the reader's position and the rand
 
 from __future__ import annotations
 
-import errno
-import re
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,9 +23,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils._pytree import tree_map_only
 
-from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
-from trainworks.files import free_bytes
-from trainworks.record.events import append_event
+from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.record.events import EventKind, append_event
 from trainworks.record.manifest import (
     MANIFEST,
     Damage,
@@ -38,15 +35,13 @@ from trainworks.record.manifest import (
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
-from trainworks.units import format_bytes
-from trainworks.worker.checkpoint.checksums import checksum_files, find_damage, first_of_any_rank
-from trainworks.worker.health.out_of_memory import is_out_of_memory
-
-_DISK_FULL = re.compile("No space left on device|inline_container|unexpected pos")
-
-
-class UnreadableCheckpointError(EnvironmentProblem):
-    """The files of a checkpoint have their sizes, and the state cannot be read from them."""
+from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, gather_checksums
+from trainworks.worker.checkpoint.failures import explained_failure, load_failure
+from trainworks.worker.checkpoint.memory import Found, MemoryTier
+from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError
+from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
+from trainworks.worker.models.adapters import trained_state
 
 
 class HasState(Protocol):
@@ -72,9 +67,19 @@ class Checkpointer:
         group: a process group of its own: saving talks to the other ranks from a thread while training does too.
         keep: complete checkpoints to keep.
         template: the manifest's fields that do not change from one checkpoint to the next.
+        memory_every: steps between checkpoints in shared memory, where all ranks are on one node; None for none.
     """
 
-    def __init__(self, run_dir: RunDir, group: dist.ProcessGroup, *, keep: int, template: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        group: dist.ProcessGroup,
+        *,
+        keep: int,
+        template: dict[str, Any],
+        memory_every: int | None = None,
+    ) -> None:
+        self.memory = MemoryTier(run_dir, memory_every, group)
         self._run_dir = run_dir
         self._group = group
         self._keep = keep
@@ -91,11 +96,28 @@ class Checkpointer:
         """Checkpoints on disk that cannot be loaded, by step; the same on every rank."""
         self._unreported: list[int] = []
         """Steps of them that no event names yet."""
+        self.kept_step: int | None = None
+        """Step whose checkpoint is not deleted for its age: the best evaluation."""
+        self.measured: Callable[[float, float], None] = lambda stall_s, write_s: None
+        """Takes the costs of each checkpoint on disk, on rank 0."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
-    def save(self, step: int, parts: Sequence[nn.Module], optimizer: HasState, *, samples_consumed: int) -> None:
-        """Start saving. Waits first if the previous save still runs.
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save of this rank still runs."""
+        return self._pending is not None and not self._pending.done()
+
+    def save(
+        self,
+        step: int,
+        parts: Sequence[nn.Module],
+        optimizer: HasState,
+        *,
+        samples_consumed: int,
+        to_memory: bool = False,
+    ) -> None:
+        """Start saving, to disk or to memory. Waits first if the previous save still runs.
 
         The state is copied beside the next step's forward and backward, which only read it (CheckFreq, Mohan et al.
         2021); `await_copy` has to be called before it changes. The checkpoint becomes complete only after
@@ -108,8 +130,9 @@ class Checkpointer:
             return
         self._may_complete.clear()
         self._saving_step = step
-        self._damaged.pop(step, None)
-        folder = self._run_dir.checkpoint(step)
+        if not to_memory:
+            self._damaged.pop(step, None)
+        folder = self.memory.folder(step) if to_memory else self._run_dir.checkpoint(step)
         if dist.get_rank() == 0:
             delete_checkpoint(folder)
         if torch.cuda.is_initialized():  # the copy runs on its own stream, which does not wait for this one
@@ -150,8 +173,9 @@ class Checkpointer:
     def _write(self, copied: Future[Any], folder: Path, fields: dict[str, Any], started: float) -> None:
         """Runs in the writing thread."""
         try:
-            dcp.save(copied.result(), checkpoint_id=folder, process_group=self._group)
-            fields["checksums"] = checksum_files(folder, self._group)
+            writer = ShardWriter(folder, durable=not self.memory.holds(folder))
+            dcp.save(copied.result(), storage_writer=writer, planner=SavePlannerOfValues(), process_group=self._group)
+            fields["checksums"] = gather_checksums(writer.checksums, self._group)
             self._may_complete.wait()
             if dist.get_rank() == 0:
                 if self._abandoned:
@@ -159,36 +183,47 @@ class Checkpointer:
                 else:
                     self._complete(folder, fields, started)
         except BaseException as error:  # CheckpointException is one; the loop reports it and ends the run
-            self.failure = _explained(error, folder)
+            problem = explained_failure(error, folder)
+            if in_memory := self.memory.holds(folder):
+                self.memory.problem = problem.message  # the disk has its own, and training goes on
+            else:
+                self.failure = problem
             if dist.get_rank() == 0:
                 delete_checkpoint(folder)
-                self._note_failure(fields["step"])
+                kind: EventKind = "memory_checkpoints_ended" if in_memory else "checkpoint_failed"
+                self._note_failure(kind, fields["step"], problem)
 
     def _complete(self, folder: Path, fields: dict[str, Any], started: float) -> None:
         files = {name: (folder / name).stat().st_size for name in fields["checksums"]}
         manifest = Manifest(created_at=time.time(), torch=torch.__version__, files=files, **fields)
         write_manifest(folder, manifest)
+        if self.memory.holds(folder):
+            self.memory.keep_only(manifest.step)
+            return
+        write_s = time.perf_counter() - started
         append_event(
             self._run_dir.events_file,
             "checkpoint",
             attempt=manifest.attempt,
             step=manifest.step,
             stall_s=self._stall_s,
-            write_s=time.perf_counter() - started,
+            write_s=write_s,
             bytes=manifest.num_bytes,
         )
+        self.measured(self._stall_s, write_s)
         self._delete_old()
 
     def _delete_old(self) -> None:
-        """Keep the newest `keep` checkpoints; damaged ones neither count nor go."""
+        """Keep the newest `keep` checkpoints and that of `kept_step`; damaged ones neither count nor go."""
         complete = complete_checkpoints(self._run_dir)
         loadable = [folder for manifest, folder in complete if manifest.step not in self._damaged]
         for folder in loadable[: -self._keep]:
-            delete_checkpoint(folder)
+            if self.kept_step is None or folder != self._run_dir.checkpoint(self.kept_step):
+                delete_checkpoint(folder)
 
-    def _note_failure(self, step: int) -> None:
+    def _note_failure(self, kind: EventKind, step: int, problem: TrainworksError) -> None:
         try:
-            append_event(self._run_dir.events_file, "checkpoint_failed", step=step, message=str(self.failure))
+            append_event(self._run_dir.events_file, kind, step=step, message=str(problem))
         except TrainworksError:
             pass  # the same full disk; the failure itself is raised by the loop
 
@@ -208,7 +243,7 @@ class Checkpointer:
                 self.load(manifest, folder, parts, optimizer)
                 return manifest
             except UnreadableCheckpointError as error:
-                self._pass_over(manifest.step, Damage(None, error.message))
+                self._pass_over(manifest.step, folder, Damage(None, error.message))
         if self._damaged:
             raise self._none_loadable()
         return None
@@ -229,22 +264,27 @@ class Checkpointer:
         Each rank compares the checksums of a share of the files. Damaged checkpoints are reported, and left where they
         are; what was being written at a kill is deleted.
         """
-        shared: list[Any] = [self._on_disk() if dist.get_rank() == 0 else None]
+        shared: list[Any] = [self._candidates() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(shared, src=0)
         for step, folder, checked in shared[0]:
-            if step in self._damaged:
+            if step in self._damaged and not self.memory.holds(folder):
                 continue
             damage = checked if isinstance(checked, Damage) else find_damage(checked, folder, self._group)
             if damage is None:
                 self._report_damage(fallback_step=step)
                 return checked, folder
-            self._pass_over(step, damage)
+            self._pass_over(step, folder, damage)
         self._report_damage(fallback_step=None)
         return None
 
-    def _on_disk(self) -> list[tuple[int, Path, Manifest | Damage]]:
+    def _candidates(self) -> list[Found]:
+        """Checkpoints on disk and in memory, newest first; of one step, that in memory first."""
+        found = [*self.memory.found(), *self._on_disk()]
+        return sorted(found, key=lambda each: each[0], reverse=True)
+
+    def _on_disk(self) -> list[Found]:
         """Every checkpoint that was complete once, newest first."""
-        found = []
+        found: list[Found] = []
         for step, folder in reversed(self._run_dir.checkpoint_folders()):
             if (folder / MANIFEST).exists():
                 found.append((step, folder, check_manifest(folder)))
@@ -252,7 +292,13 @@ class Checkpointer:
                 delete_checkpoint(folder)
         return found
 
-    def _pass_over(self, step: int, damage: Damage) -> None:
+    def _pass_over(self, step: int, folder: Path, damage: Damage) -> None:
+        if self.memory.holds(folder):
+            dist.barrier(self._group)  # no rank reads it any more
+            if dist.get_rank() == 0:
+                delete_checkpoint(folder)
+            dist.barrier(self._group)
+            return
         self._damaged[step] = damage
         self._unreported.append(step)
 
@@ -295,13 +341,19 @@ class Checkpointer:
         if manifest.layout.world_size != dist.get_world_size():
             state.pop("random", None)
         if (error := self._load_state(state, folder)) is not None:
-            raise _load_failure(error, manifest) from None
+            raise load_failure(error, manifest) from None
 
     def _load_state(self, state: dict[str, Any], folder: Path) -> BaseException | None:
         """Fill the state from the files; returns the first error of any rank, to all ranks."""
         own: BaseException | None = None
         try:
-            dcp.load(state, checkpoint_id=folder, process_group=self._group)
+            reader = reader_of(folder)
+        except Exception as error:
+            own = error
+        if (failed := first_of_any_rank(own, self._group)) is not None:
+            return failed
+        try:
+            dcp.load(state, storage_reader=reader, planner=LoadPlannerOfValues(), process_group=self._group)
         except CheckpointException as error:
             own, _ = error.failures[min(error.failures)]
         except Exception as error:  # of a state that takes what was read itself; it may not survive pickling
@@ -312,7 +364,7 @@ class Checkpointer:
 def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
     """Names and shapes are those of the whole model: each rank provides its part of each tensor, in any layout."""
     return {
-        "model": {name: tensor for part in parts for name, tensor in part.state_dict().items()},
+        "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
         **optimizer.checkpoint_state(),
     }
 
@@ -334,42 +386,3 @@ def _staging() -> StagingOptions:
     """Copies go to buffers that are kept for the next save, pinned where an accelerator copies by itself."""
     accelerator = torch.accelerator.is_available()
     return StagingOptions(accelerator, False, True, accelerator)
-
-
-def _explained(error: BaseException, folder: Path) -> TrainworksError:
-    """The reason of a failed save, found among what all the ranks reported."""
-    reasons = [error]
-    if isinstance(error, CheckpointException):
-        reasons = [reason for reason, _ in error.failures.values()]
-    for reason in reasons:
-        if isinstance(reason, TrainworksError):
-            return reason
-        if _is_disk_full(reason):
-            return DiskFullError(
-                f"no space left on device: {format_bytes(free_bytes(folder))} free, writing checkpoint `{folder.name}`",
-                hint="free some space or lower `checkpoint.keep`, then: trainworks resume",
-            )
-    problem = EnvironmentProblem(f"cannot write checkpoint `{folder}`: {reasons[0]}")
-    problem.__cause__ = error
-    return problem
-
-
-def _load_failure(error: BaseException, manifest: Manifest) -> BaseException:
-    """Exception for a loading error: intact files do not match the model, others are damaged."""
-    if is_out_of_memory(error):
-        return error
-    reason = str(error).strip() or type(error).__name__
-    if manifest.checksums and not isinstance(error, OSError):
-        return UsageError(
-            f"the checkpoint of step {manifest.step:,} does not fit the model: {reason}",
-            hint="restore the model that the run was started with, or start a new run",
-        )
-    return UnreadableCheckpointError(
-        f"cannot read the state of step {manifest.step:,}: {type(error).__name__}: {reason}"
-    )
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """ENOSPC, in the words of the system or of torch's zip writer, which finds its file shorter than it wrote."""
-    number = getattr(error, "errno", None)
-    return number in (errno.ENOSPC, errno.EDQUOT) or _DISK_FULL.search(str(error)) is not None

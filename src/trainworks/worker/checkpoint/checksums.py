@@ -10,31 +10,17 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.record.manifest import Damage, Manifest, check_file, check_manifest, checksum, complete_checkpoints
+from trainworks.record.manifest import Damage, Manifest, check_file, check_manifest, complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
 _T = TypeVar("_T")
-_SHARD = re.compile(r"__(\d+)_")
-"""Start of a shard's file name: the rank that wrote it."""
+_SHARD = re.compile(r"(?:rank-|__)(\d+)[._]")
+"""Start of a shard's file name: the rank that wrote it; with underscores in versions before metadata.json."""
 
 
-def checksum_files(folder: Path, group: dist.ProcessGroup) -> dict[str, int]:
-    """Checksum of every file, each computed by the rank that wrote it.
-
-    Raises:
-        OSError: one rank could not read its files; raised on all ranks.
-    """
-    own: dict[str, int] | OSError
-    try:
-        own = {name: checksum(folder / name) for name in _share(file.name for file in folder.iterdir())}
-    except OSError as error:
-        own = error
-    checksums: dict[str, int] = {}
-    for each in _gathered(own, group):
-        if isinstance(each, OSError):
-            raise each
-        checksums |= each
-    return checksums
+def gather_checksums(own: dict[str, int], group: dist.ProcessGroup) -> dict[str, int]:
+    """Checksum of every file, each computed by the rank that wrote it."""
+    return {name: value for each in _gathered(own, group) for name, value in each.items()}
 
 
 def find_damage(manifest: Manifest, folder: Path, group: dist.ProcessGroup) -> Damage | None:

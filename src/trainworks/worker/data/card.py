@@ -2,7 +2,8 @@
 
 <folder>/dataset.json           the card; written last, so that the folder is complete or absent
          tokenizer.json         of tokens
-         tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536)
+         chat.json              of conversations: the chat template, and the special tokens that it names
+         tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536, and for marked tokens)
          images-00000.bin ...   encoded images, see images.py
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,7 @@ from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, UsageError
 
 CARD = "dataset.json"
+STYLE = "chat.json"
 _READ_BYTES = 1 << 20
 
 
@@ -42,6 +45,19 @@ class Part(Spec):
     """Its share of the samples over the sum of all weights; its size when None."""
 
 
+class ChatCounts(Spec):
+    """Conversations of prepared data."""
+
+    conversations: int = 0
+    """All of the source; one whose answers need several samples counts as several."""
+    cut: int = 0
+    """Those whose end did not fit."""
+    dropped: int = 0
+    """Those left out: longer than allowed, or no answer fits."""
+    answer_tokens: int = 0
+    """Tokens that the loss counts."""
+
+
 class DatasetCard(Spec):
     """Contents of a folder of prepared data."""
 
@@ -56,6 +72,11 @@ class DatasetCard(Spec):
     num_bytes_of_text: int = 0
     packed: int | None = None
     """Tokens per row of packed documents; None if documents follow each other and sequences are cut out of them."""
+    marked: bool = False
+    """Tokens have marks: where documents begin, and which tokens the loss counts."""
+    one_per_row: bool = False
+    """A packed row has one document."""
+    chats: ChatCounts | None = None
     padding_tokens: int = 0
     """Tokens that only fill up rows of packed documents."""
     tokenizer_sha256: str | None = None
@@ -65,6 +86,12 @@ class DatasetCard(Spec):
     """Sources of a mixture."""
     store: str | None = None
     """Address that the shards are streamed from; None if they are beside the card."""
+
+    @property
+    def companions(self) -> list[str]:
+        """Files beside the shards and the card."""
+        tokenizer = ["tokenizer.json"] if self.kind == "tokens" else []
+        return [*tokenizer, STYLE] if self.chats is not None else tokenizer
 
     @property
     def num_items(self) -> int:
@@ -80,6 +107,15 @@ class DatasetCard(Spec):
     def num_bytes(self) -> int:
         """Tokens of all shards."""
         return sum(shard.num_bytes for shard in self.shards.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolders:
+    """Prepared data of a run on this machine."""
+
+    train: Path
+    evaluation: Path | None = None
+    """None for a run that does not evaluate, and for a module, whose file reads the data."""
 
 
 def fingerprint(facts: Iterable[object]) -> str:
@@ -113,3 +149,9 @@ def read_card(folder: Path) -> DatasetCard:
         raise EnvironmentProblem(
             f"`{folder / CARD}` is not a card of this version: {where}: {first['msg']}", hint="prepare the data again"
         ) from None
+
+
+def first_card(folder: Path) -> tuple[DatasetCard, Path]:
+    """Card and folder of prepared data, or of a mixture's first source: all have the same tokenizer and classes."""
+    card = read_card(folder)
+    return first_card(Path(card.parts[0].folder)) if card.parts else (card, folder)

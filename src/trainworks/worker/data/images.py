@@ -25,6 +25,7 @@ from trainworks.host.corpus import anchored_source
 from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file, read_card
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
 from trainworks.worker.data.shards import Bytes, Shards, stored_data
+from trainworks.worker.data.split import Side, split_prepared
 from trainworks.worker.data.store import extra
 from trainworks.worker.data.token_shards import Progress, making
 
@@ -42,8 +43,8 @@ class ImageFile:
     num_bytes: int
 
 
-def prepare_images(source: DataSource, cache: Path) -> Path:
-    """A folder with a card for a source of images; folders of images are read where they are.
+def prepare_images(source: DataSource, cache: Path, side: Side | None = None) -> Path:
+    """A folder with a card for a source of images, or one side of it; folders of images are read where they are.
 
     Raises:
         UsageError: no images, or not in one folder per class.
@@ -53,8 +54,10 @@ def prepare_images(source: DataSource, cache: Path) -> Path:
     if folder is not None:
         if read_card(folder).kind not in ("images", "image-files"):
             raise UsageError(f"`{source.source}` holds prepared text, not images")
-        return folder
+        return folder if side is None else split_prepared(folder, side, cache)
     classes, files = image_files(source)
+    if side is not None:
+        files = [file for file in files if side.has(f"{classes[file.label]}/{Path(file.path).name}".encode())]
     facts = fingerprint([classes, [(Path(file.path).name, file.label, file.num_bytes) for file in files]])
     card = DatasetCard(kind="image-files", source=source.source, fingerprint=facts, classes=classes)
     folder = cache / f"images-{fingerprint([source.source, facts])[:16]}"

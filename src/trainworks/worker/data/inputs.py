@@ -6,16 +6,18 @@ number of processes and interruptions.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from trainworks.config.data import DataSource
 from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.host.corpus import anchored_source, source_files
+from trainworks.worker.data.split import Side
 from trainworks.worker.data.store import Store, extra, naming_store
 
 Format = Literal["text", "jsonl", "parquet", "arrow"]
@@ -53,6 +55,8 @@ class Piece:
     start: int
     stop: int
     num_bytes: int
+    side: Side | None = None
+    """Side of a split whose documents are read; all of them when None."""
 
 
 def find_inputs(source: DataSource) -> list[Input]:
@@ -79,11 +83,11 @@ def part_bytes_for(inputs: Sequence[Input]) -> int:
     return min(max(total // _PARTS, _SMALLEST_PART_BYTES), _LARGEST_PART_BYTES)
 
 
-def parts_of(inputs: Sequence[Input], part_bytes: int) -> list[list[Piece]]:
-    """Pieces of about `part_bytes` together, in order."""
+def parts_of(inputs: Sequence[Input], part_bytes: int, side: Side | None = None) -> list[list[Piece]]:
+    """Pieces of about `part_bytes` together, in order, to read one side of a split or everything."""
     parts: list[list[Piece]] = [[]]
     size = 0
-    for piece in (piece for file in inputs for piece in _pieces(file, part_bytes)):
+    for piece in (replace(piece, side=side) for file in inputs for piece in _pieces(file, part_bytes)):
         if size and size + piece.num_bytes > part_bytes:
             parts.append([])
             size = 0
@@ -176,6 +180,31 @@ def _one_of(what: str, wanted: str, known: Sequence[str], where: str) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A JSONL line, or a row of Parquet or Arrow."""
+
+    fields: dict[str, Any]
+    place: Callable[[], str]
+    """`file:line` or `file, row n`, found when an error needs it."""
+
+
+def records(pieces: Sequence[Piece]) -> Iterator[Record]:
+    """The records of `pieces`, in order.
+
+    Raises:
+        UsageError: a line is not a JSON object, or the files are text.
+        EnvironmentProblem: a store does not answer.
+    """
+    read = {"jsonl": _json_records, "parquet": _parquet_records, "arrow": _arrow_records}
+    for piece in pieces:
+        if piece.format == "text":
+            raise UsageError(f"`{piece.address}` is text, not records", hint="name JSONL (`.jsonl`) or Parquet files")
+        for record in read[piece.format](piece):
+            if piece.side is None or piece.side.has(json.dumps(record.fields, sort_keys=True, default=str).encode()):
+                yield record
+
+
 _TEXT_COLUMNS = ("text", "content")
 
 
@@ -192,7 +221,8 @@ def documents(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
     """
     read = {"text": _text, "jsonl": _jsonl, "parquet": _parquet, "arrow": _arrow}
     for piece in pieces:
-        yield from read[piece.format](piece, column)
+        texts = read[piece.format](piece, column)
+        yield from texts if piece.side is None else piece.side.documents(texts)
 
 
 def _open(piece: Piece) -> IO[bytes]:
@@ -209,6 +239,11 @@ def _text(piece: Piece, column: str | None) -> Iterator[str]:
 
 
 def _jsonl(piece: Piece, column: str | None) -> Iterator[str]:
+    for record in _json_records(piece):
+        yield _text_of_record(record, column)
+
+
+def _json_records(piece: Piece) -> Iterator[Record]:
     """Lines that begin in the piece's range; a line belongs to the piece that holds its first byte."""
     with _open(piece) as file:
         whole = piece.address.endswith(".gz")
@@ -222,23 +257,28 @@ def _jsonl(piece: Piece, column: str | None) -> Iterator[str]:
             if not line:
                 return
             if line.strip():
-                yield _text_of_line(line, column, piece, position)
+                yield _record_of_line(line, functools.partial(_place, piece, position))
             position += len(line)
 
 
-def _text_of_line(line: bytes, column: str | None, piece: Piece, position: int) -> str:
+def _record_of_line(line: bytes, place: Callable[[], str]) -> Record:
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{_place(piece, position)}: not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise UsageError(f'{_place(piece, position)}: a line is an object, like {{"text": ...}}')
-    key = column or next((name for name in _TEXT_COLUMNS if name in record), None)
-    if key is None or key not in record:
-        raise _no_column(_place(piece, position), column, list(record))
-    if not isinstance(record[key], str):
-        raise UsageError(f"{_place(piece, position)}: `{key}` is {type(record[key]).__name__}, not text")
-    return record[key]
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place()}: not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise UsageError(f'{place()}: a line is an object, like {{"text": ...}}')
+    return Record(fields, place)
+
+
+def _text_of_record(record: Record, column: str | None) -> str:
+    key = column or next((name for name in _TEXT_COLUMNS if name in record.fields), None)
+    if key is None or key not in record.fields:
+        raise _no_column(record.place(), column, list(record.fields))
+    text = record.fields[key]
+    if not isinstance(text, str):
+        raise UsageError(f"{record.place()}: `{key}` is {type(text).__name__}, not text")
+    return text
 
 
 def _place(piece: Piece, position: int) -> str:
@@ -254,6 +294,32 @@ def _parquet(piece: Piece, column: str | None) -> Iterator[str]:
         name = _text_column(file.schema_arrow, column, piece.address)
         for group in range(piece.start, piece.stop):
             yield from _texts(file.read_row_group(group, columns=[name]).column(name), name, piece.address)
+
+
+def _parquet_records(piece: Piece) -> Iterator[Record]:
+    with _open(piece) as opened, naming_store(piece.address):
+        file = extra("pyarrow.parquet", "data").ParquetFile(opened)
+        first = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+        for group in range(piece.start, piece.stop):
+            rows = file.read_row_group(group).to_pylist()
+            yield from _numbered(rows, first, piece.address)
+            first += len(rows)
+
+
+def _arrow_records(piece: Piece) -> Iterator[Record]:
+    with extra("pyarrow", "data").memory_map(piece.address) as mapped:
+        first = 0
+        for number, batch in enumerate(extra("pyarrow.ipc", "data").open_stream(mapped)):
+            if piece.start <= number < piece.stop:
+                yield from _numbered(batch.to_pylist(), first, piece.address)
+            first += batch.num_rows
+
+
+def _numbered(rows: list[dict[str, Any]], first: int, address: str) -> Iterator[Record]:
+    """Rows without the columns in which they have nothing."""
+    for number, row in enumerate(rows, start=first + 1):
+        fields = {name: value for name, value in row.items() if value is not None}
+        yield Record(fields, functools.partial("`{}`, row {:,}".format, address, number))
 
 
 def _arrow(piece: Piece, column: str | None) -> Iterator[str]:

@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import fcntl
-import time
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -21,21 +22,16 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
-from trainworks.record.events import append_event
-from trainworks.worker.data.card import CARD, DatasetCard, Part, fingerprint, hash_file, read_card
+from trainworks.worker.data.card import CARD, STYLE, DatasetCard, Part, fingerprint, hash_file, read_card
+from trainworks.worker.data.encoding import Recipe
 from trainworks.worker.data.images import prepare_images
-from trainworks.worker.data.inputs import Input, documents, find_inputs, part_bytes_for, parts_of
+from trainworks.worker.data.inputs import Input, Piece, documents, find_inputs, part_bytes_for, parts_of, records
 from trainworks.worker.data.shards import stored_data
-from trainworks.worker.data.token_shards import (
-    END_OF_TEXT,
-    Progress,
-    load_tokenizer,
-    make_token_shards,
-    making,
-)
+from trainworks.worker.data.split import Side, split_prepared
+from trainworks.worker.data.token_shards import Progress, make_token_shards, making
+from trainworks.worker.data.tokenizer import END_OF_TEXT, load_tokenizer
 
 _TRAINING_SAMPLE_BYTES = 6_000_000
-_PROGRESS_INTERVAL_S = 0.5
 _FORMAT = 2
 """Counted up when the same source gives other bytes."""
 
@@ -45,7 +41,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def prepare(
-    data: Data, cache: Path, progress: Progress = _silent, *, processes: int | None = None
+    data: Data, cache: Path, progress: Progress = _silent, *, processes: int | None = None, side: Side | None = None
 ) -> tuple[Path, DatasetCard]:
     """The folder of prepared data for `data`, made now if it is not there; one process at a time makes it.
 
@@ -54,6 +50,7 @@ def prepare(
         cache: folder of all prepared data.
         progress: called while something is made.
         processes: that tokenize; as many as there are cores when None.
+        side: of a split, whose documents alone are prepared; everything when None.
 
     Raises:
         UsageError: a source names no files, cannot be read as it is, or holds too little text for one sequence.
@@ -62,53 +59,22 @@ def prepare(
     """
     cache.mkdir(parents=True, exist_ok=True)
     if data.image_size is not None:
-        return _several(data, cache, [prepare_images(source, cache) for source in data.sources])
+        return _several(data, cache, [prepare_images(source, cache, side) for source in data.sources])
     ready = {source: found for source in data.sources if (found := _prepared_already(source, cache)) is not None}
     raw = {source: find_inputs(source) for source in data.sources if source not in ready}
-    tokenizer = _tokenizer(data, cache, list(ready.values()), raw)
+    tokenizer = _tokenizer(data, cache, list(ready.values()), raw, side)
     workers = processes or num_cores()
+    if side is not None:
+        ready = {source: split_prepared(found, side, cache) for source, found in ready.items()}
     folders = [
-        ready[source] if source in ready else _tokenized(data, source, raw[source], cache, tokenizer, workers, progress)
+        ready[source]
+        if source in ready
+        else _tokenized(data, source, raw[source], cache, tokenizer, workers, progress, side)
         for source in data.sources
     ]
     folder, card = _several(data, cache, folders)
-    _check_enough(data, folders)
+    _check_enough(data, folders, side)
     return folder, card
-
-
-def prepare_for_run(data: Data, cache: Path, events_file: Path | None, *, model_vocabulary: int) -> Path:
-    """`prepare` with its progress and result written as events; silent when `events_file` is None.
-
-    Raises:
-        UsageError: the tokenizer has more entries than the model's embedding, besides `prepare`'s errors.
-    """
-    started = last = time.monotonic()
-    made = False
-
-    def report(done: int, total: int) -> None:
-        nonlocal last, made
-        made = True
-        if events_file is not None and time.monotonic() - last >= _PROGRESS_INTERVAL_S:
-            last = time.monotonic()
-            append_event(events_file, "data_progress", done_bytes=done, total_bytes=total)
-
-    folder, card = prepare(data, cache, report)
-    if card.vocabulary > model_vocabulary:
-        raise UsageError(
-            f"the tokenizer has {card.vocabulary} entries, the model {model_vocabulary}",
-            hint="take the tokenizer that belongs to the model",
-        )
-    if events_file is not None:
-        append_event(
-            events_file,
-            "data_ready",
-            folder=str(folder),
-            num_tokens=num_tokens(folder),
-            fingerprint=card.fingerprint,
-            seconds=time.monotonic() - started,
-            cached=not made,
-        )
-    return folder
 
 
 def num_tokens(folder: Path) -> int:
@@ -149,15 +115,34 @@ def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, Da
     return folder, card
 
 
-def _check_enough(data: Data, folders: Sequence[Path]) -> None:
-    for source, folder in zip(data.sources, folders, strict=True):
-        card = read_card(folder)
+def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> None:
+    cards = [read_card(folder) for folder in folders]
+    if len({(card.marked, card.one_per_row) for card in cards}) > 1:
+        raise UsageError(
+            "some sources have rows of whole documents, others do not",
+            hint="prepare all with the same `pack` and `chat`",
+        )
+    for source, card in zip(data.sources, cards, strict=True):
+        if card.chats is not None and not card.num_tokens:
+            length = data.sequence_length
+            raise UsageError(
+                f"none of the {card.chats.conversations:,} conversations of `{source.source}` has an answer within "
+                f"{length} tokens",
+                hint="raise `data.sequence_length`",
+            )
         if card.kind != "tokens":
             raise UsageError(f"`{source.source}` holds prepared {card.kind}, not tokens")
         if card.packed not in (None, data.sequence_length + 1):
             raise UsageError(
                 f"`{source.source}` is packed for sequences of {card.packed - 1}, not {data.sequence_length}",
                 hint=f"set `data.sequence_length: {card.packed - 1}`, or pack it again",
+            )
+        if card.num_tokens <= data.sequence_length and side is not None:
+            raise UsageError(
+                f"{side.share:.3g} of `{source.source}` held out for `eval.split` leaves {card.num_tokens} tokens "
+                f"{'to evaluate' if side.held_out else 'to train'} on, fewer than one sequence of "
+                f"{data.sequence_length} + 1",
+                hint="documents are held out as a whole: set another `eval.split`, or name other data in `eval.data`",
             )
         if card.num_tokens <= data.sequence_length:
             raise UsageError(
@@ -175,27 +160,46 @@ def _tokenized(
     tokenizer: Path,
     processes: int,
     progress: Progress,
+    side: Side | None,
 ) -> Path:
     """The folder of one source's tokens, made now if it is not there."""
-    packed = data.sequence_length + 1 if data.pack else None
+    recipe = Recipe(
+        column=source.column,
+        row=data.sequence_length + 1 if data.pack or data.chat else None,
+        one_per_row=data.chat is not None and not data.pack,
+        chat=data.chat,
+    )
+    style = _style(data, tokenizer)
     facts = [(file.address, file.num_bytes, file.version) for file in inputs]
-    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, packed])[:16]
+    as_made = [style, recipe.model_dump_json()] if recipe.marked else [None]
+    facts_of_side = side.facts if side else []
+    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, *as_made, *facts_of_side])[:16]
     folder = cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
     with _locked(folder):
         if not (folder / CARD).exists():
             with making(folder) as work, naming_full_disk(folder):
                 if not (work / "tokenizer.json").exists():
                     write_atomic(work / "tokenizer.json", tokenizer.read_bytes())
+                if style is not None:
+                    write_atomic(work / STYLE, style)
                 make_token_shards(
                     work,
-                    parts_of(inputs, part_bytes_for(inputs)),
+                    parts_of(inputs, part_bytes_for(inputs), side),
                     source=source.source,
-                    column=source.column,
-                    packed=packed,
+                    recipe=recipe,
                     processes=processes,
                     progress=progress,
                 )
     return folder
+
+
+def _style(data: Data, tokenizer: Path) -> str | None:
+    """The chat template as JSON; None if the data are not chats."""
+    if data.chat is None:
+        return None
+    from trainworks.worker.data.chats import find_style  # noqa: PLC0415  # imports `transformers`
+
+    return json.dumps(asdict(find_style(data.chat, tokenizer)))
 
 
 @contextmanager
@@ -205,8 +209,12 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tokenizer(data: Data, cache: Path, prepared: Sequence[Path], raw: dict[DataSource, list[Input]]) -> Path:
+def _tokenizer(
+    data: Data, cache: Path, prepared: Sequence[Path], raw: dict[DataSource, list[Input]], side: Side | None
+) -> Path:
     """The tokenizer.json of all sources: the written one, that of the prepared sources, or one trained now.
+
+    Held-out documents do not train a tokenizer.
 
     Raises:
         UsageError: sources were prepared with different ones, or not with the written one.
@@ -227,31 +235,43 @@ def _tokenizer(data: Data, cache: Path, prepared: Sequence[Path], raw: dict[Data
             )
     if candidates:
         return candidates[0]
-    return _trained(data.vocabulary or TRAINED_VOCABULARY, cache, raw)
+    return _trained(data, cache, raw, side)
 
 
-def _trained(vocabulary: int, cache: Path, raw: dict[DataSource, list[Input]]) -> Path:
+def _trained(data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None) -> Path:
+    vocabulary = data.vocabulary or TRAINED_VOCABULARY
     facts = [
         [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
         for source, files in raw.items()
     ]
-    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts])[:16]
+    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts, *(side.facts if side else [])])[:16]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "tokenizer.json"
     with _locked(folder):
         if not file.exists():
-            write_atomic(file, _train(vocabulary, _sample(raw)).to_str(pretty=True))
+            read = _texts_of_chats if data.chat else documents
+            write_atomic(file, _train(vocabulary, _sample(raw, side, read)).to_str(pretty=True))
     return file
 
 
-def _sample(raw: dict[DataSource, list[Input]]) -> Iterator[str]:
+def _texts_of_chats(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
+    from trainworks.worker.data.chats import plain_text  # noqa: PLC0415  # imports `transformers`
+
+    return (plain_text(record) for record in records(pieces))
+
+
+def _sample(
+    raw: dict[DataSource, list[Input]],
+    side: Side | None,
+    read: Callable[[Sequence[Piece], str | None], Iterator[str]],
+) -> Iterator[str]:
     """Documents spread evenly over all sources, about as many as training a tokenizer needs."""
-    parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files))]
+    parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files), side)]
     share = _TRAINING_SAMPLE_BYTES / max(1, len(parts))
     for source, part in parts:
         taken = 0
         every = max(1, round(sum(piece.num_bytes for piece in part) / share))
-        for text in islice(documents(part, source.column), 0, None, every):
+        for text in islice(read(part, source.column), 0, None, every):
             yield text[:_TRAINING_SAMPLE_BYTES]
             taken += len(text)
             if taken >= 2 * share:

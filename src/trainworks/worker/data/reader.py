@@ -39,6 +39,11 @@ class Staging:
         return tensor.pin_memory() if self.is_pinned else tensor
 
 
+def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The batch on the device that computes with it. From page-locked memory (`Staging`) the copy is asynchronous."""
+    return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+
+
 class Dataset(Protocol):
     """Items by number, and their order: the interface that the reader needs.
 
@@ -120,6 +125,10 @@ class BatchReader:
         self._next_block = self._submit(last)
         self._steps = ({name: block[step] for name, block in blocks.items()} for step in range(last - first))
         return next(self._steps)
+
+    def samples(self, step: int) -> Indices:
+        """Numbers g of this rank's samples of a step [accumulation, micro_batch]."""
+        return self._samples(step, step + 1).reshape(self._accum, self._micro_batch)
 
     def close(self) -> None:
         """End the reading thread."""

@@ -99,8 +99,8 @@ def stored_data(address: str, cache: Path) -> Path | None:
         raise EnvironmentProblem(f"`{address}/{CARD}` is not a card of this version", hint="prepare it again") from None
     folder = cache / f"{address.partition('://')[0]}-{fingerprint([address, card.fingerprint])[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
-    if card.kind == "tokens":
-        write_atomic(folder / "tokenizer.json", store.read("tokenizer.json"))
+    for name in card.companions:
+        write_atomic(folder / name, store.read(name))
     write_atomic(folder / CARD, card.model_copy(update={"store": address}).model_dump_json(indent=2) + "\n")
     return folder
 
@@ -115,7 +115,7 @@ def put(folder: Path, card: DatasetCard, address: str) -> int:
         store.fs.makedirs(store.root, exist_ok=True)
         there = {path.rpartition("/")[2]: info["size"] for path, info in store.fs.find(store.root, detail=True).items()}
         names = [name for name, shard in card.shards.items() if there.get(name) != shard.num_bytes]
-        for name in [*names, *(["tokenizer.json"] if card.kind == "tokens" else []), CARD]:
+        for name in [*names, *card.companions, CARD]:
             store.fs.put_file(str(folder / name), store.path(name))
             sent += 1
     return sent

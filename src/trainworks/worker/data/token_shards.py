@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import shutil
 import signal
-from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -24,20 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from trainworks.errors import DiskFullError, EnvironmentProblem
 from trainworks.files import append_text, fsync_folder, write_atomic
 from trainworks.host.process import die_with_parent
-from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file
-from trainworks.worker.data.inputs import Piece, documents
-
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-"""End-of-document tokens: the first that the tokenizer has is used. A trained tokenizer has the first."""
-_BATCH_BYTES = 2_000_000
-
-Tokens = NDArray[np.unsignedinteger]
+from trainworks.worker.data.card import CARD, STYLE, ChatCounts, DatasetCard, Shard, fingerprint, hash_file
+from trainworks.worker.data.encoding import Recipe, dtype_of, encoder_of
+from trainworks.worker.data.inputs import Piece
+from trainworks.worker.data.packing import Tokens, marked_rows
+from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +43,8 @@ class Made:
     shard: Shard
     num_bytes_of_text: int
     padding_tokens: int
+    counts: dict[str, int]
+    """Counts of conversations, see `ChatEncoder`; empty for text."""
 
 
 class ShardMaker:
@@ -55,24 +52,23 @@ class ShardMaker:
 
     Args:
         folder: that holds tokenizer.json and receives the shards.
-        column: of the text.
-        packed: tokens per row of packed documents; None to let documents follow each other.
+        recipe: how the source becomes rows.
     """
 
-    def __init__(self, folder: Path, column: str | None, packed: int | None) -> None:
-        self.tokenizer = load_tokenizer(folder / "tokenizer.json")
-        self.vocabulary = 1 + max(self.tokenizer.get_vocab().values())
-        self.dtype = np.dtype("<u2" if self.vocabulary <= 1 << 16 else "<u4")
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        self.vocabulary = 1 + max(tokenizer.get_vocab().values())
+        self.dtype = dtype_of(recipe, self.vocabulary)
         self._folder = folder
-        self._column = column
-        self._packed = packed
-        self._end = end_of_text(self.tokenizer)
+        self._recipe = recipe
+        self._filler = end_of_text(tokenizer) or 0
 
     def make(self, name: str, pieces: Sequence[Piece], progress: Callable[[int], None] = lambda done: None) -> Made:
         """Write the shard `name`, complete or not at all."""
+        encoder = encoder_of(self._recipe, self._folder)
         encoded: list[Tokens] = []
         num_bytes = 0
-        for batch, batch_bytes in self._encoded(pieces):
+        for batch, batch_bytes in encoder.encode(pieces):
             encoded += batch
             num_bytes += batch_bytes
             progress(batch_bytes)
@@ -80,110 +76,30 @@ class ShardMaker:
         content = tokens.tobytes()
         write_atomic(self._folder / name, content)
         shard = Shard(items=tokens.size, num_bytes=len(content), sha256=hash_file(self._folder / name))
-        return Made(name, shard, num_bytes, padding)
+        return Made(name, shard, num_bytes, padding, dict(encoder.counts))
 
     def _rows(self, encoded: list[Tokens]) -> tuple[Tokens, int]:
-        if self._packed is not None:
-            return pack(encoded, self._packed, filler=self._end or 0)
+        recipe = self._recipe
+        if recipe.row is not None:
+            return marked_rows(encoded, recipe.row, filler=self._filler, one_per_row=recipe.one_per_row)
         return (np.concatenate(encoded) if encoded else np.empty(0, dtype=self.dtype)), 0
-
-    def _encoded(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
-        """Tokens of a batch of documents, each closed by `end_of_text`, and their size as text."""
-        closing = [] if self._end is None else [self._end]
-        for batch in _batches(documents(pieces, self._column)):
-            encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            tokens = [np.array(encoding.ids + closing, dtype=self.dtype) for encoding in encodings]
-            yield tokens, sum(len(text.encode()) for text in batch)
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The token that closes a document; None if the tokenizer has none, and documents then follow each other."""
-    known = (tokenizer.token_to_id(name) for name in END_OF_TEXT)
-    return next((token for token in known if token is not None), None)
-
-
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """A tokenizer.json.
-
-    Raises:
-        EnvironmentProblem: it is none.
-    """
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise EnvironmentProblem(f"`{path}` is not a tokenizer.json: {error}") from None
-    return tokenizer
 
 
 _makers: list[ShardMaker] = []
 """Shard maker of this process, if it belongs to a pool."""
 
 
-def begin_process(parent: int, folder: Path, column: str | None, packed: int | None) -> None:
+def begin_process(parent: int, folder: Path, recipe: Recipe) -> None:
     """Start of a pool's process: it ends with its parent, and its tokenizer keeps to one thread."""
     die_with_parent(signal.SIGKILL, parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _makers.append(ShardMaker(folder, column, packed))
+    _makers.append(ShardMaker(folder, recipe))
 
 
 def make_in_process(name: str, pieces: Sequence[Piece]) -> Made:
     """`ShardMaker.make` in a process of a pool."""
     return _makers[0].make(name, pieces)
-
-
-def pack(documents: list[Tokens], row: int, filler: int) -> tuple[Tokens, int]:
-    """Best-fit decreasing: each document, longest first, goes into the row where it leaves the least room.
-
-    A document longer than a row is cut into rows that share their border token, so that every token is still
-    predicted from the one before; its last piece is packed like a document. Rows keep the order in which they
-    were begun (Ding et al., "Fewer Truncations Improve Language Modeling", 2024).
-
-    Args:
-        documents: tokens of each, closed by the end-of-text token.
-        row: tokens per row, T + 1.
-        filler: token that fills what is left of a row.
-
-    Returns:
-        Rows [n, row], and how many of their tokens are filler.
-    """
-    pieces = [piece for document in documents for piece in _cut(document, row)]
-    rows: list[list[Tokens]] = []
-    open_rows: list[tuple[int, int]] = []  # (room, row), sorted
-    for number in sorted(range(len(pieces)), key=lambda index: (-len(pieces[index]), index)):
-        size = len(pieces[number])
-        place = bisect_left(open_rows, (size, 0))
-        if place < len(open_rows):
-            room, chosen = open_rows.pop(place)
-        else:
-            room, chosen = row, len(rows)
-            rows.append([])
-        rows[chosen].append(pieces[number])
-        if room > size:
-            insort(open_rows, (room - size, chosen))
-    packed = np.full((len(rows), row), filler, dtype=documents[0].dtype if documents else np.uint16)
-    for target, parts in zip(packed, rows, strict=True):
-        joined = np.concatenate(parts)
-        target[: len(joined)] = joined
-    return packed, packed.size - sum(len(piece) for piece in pieces)
-
-
-def _cut(document: Tokens, row: int) -> list[Tokens]:
-    last_start = max(len(document) - 2, 0)  # a piece of one token alone would predict nothing
-    return [document[start : start + row] for start in range(0, last_start + 1, row - 1)]
 
 
 _FINISHED = "finished.jsonl"
@@ -215,8 +131,7 @@ def make_token_shards(
     parts: Sequence[Sequence[Piece]],
     *,
     source: str,
-    column: str | None,
-    packed: int | None,
+    recipe: Recipe,
     processes: int,
     progress: Progress,
 ) -> DatasetCard:
@@ -229,8 +144,7 @@ def make_token_shards(
         work: holds tokenizer.json, and perhaps shards of an earlier try.
         parts: one per shard.
         source: for the card.
-        column: of the text.
-        packed: tokens per row of packed documents.
+        recipe: how the source becomes rows.
         processes: to tokenize in.
         progress: called as text is done.
 
@@ -253,19 +167,19 @@ def make_token_shards(
         counted = min(counted + num_bytes, total)
         progress(counted, total)
 
-    maker = ShardMaker(work, column, packed)
+    maker = ShardMaker(work, recipe)
     open_parts = {name: part for name, part in names.items() if name not in done}
     todo_bytes = sum(piece.num_bytes for part in open_parts.values() for piece in part)
     several = processes > 1 and len(open_parts) > 1 and todo_bytes >= _WORTH_PROCESSES_BYTES
     made = (
-        _in_processes(work, open_parts, column, packed, processes, advance)
+        _in_processes(work, open_parts, recipe, processes, advance)
         if several
         else (maker.make(name, part, advance) for name, part in open_parts.items())
     )
     for finished in made:
         append_text(work / _FINISHED, json.dumps(asdict(finished) | {"shard": finished.shard.model_dump()}) + "\n")
         done[finished.name] = finished
-    card = _card(maker, [done[name] for name in names], source, packed, hash_file(work / _TOKENIZER))
+    card = _card(maker, [done[name] for name in names], source, recipe, hash_file(work / _TOKENIZER))
     write_atomic(work / CARD, card.model_dump_json(indent=2) + "\n")
     (work / _FINISHED).unlink()
     return card
@@ -274,8 +188,7 @@ def make_token_shards(
 def _in_processes(
     work: Path,
     parts: dict[str, Sequence[Piece]],
-    column: str | None,
-    packed: int | None,
+    recipe: Recipe,
     processes: int,
     advance: Callable[[int], None],
 ) -> Iterator[Made]:
@@ -283,7 +196,7 @@ def _in_processes(
         min(processes, len(parts)),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=begin_process,
-        initargs=(os.getpid(), work, column, packed),
+        initargs=(os.getpid(), work, recipe),
     )
     try:
         futures = {pool.submit(make_in_process, name, part): part for name, part in parts.items()}
@@ -312,23 +225,25 @@ def _kept(work: Path, names: dict[str, Sequence[Piece]]) -> dict[str, Made]:
         if made.name in names and file.is_file() and hash_file(file) == made.shard.sha256:
             kept[made.name] = made
     for file in work.iterdir():
-        if file.name not in (*kept, _FINISHED, _TOKENIZER):
+        if file.name not in (*kept, _FINISHED, _TOKENIZER, STYLE):
             file.unlink()
     return kept
 
 
-def _card(
-    maker: ShardMaker, made: Sequence[Made], source: str, packed: int | None, tokenizer_sha256: str
-) -> DatasetCard:
+def _card(maker: ShardMaker, made: Sequence[Made], source: str, recipe: Recipe, tokenizer_sha256: str) -> DatasetCard:
     shards = {one.name: one.shard for one in made}
+    counts = sum((Counter(one.counts) for one in made), Counter())
     return DatasetCard(
         source=source,
-        fingerprint=fingerprint([maker.dtype.str, packed, *(shard.sha256 for shard in shards.values())]),
+        fingerprint=fingerprint([maker.dtype.str, recipe.row, *(shard.sha256 for shard in shards.values())]),
         shards=shards,
         vocabulary=maker.vocabulary,
         dtype=maker.dtype.str,
         num_bytes_of_text=sum(one.num_bytes_of_text for one in made),
-        packed=packed,
+        packed=recipe.row,
+        marked=recipe.marked,
+        one_per_row=recipe.one_per_row,
+        chats=ChatCounts(**counts) if recipe.chat is not None else None,
         padding_tokens=sum(one.padding_tokens for one in made),
         tokenizer_sha256=tokenizer_sha256,
     )

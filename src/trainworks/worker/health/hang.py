@@ -23,6 +23,8 @@ DATA_FACTOR = 3
 """Factor for reading data, since readers retry."""
 ANSWER_S = 2.0
 """Time to answer a stack request. A rank that takes longer blocks its interpreter, or the kernel blocks it."""
+_READING = frozenset({Phase.DATA, Phase.EVALUATION})
+"""Phases that read data; an evaluation marks each of its batches."""
 _LONG = frozenset({Phase.STARTING, Phase.LOADING, Phase.CHECKPOINT, Phase.FINISHING})
 
 
@@ -30,8 +32,8 @@ _LONG = frozenset({Phase.STARTING, Phase.LOADING, Phase.CHECKPOINT, Phase.FINISH
 class HangLimits:
     """Allowed silence of a rank, by phase.
 
-    limit = hang_timeout, or max(10 s, 20 * median step); three times that for data; at least 10 min for phases without
-    a typical duration, and for all phases until steps are measured.
+    limit = hang_timeout, or max(10 s, 20 * median step); three times that for data and for a batch of an evaluation; at
+    least 10 min for phases without a typical duration, and for all phases until steps are measured.
     """
 
     hang_timeout_s: float | None = None
@@ -48,7 +50,7 @@ class HangLimits:
         limit = self.of_step(step_times_s)
         if phase in _LONG or not step_times_s:
             return max(LONG_S, 10 * limit)
-        return DATA_FACTOR * limit if phase is Phase.DATA else limit
+        return DATA_FACTOR * limit if phase in _READING else limit
 
 
 @dataclass(frozen=True, slots=True)

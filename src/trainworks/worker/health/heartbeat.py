@@ -32,6 +32,7 @@ class Phase(enum.IntEnum):
     CHECKPOINT = 5
     COMMUNICATION = 6
     FINISHING = 7
+    EVALUATION = 8
 
     @property
     def text(self) -> str:

@@ -9,9 +9,11 @@ V vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,16 @@ from trainworks.worker.loss import ChunkedCrossEntropy
 from trainworks.worker.models.experts import MixtureOfExperts, local_part
 
 Rotation = tuple[Tensor, Tensor] | None
-"""Cosine and sine [T, H] of the rotary embedding; None with learned positions."""
+"""Cosine and sine [T, H], or [B, T, H] of documents, of the rotary embedding; None with learned positions."""
+
+
+class PackedTokens(NamedTuple):
+    """Rows of several documents, which do not see each other."""
+
+    tokens: Tensor
+    """[B, T] of this rank's positions."""
+    positions: Tensor
+    """[B, T]: position of each token in its document, 0 where one begins; of the whole rows, on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,33 +123,46 @@ class Decoder(nn.Module):
         assert holder is not None
         return holder.weight
 
-    def forward(self, x: Tensor, labels_BT: Tensor | None = None, *, at: int | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor | PackedTokens,
+        labels_BT: Tensor | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        at: int | None = None,
+    ) -> Tensor:
         """Hidden states, logits or loss, as far as this part goes.
 
         Args:
             x: tokens [B, T] for the first part, hidden states [B, T, D] for any other.
             labels_BT: what the last part compares with; entries of -100 do not count. Other parts leave them alone.
+            positions_BT: of packed documents, see `PackedTokens`, which a first part may have instead.
             at: without labels: the position whose logits [B, V] are wanted; all of them [B, T, V] when None.
 
         Returns:
             [B, T, D], [B, V] or [B, T, V]; with labels the mean cross-entropy in fp32, natural logarithm, shape [1].
         """
-        positions = x.shape[1] * (1 if self.first else self.sequence_shards)
-        x_BTD = self._embed(x) if self.first else x
-        rotation = self._rotation(positions, x.device)
+        if isinstance(x, PackedTokens):
+            x, positions_BT = x
+        length = x.shape[1] * (1 if self.first else self.sequence_shards)
+        own_BT = None if positions_BT is None else positions_BT[:, self.first_position : self.first_position + length]
+        x_BTD = self._embed(x, own_BT) if self.first else x
+        rotation = self._rotation(length, x.device) if own_BT is None else self._rotation_at(own_BT)
+        mask = None if positions_BT is None else document_mask(positions_BT, self.config.sliding_window)
         for block in self.layers.values():
-            x_BTD = block(x_BTD, rotation)
+            x_BTD = block(x_BTD, rotation, mask)
         if self.norm is None or self.output is None:
             return x_BTD
         return self.output(self.norm(x_BTD), self.output_weight, labels_BT, at)
 
-    def _embed(self, tokens_BT: Tensor) -> Tensor:
+    def _embed(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         assert self.embed_tokens is not None
         x_BTD: Tensor = self.embed_tokens(tokens_BT)
         if self.embed_positions is not None:
-            start = self.first_position
-            positions_T = torch.arange(start, start + tokens_BT.shape[1], device=tokens_BT.device)
-            x_BTD = x_BTD + self.embed_positions(positions_T.unsqueeze(0))
+            if positions_BT is None:
+                start = self.first_position
+                positions_BT = torch.arange(start, start + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
+            x_BTD = x_BTD + self.embed_positions(positions_BT)
         return F.dropout(x_BTD, self.config.dropout, self.training)
 
     def _rotation(self, positions: int, device: torch.device) -> Rotation:
@@ -154,6 +178,14 @@ class Decoder(nn.Module):
             scale = self.config.rope_scale
             self._rotations = {key: (angle_TH.cos() * scale, angle_TH.sin() * scale)}
         return self._rotations[key]
+
+    def _rotation_at(self, positions_BT: Tensor) -> Rotation:
+        """The same at the positions of documents."""
+        if self.config.learned_positions:
+            return None
+        frequencies = torch.tensor(self.config.rope_frequencies, device=positions_BT.device, dtype=torch.float32)
+        angle_BTH = (positions_BT.float().unsqueeze(-1) * frequencies).repeat(1, 1, 2)
+        return angle_BTH.cos() * self.config.rope_scale, angle_BTH.sin() * self.config.rope_scale
 
     def initial_std(self, name: str) -> float | None:
         """Standard deviation of a parameter's first values; None for ones (norms), 0 for zeros (biases).
@@ -200,9 +232,9 @@ class DecoderBlock(nn.Module):
         self.mlp = _experts(config) if config.experts else FeedForward(config)
         self._dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation) -> Tensor:
+    def forward(self, x_BTD: Tensor, rotation: Rotation, mask_B1TT: Tensor | None = None) -> Tensor:
         """[B, T, D] to [B, T, D]."""
-        x_BTD = x_BTD + self._drop(self.self_attn(self.input_layernorm(x_BTD), rotation))
+        x_BTD = x_BTD + self._drop(self.self_attn(self.input_layernorm(x_BTD), rotation, mask_B1TT))
         return x_BTD + self._drop(self.mlp(self.post_attention_layernorm(x_BTD)))
 
     def _drop(self, x_BTD: Tensor) -> Tensor:
@@ -226,8 +258,8 @@ class Attention(nn.Module):
         self._window = config.sliding_window
         self._dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation) -> Tensor:
-        """[B, T, D] to [B, T, D]; T are positions of this rank."""
+    def forward(self, x_BTD: Tensor, rotation: Rotation, mask_B1TT: Tensor | None = None) -> Tensor:
+        """[B, T, D] to [B, T, D]; T are positions of this rank, and the whole sequence in the mask."""
         q_BTNH, k_BTKH, v_BTKH = (
             projection(x_BTD).unflatten(-1, (-1, self._head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -236,16 +268,18 @@ class Attention(nn.Module):
             q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
         if rotation is not None:
             q_BTNH, k_BTKH = _rotate(q_BTNH, rotation), _rotate(k_BTKH, rotation)
+        attend = functools.partial(self.attend, mask=mask_B1TT)
         if self.exchange is None:
-            out_BTNH = self.attend(q_BTNH, k_BTKH, v_BTKH)
+            out_BTNH = attend(q_BTNH, k_BTKH, v_BTKH)
         else:
-            out_BTNH = self.exchange(self.attend, q_BTNH, k_BTKH, v_BTKH)
+            out_BTNH = self.exchange(attend, q_BTNH, k_BTKH, v_BTKH)
         out_BTD: Tensor = self.o_proj(out_BTNH.flatten(2))
         return out_BTD
 
-    def attend(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v over the positions up to each one; [B, T, N, H]."""
-        mask = _window_mask(q_BTNH.shape[1], self._window, q_BTNH.device)
+    def attend(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """softmax(q k^T / sqrt(H)) v over the positions up to each one, or those in the mask; [B, T, N, H]."""
+        if mask is None:
+            mask = _window_mask(q_BTNH.shape[1], self._window, q_BTNH.device)
         out_BNTH = F.scaled_dot_product_attention(
             q_BTNH.transpose(1, 2),
             k_BTKH.transpose(1, 2),
@@ -264,9 +298,18 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def _rotate(x_BTNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary position embedding over the halves of each head (Su et al. 2021, in the order of Hugging Face weights)."""
-    cos_TH, sin_TH = (part.to(x_BTNH.dtype).unsqueeze(1) for part in rotation)
+    cos, sin = (part.to(x_BTNH.dtype).unsqueeze(-2) for part in rotation)
     left, right = x_BTNH.chunk(2, dim=-1)
-    return x_BTNH * cos_TH + torch.cat((-right, left), dim=-1) * sin_TH
+    return x_BTNH * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+def document_mask(positions_BT: Tensor, window: int) -> Tensor:
+    """Keys [B, 1, T, T] that each query sees: those of its own document up to itself, and within the window."""
+    document_BT = (positions_BT == 0).cumsum(1)
+    at = torch.arange(positions_BT.shape[1], device=positions_BT.device)
+    distance_TT = at.unsqueeze(1) - at
+    seen_TT = (distance_TT >= 0) & (distance_TT < (window or len(at)))
+    return ((document_BT.unsqueeze(2) == document_BT.unsqueeze(1)) & seen_TT).unsqueeze(1)
 
 
 def _window_mask(positions: int, window: int, device: torch.device) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainworks.config.run_file import Model
+from trainworks.config.model import Model
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.models.decoder import DecoderConfig
 
@@ -96,6 +96,14 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
         balance_loss=config.router_aux_loss_coef if experts else 0.0,
         initializer_range=config.initializer_range,
     )
+
+
+def adaptable_decoder(config: PretrainedConfig) -> DecoderConfig | None:
+    """The decoder of a config if its linear layers are those of `transformers`, so that `peft` knows their adapters.
+
+    GPT-2's queries, keys and values are one layer there.
+    """
+    return None if config.model_type == "gpt2" else decoder_config(config)
 
 
 def dropout_rate(config: PretrainedConfig) -> float:

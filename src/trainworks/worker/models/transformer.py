@@ -14,9 +14,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from trainworks.config.run_file import Model
-from trainworks.errors import EnvironmentProblem, LayoutError
+from trainworks.config.model import Model
+from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
 from trainworks.record.model_shape import ModelShape
+from trainworks.worker.loss import IGNORED
+from trainworks.worker.models.decoder import PackedTokens
 from trainworks.worker.models.families import BALANCE_LOSS, dropout_rate
 
 _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -51,18 +53,48 @@ class CausalTransformer(nn.Module):
             raise EnvironmentProblem(f"cannot load `{pretrained or config.model_type}`: {error}") from None
         self.model.train()
 
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor | None = None, *, at: int | None = None) -> Tensor:
-        """Mean cross-entropy in fp32, natural logarithm; without labels logits [B, T, V], or [B, V] `at` a position."""
-        logits_BTV: Tensor = self.model(input_ids=tokens_BT, use_cache=False).logits
+    def forward(
+        self, tokens: Tensor | PackedTokens, labels_BT: Tensor | None = None, *, at: int | None = None
+    ) -> Tensor:
+        """Mean cross-entropy in fp32, natural logarithm; without labels logits [B, T, V], or [B, V] `at` a position.
+
+        Labels of -100 do not count; the loss is 0 where none counts.
+        """
+        options: dict[str, Tensor] = {}
+        if isinstance(tokens, PackedTokens):
+            tokens, options["position_ids"] = tokens
+        logits_BTV: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
         if labels_BT is None:
             return logits_BTV if at is None else logits_BTV[:, at]
-        return cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten())
+        total = cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
+        return total / (labels_BT != IGNORED).sum().clamp(min=1)
+
+    @torch.no_grad()
+    def check_packing(self) -> None:
+        """Check on a few tokens that a document in a row has the logits that it has alone.
+
+        `transformers` tells documents apart by their positions, in most models and not in all.
+
+        Raises:
+            UsageError: it does not, and documents would see each other.
+        """
+        self.model.eval()
+        tokens_BT = torch.arange(1, 7).remainder(self.model.config.vocab_size).unsqueeze(0)
+        positions_BT = torch.tensor([[0, 1, 2, 0, 1, 2]])
+        packed = self(PackedTokens(tokens_BT, positions_BT))[:, 3:]
+        alone = self(tokens_BT[:, 3:])
+        self.model.train()
+        if not torch.allclose(packed, alone, rtol=1e-3, atol=1e-3):
+            raise UsageError(
+                f"a {self.model.config.model_type} of `transformers` cannot keep the documents of a row apart: "
+                f"logits differ by up to {(packed - alone).abs().max():.2g}",
+                hint="set `data.pack: false`",
+            )
 
     @property
     def blocks(self) -> list[nn.Module]:
         """The decoder layers, in order."""
-        lists = [list(module) for module in self.model.modules() if isinstance(module, nn.ModuleList)]
-        return max(lists, key=len)
+        return blocks_of(self.model)
 
     def apply_tensor_parallel(self, mesh: DeviceMesh) -> None:
         """Shard the layers by the model's own plan; embeddings and output stay whole.
@@ -97,7 +129,12 @@ class CausalTransformer(nn.Module):
         parallelize_module(base, mesh, plan)
 
 
-def model_config(model: Model, shape: ModelShape) -> PretrainedConfig:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The longest list of modules of a model: its layers."""
+    return max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
+
+
+def model_config(model: Model, shape: ModelShape | None) -> PretrainedConfig:
     """The Hugging Face config of a model that is named, or given by dimensions.
 
     Raises:
@@ -107,6 +144,7 @@ def model_config(model: Model, shape: ModelShape) -> PretrainedConfig:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if model.hf is not None:
         return _loaded_config(model)
+    assert shape is not None
     fields: dict[str, Any] = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,

@@ -22,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from trainworks.errors import EnvironmentProblem
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import StoredParameter, stored_as
+from trainworks.worker.models.nf4 import fill, is_in_nf4
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -70,8 +71,20 @@ def _generator(seed: int, name: str, block: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+def is_adapter(name: str) -> bool:
+    """True for the name of an adapter's matrix (`adapters`)."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def draw_uniform(name: str, parameter: Tensor, bound: float, *, seed: int) -> None:
+    """Fill a small parameter with values between -bound and bound; they depend on the seed and the name alone."""
+    local, place = _local_part(parameter)
+    drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=_generator(seed, name, 0))
+    local.copy_(drawn[place])
+
+
 def load_weights(parts: Iterable[Decoder], folder: SafetensorsFolder, config: PretrainedConfig) -> None:
-    """Every parameter from the files of a Hugging Face model.
+    """Every parameter but those of adapters from the files of a Hugging Face model.
 
     Raises:
         EnvironmentProblem: a tensor is missing, has another shape, or a file cannot be read.
@@ -79,8 +92,15 @@ def load_weights(parts: Iterable[Decoder], folder: SafetensorsFolder, config: Pr
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
-                local, place = _local_part(parameter)
-                local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
+                if not is_adapter(name):
+                    local, place = _local_part(parameter)
+                    local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
+            for name, layer in part.named_modules():
+                if is_in_nf4(layer):
+                    shape = layer.nf4_shape
+                    assert isinstance(shape, torch.Size)
+                    whole = tuple(slice(0, size) for size in shape)
+                    fill(layer, _read(folder, stored_as(f"{name}.weight", config), shape, whole))
 
 
 def _read(folder: SafetensorsFolder, stored: StoredParameter, shape: torch.Size, place: Slices) -> Tensor:

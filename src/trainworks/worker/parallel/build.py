@@ -15,10 +15,12 @@ from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
+from trainworks.config.finetune import Adapter
 from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.adapters import adapt
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
 from trainworks.worker.parallel.context_parallel import apply_context_parallel
@@ -114,7 +116,7 @@ class Parallel:
         for balance in self._balances:
             balance.scale = scale
         if self._pipeline is not None:
-            loss = self._pipeline.gradients(x.flatten(0, 1), labels.flatten(0, 1), scale, weights)
+            loss = self._pipeline.gradients(_joined(x), _joined(labels), scale, weights)
             self._sum_tied_embeddings()
             return torch.zeros((), device=self._device) if loss is None else loss
         accum = len(labels)
@@ -138,6 +140,40 @@ class Parallel:
         if last and self._last_gradient is not None:
             self._timeline.waited_since(self._last_gradient.mark)
         return loss.detach()
+
+    @torch.no_grad()
+    def evaluate(self, x: Any, labels: Any) -> Tensor:
+        """Losses of micro-batches without training on them; the model has to be in its evaluation mode.
+
+        Args:
+            x: inputs of the model, each [accumulation, micro_batch, ...].
+            labels: the same of what the loss compares with.
+
+        Returns:
+            For each micro-batch its mean loss, and the number of right predictions where the model counts them
+            [accumulation, 1 or 2]; zeros on ranks without the last stage.
+        """
+        accum = len(labels)
+        if self._pipeline is None:
+            rows = []
+            for index in range(accum):
+                with self._autocast():
+                    rows.append(self.parts[0](_row(x, index), _row(labels, index)).view(-1).float())
+            return torch.stack(rows)
+        losses = self._pipeline.evaluate(_joined(x), _joined(labels))
+        return torch.zeros(accum, 1, device=self._device) if losses is None else losses.view(accum, 1)
+
+    def leave_evaluation(self) -> None:
+        """Give back what evaluation has gathered: the next forward gathers the weights anew, as after any step."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank has the last stage, which computes the loss."""
+        return self._pipeline is None or self._pipeline.has_last
 
     @property
     def warm_up_micro_batches(self) -> int:
@@ -202,6 +238,11 @@ def _row(values: Any, index: int) -> Any:
     return tree_map(lambda each: each[index], values)
 
 
+def _joined(values: Any) -> Any:
+    """All micro-batches in one dimension."""
+    return tree_map(lambda each: each.flatten(0, 1), values)
+
+
 def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:
     """The copy of a tied embedding that another pipeline rank has, too; None if there is none."""
     ends = [part for part in parts if isinstance(part, Decoder) and part.first != part.last]
@@ -209,14 +250,23 @@ def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:
     return None if tied is None else tied.weight
 
 
-def distribute_decoder(config: DecoderConfig, setup: Setup, *, positions: int, first_weights: FirstWeights) -> Parallel:
+def distribute_decoder(
+    config: DecoderConfig,
+    setup: Setup,
+    *,
+    positions: int,
+    first_weights: FirstWeights,
+    adapter: Adapter | None = None,
+) -> Parallel:
     """A decoder for any layout. Built without storage, cut, and only then filled: no rank ever holds all of a model
-    that is sharded.
+    that is sharded, but for weights in 4 bits.
     """
     mesh = setup.mesh
     stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
     parts = list(stages.values())
     for part in parts:
+        if adapter is not None:
+            adapt(part, part.blocks, adapter, precision=setup.precision)
         _cut(part, mesh, positions)
         _prepare_blocks(part.blocks, setup)
         if _is_sharded(setup, experts=config.experts):

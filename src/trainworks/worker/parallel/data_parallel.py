@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainworks.config.layout import ResolvedLayout
@@ -105,10 +105,23 @@ def shard(
     for module in model.modules():
         if isinstance(module, Experts):
             _shard_experts(module, mesh, options)
+    if any(_is_uneven(parameter) for parameter in model.parameters(recurse=True)):
+        options["shard_placement_fn"] = lambda parameter: Shard(1) if _is_uneven(parameter) else None
     for unit in _units(blocks):
         fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh.fsdp, **options)  # type: ignore[call-overload]
     root: FSDPModule = fully_shard(model, mesh=mesh.fsdp, **options)  # type: ignore[call-overload]
     return root
+
+
+def _is_uneven(parameter: Tensor) -> bool:
+    """True if tensor parallelism gave ranks different numbers of rows: shards then take another dimension."""
+    if not isinstance(parameter, DTensor) or not any(isinstance(each, Shard) for each in parameter.placements):
+        return False
+    return any(
+        parameter.shape[each.dim] % parameter.device_mesh.size(axis) != 0
+        for axis, each in enumerate(parameter.placements)
+        if isinstance(each, Shard)
+    )
 
 
 def _offload(mesh: Mesh, device: torch.device) -> OffloadPolicy:

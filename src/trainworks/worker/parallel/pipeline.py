@@ -15,6 +15,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.decoder import PackedTokens
 
 
 class PipelineRun:
@@ -60,14 +61,14 @@ class PipelineRun:
         ]
         self._modules, self._count, self._layout, self._group = modules, count, layout, mesh.pp_group
         self._hidden, self._vocabulary = hidden, vocabulary
-        self._has_first, self._has_last = 0 in modules, count - 1 in modules
+        self._has_first, self.has_last = 0 in modules, count - 1 in modules
         self._scale: Tensor | float = 1.0
         self._weights: Tensor | None = None
         self._losses: list[Tensor] = []
         self._schedule = _schedule(layout, stages, self._loss)
 
     def gradients(
-        self, x: Tensor, labels: Tensor, scale: Tensor | float, weights: Tensor | None = None
+        self, x: Tensor | PackedTokens, labels: Tensor, scale: Tensor | float, weights: Tensor | None = None
     ) -> Tensor | None:
         """Forward and backward of all micro-batches [m * b, T]; gradients accumulate in the parameters.
 
@@ -75,9 +76,22 @@ class PipelineRun:
             Mean of the weighted losses of the micro-batches on the ranks that have the last stage; None elsewhere.
         """
         self._scale, self._weights, self._losses = scale, weights, []
+        options = {"labels_BT": labels}
+        if isinstance(x, PackedTokens):
+            x, options["positions_BT"] = x
         arguments = (x,) if self._has_first else ()
-        self._schedule.step(*arguments, target=labels, labels_BT=labels, return_outputs=False)
-        return torch.stack(self._losses).mean() if self._has_last else None
+        self._schedule.step(*arguments, target=labels, **options, return_outputs=False)
+        return torch.stack(self._losses).mean() if self.has_last else None
+
+    def evaluate(self, x: Tensor | PackedTokens, labels: Tensor) -> Tensor | None:
+        """Losses [m] of all micro-batches [m * b, T], forward alone; None on ranks without the last stage."""
+        self._scale, self._weights, self._losses = 1.0, None, []
+        options = {"labels_BT": labels}
+        if isinstance(x, PackedTokens):
+            x, options["positions_BT"] = x
+        arguments = (x,) if self._has_first else ()
+        self._schedule.eval(*arguments, target=labels, **options, return_outputs=False)
+        return torch.stack(self._losses) if self.has_last else None
 
     def forward(self, tokens_BT: Tensor, *, at: int) -> Tensor:
         """Logits [B, V] at a position, on all ranks of the pipeline: one stage after the other."""

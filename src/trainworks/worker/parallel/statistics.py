@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -42,6 +43,19 @@ def average_statistics(parts: Sequence[nn.Module]) -> None:
     flat /= dist.get_world_size()
     for value, mean in zip(statistics, flat.split([value.numel() for value in statistics]), strict=True):
         value.copy_(mean.view_as(value))
+
+
+@contextmanager
+def averaged_statistics(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Running means and variances of all the data for a while; afterwards every rank has its own again."""
+    statistics = [value for part in parts for module in part.modules() for value in _statistics(module)]
+    own = [value.clone() for value in statistics]
+    average_statistics(parts)
+    try:
+        yield
+    finally:
+        for value, before in zip(statistics, own, strict=True):
+            value.copy_(before)
 
 
 def _statistics(module: nn.Module) -> list[Tensor]:

@@ -23,10 +23,10 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, pad
 
 from trainworks.worker.loss import ChunkedCrossEntropy
-from trainworks.worker.models.decoder import Attention, Decoder, DecoderBlock, FeedForward
+from trainworks.worker.models.decoder import Attention, Decoder, DecoderBlock, DecoderConfig, FeedForward
 
 
 def apply_tensor_parallel(part: Decoder, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -34,7 +34,7 @@ def apply_tensor_parallel(part: Decoder, mesh: DeviceMesh, *, sequence_parallel:
     between: Placement = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {}
     if part.embed_tokens is not None:
-        plan["embed_tokens"] = _VocabularyRows(between)
+        plan["embed_tokens"] = _VocabularyRows(between, _rows_per_rank(part, mesh))
     if part.embed_positions is not None:
         plan["embed_positions"] = _Replicated(Replicate(), between)
     if part.lm_head is not None:
@@ -46,15 +46,21 @@ def apply_tensor_parallel(part: Decoder, mesh: DeviceMesh, *, sequence_parallel:
     parallelize_module(part, mesh, plan)
     for block in part.layers.values():
         assert isinstance(block, DecoderBlock)
-        parallelize_module(block, mesh, _block_plan(block, between))
+        parallelize_module(block, mesh, _block_plan(block, between, part.config, mesh.size()))
     _cut_output(part, mesh, between)
 
 
-def _block_plan(block: DecoderBlock, between: Placement) -> dict[str, ParallelStyle]:
+def _rows_per_rank(part: Decoder, mesh: DeviceMesh) -> int:
+    """Rows of the vocabulary on each rank; the last one has the rest where they do not divide evenly."""
+    return -(-part.config.vocabulary // mesh.size())
+
+
+def _block_plan(block: DecoderBlock, between: Placement, config: DecoderConfig, ranks: int) -> dict[str, ParallelStyle]:
+    shared = config.kv_heads % ranks != 0
     plan: dict[str, ParallelStyle] = {
         "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
+        "self_attn.k_proj": _SharedHeads(config) if shared else ColwiseParallel(),
+        "self_attn.v_proj": _SharedHeads(config) if shared else ColwiseParallel(),
         "self_attn.o_proj": RowwiseParallel(output_layouts=between),
     }
     assert isinstance(block.self_attn, Attention)
@@ -62,7 +68,7 @@ def _block_plan(block: DecoderBlock, between: Placement) -> dict[str, ParallelSt
         plan |= {f"self_attn.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in _HEAD_NORMS}
     if isinstance(between, Shard):
         plan |= {name: SequenceParallel(use_local_output=True) for name in _BLOCK_NORMS}
-        plan["self_attn"] = _gathered(2)
+        plan["self_attn"] = _gathered(3)
     if isinstance(block.mlp, FeedForward):
         plan |= {"mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel(output_layouts=between)}
         if block.mlp.gate_proj is not None:
@@ -92,8 +98,9 @@ class _VocabularyRows(ParallelStyle):
     (`RowwiseParallel` gives its gradient the size of the whole table.)
     """
 
-    def __init__(self, outputs: Placement) -> None:
+    def __init__(self, outputs: Placement, rows: int) -> None:
         self._outputs = outputs
+        self._rows = rows
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding)
@@ -104,7 +111,7 @@ class _VocabularyRows(ParallelStyle):
     def _look_up(self, module: nn.Embedding, mesh: DeviceMesh, tokens_BT: Tensor) -> Tensor:
         assert isinstance(module.weight, DTensor)
         rows_VD = module.weight.to_local()
-        row_BT = tokens_BT - len(rows_VD) * mesh.get_local_rank()
+        row_BT = tokens_BT - self._rows * mesh.get_local_rank()
         mine_BT = (row_BT >= 0) & (row_BT < len(rows_VD))
         x_BTD = embedding(row_BT.clamp(0, len(rows_VD) - 1), rows_VD) * mine_BT.unsqueeze(-1)
         return (
@@ -112,6 +119,28 @@ class _VocabularyRows(ParallelStyle):
             .redistribute(placements=[self._outputs])
             .to_local()
         )
+
+
+class _SharedHeads(ParallelStyle):
+    """Keys or values of fewer heads than ranks: every rank computes all of them and keeps the one of its queries.
+
+    Each rank's gradient is that of its own head; DTensor sums them.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        self._heads, self._head_dim = config.kv_heads, config.head_dim
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        first = device_mesh.get_local_rank() * self._heads // device_mesh.size() * self._head_dim
+
+        def place_inputs(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> tuple[DTensor, ...]:
+            x = inputs[0]
+            return (x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False),)
+
+        def own_head(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+            return output.to_local(grad_placements=[Partial()])[..., first : first + self._head_dim]
+
+        return distribute_module(module, device_mesh, _replicate, place_inputs, own_head)  # type: ignore[arg-type]
 
 
 class _Replicated(ParallelStyle):
@@ -141,7 +170,8 @@ def _cut_output(part: Decoder, mesh: DeviceMesh, between: Placement) -> None:
     """Each rank has some rows of the vocabulary; the loss is computed from them without ever gathering logits."""
     if part.output is None:
         return
-    part.output.loss = ChunkedCrossEntropy(mesh.get_group())
+    rows, vocabulary = _rows_per_rank(part, mesh), part.config.vocabulary
+    part.output.loss = ChunkedCrossEntropy(mesh.get_group(), rows)
 
     def gather_positions(x_BTD: Tensor) -> Tensor:
         # The loss gives the same gradient to every rank, which is what `to_local` takes it for.
@@ -152,9 +182,10 @@ def _cut_output(part: Decoder, mesh: DeviceMesh, between: Placement) -> None:
         )
 
     def gather_logits(logits: Tensor) -> Tensor:
+        logits = pad(logits, (0, rows - logits.shape[-1])).contiguous()
         pieces = [torch.empty_like(logits) for _ in range(mesh.size())]
-        dist.all_gather(pieces, logits.contiguous(), group=mesh.get_group())
-        return torch.cat(pieces, dim=-1)
+        dist.all_gather(pieces, logits, group=mesh.get_group())
+        return torch.cat(pieces, dim=-1)[..., :vocabulary]
 
     part.output.gather_positions = gather_positions
     part.output.gather_logits = gather_logits

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
-from trainworks.errors import LayoutError
+from trainworks.errors import LayoutError, UsageError
 from trainworks.record.model_shape import ModelShape
+from trainworks.worker.loss import IGNORED
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.models.decoder import Decoder, DecoderConfig
-from trainworks.worker.models.families import decoder_config, described_decoder
+from trainworks.worker.models.adapters import adapt, draw_adapters
+from trainworks.worker.models.decoder import Decoder, DecoderConfig, PackedTokens
+from trainworks.worker.models.families import adaptable_decoder, decoder_config, described_decoder
 from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
 from trainworks.worker.parallel.build import FirstWeights, Parallel, Setup, distribute_decoder, distribute_module
 
@@ -43,33 +45,74 @@ class Task(Protocol):
 
 
 class CausalLanguageModeling:
-    """Next-token prediction."""
+    """Next-token prediction.
 
-    def __init__(self, workload: Workload, shape: ModelShape, mesh: Mesh) -> None:
+    Args:
+        workload: of the run file.
+        shape: of the model; None for one of `transformers` that has no formula.
+        mesh: of this rank.
+        marked: batches have `x` and `labels`, and not `tokens`: some positions do not count.
+        packed: they have `positions` too: rows hold several documents.
+    """
+
+    def __init__(
+        self, workload: Workload, shape: ModelShape | None, mesh: Mesh, *, marked: bool = False, packed: bool = False
+    ) -> None:
         self._workload = workload
         self._shape = shape
         self._mesh = mesh
+        self._marked = marked
+        self._packed = packed
 
     def build(self, setup: Setup) -> Parallel:
         """A decoder if the model is one, else the module of `transformers`."""
         model = self._workload.model
         if model.hf is None:
-            decoder = described_decoder(model, self._shape)
-            return self._build_decoder(decoder, setup, self._draw_weights)
+            assert self._shape is not None
+            return self._build_decoder(described_decoder(model, self._shape), setup, self._draw_weights)
         from trainworks.worker.models.transformer import checkpoint_folder, model_config  # noqa: PLC0415  # a second
 
         config = model_config(model, self._shape)
-        if (decoder_of_config := decoder_config(config)) is None:
+        decoder = decoder_config(config) if self._workload.adapter is None else adaptable_decoder(config)
+        if decoder is None:
             return self._build_transformer(config, setup)
         if model.weights == "random":
-            return self._build_decoder(decoder_of_config, setup, self._draw_weights)
+            return self._build_decoder(decoder, setup, self._draw_weights)
         folder = SafetensorsFolder(checkpoint_folder(model.hf))
-        return self._build_decoder(decoder_of_config, setup, lambda parts: load_weights(parts, folder, config))
+
+        def read(parts: Sequence[Decoder]) -> None:
+            load_weights(parts, folder, config)
+            draw_adapters(parts, seed=self._workload.seed)
+
+        return self._build_decoder(decoder, setup, read)
+
+    def check_room(self, vocabulary: int) -> None:
+        """Check that a model has room for the tokens of the data, and for the positions of a sequence.
+
+        Raises:
+            UsageError: it has not.
+        """
+        from trainworks.worker.models.transformer import model_config  # noqa: PLC0415  # see `build`
+
+        config = model_config(self._workload.model, self._shape)
+        length = self._workload.data.sequence_length
+        if vocabulary > config.vocab_size:
+            raise UsageError(
+                f"the tokenizer has {vocabulary} entries, the model {config.vocab_size}",
+                hint="take the tokenizer that belongs to the model",
+            )
+        if length > (limit := getattr(config, "max_position_embeddings", length)):
+            raise UsageError(f"data.sequence_length ({length}) is longer than the {limit} positions of the model")
 
     def _build_decoder(self, decoder: DecoderConfig, setup: Setup, first_weights: FirstWeights) -> Parallel:
         _check_dropout(decoder, self._mesh.layout)
-        positions = self._workload.data.sequence_length
-        return distribute_decoder(decoder, setup, positions=positions, first_weights=first_weights)
+        return distribute_decoder(
+            decoder,
+            setup,
+            positions=self._workload.data.sequence_length,
+            first_weights=first_weights,
+            adapter=self._workload.adapter,
+        )
 
     def _draw_weights(self, parts: Sequence[Decoder]) -> None:
         draw_weights(parts, seed=self._workload.seed)
@@ -87,25 +130,44 @@ class CausalLanguageModeling:
                 )
         pretrained = workload.model.hf if workload.model.weights == "pretrained" else None
         model = CausalTransformer(config, pretrained=pretrained, seed=workload.seed)
+        if self._packed:
+            model.check_packing()
+        if workload.adapter is not None:
+            adapt(model, model.blocks, workload.adapter, precision=setup.precision)
+            draw_adapters([model], seed=workload.seed)
         if layout.tp > 1:
             model.apply_tensor_parallel(self._mesh.tp)
         return distribute_module(model, model.blocks, setup)
 
-    def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Tokens 0 ... T-1 and 1 ... T of [m, b, T + 1], of which a context-parallel rank takes its stretch."""
-        tokens = batch["tokens"]
-        stretch = (tokens.shape[-1] - 1) // self._mesh.layout.cp
-        first = self._mesh.cp_rank * stretch
-        return tokens[..., first : first + stretch], tokens[..., first + 1 : first + stretch + 1]
+    def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor | PackedTokens, Tensor]:
+        """Tokens 0 ... T-1 and what follows each, of which a context-parallel rank takes its stretch."""
+        if not self._marked:
+            tokens = batch["tokens"]
+            return self._stretch(tokens[..., :-1]), self._stretch(tokens[..., 1:])
+        x, labels = self._stretch(batch["x"]), self._stretch(batch["labels"])
+        return (PackedTokens(x, batch["positions"]) if self._packed else x), labels
 
-    def num_items(self, batch: Mapping[str, Tensor]) -> None:
-        """None: every position has a label."""
+    def _stretch(self, values: Tensor) -> Tensor:
+        """This rank's positions of [m, b, T]."""
+        length = values.shape[-1] // self._mesh.layout.cp
+        first = self._mesh.cp_rank * length
+        return values[..., first : first + length]
+
+    def num_items(self, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Labels of this rank's positions that count; None if all do."""
+        if not self._marked:
+            return None
+        return (self._stretch(batch["labels"]) != IGNORED).flatten(1).sum(1)
 
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """Zeros."""
-        length = self._workload.data.sequence_length + 1
+        length = self._workload.data.sequence_length
         shape = (num_micro_batches, self._mesh.layout.micro_batch, length)
-        return {"tokens": torch.zeros(shape, dtype=torch.int64)}
+        if not self._marked:
+            return {"tokens": torch.zeros((*shape[:2], length + 1), dtype=torch.int64)}
+        zeros = torch.zeros(shape, dtype=torch.int64)
+        batch = {"x": zeros, "labels": zeros}
+        return batch | {"positions": torch.arange(length).expand(shape)} if self._packed else batch
 
 
 def _check_dropout(decoder: DecoderConfig, layout: ResolvedLayout) -> None:

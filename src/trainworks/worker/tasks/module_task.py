@@ -33,6 +33,22 @@ class ModuleTask:
         self._sow()
         self.dataset = MapStyleDataset(self.user.build_dataset(), self.user.place_of("build_dataset"))
 
+    def held_out(self) -> MapStyleDataset:
+        """What `build_eval_dataset` of the file returns.
+
+        Raises:
+            UsageError: the file has no such function, or returns no dataset.
+        """
+        build = self.user.build_eval_dataset
+        if build is None:
+            raise UsageError(
+                "`workload.eval` needs held-out data, and the module has none",
+                place=self.user.place_of("build_dataset"),
+                hint="define `build_eval_dataset()` beside `build_dataset()`",
+            )
+        self._sow()
+        return MapStyleDataset(build(), self.user.place_of("build_eval_dataset"))
+
     def build(self, setup: Setup) -> Parallel:
         """The model that the file builds, from the same seed on every rank."""
         self._sow()

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForMaskedLM, PretrainedConfig
 from transformers import logging as transformers_logging
 
-from trainworks.config.run_file import Model, Workload
+from trainworks.config.model import Model
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.card import DatasetCard, read_card
+from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
-from trainworks.worker.data.token_shards import end_of_text, load_tokenizer
+from trainworks.worker.data.reader import Dataset
+from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
 from trainworks.worker.data.tokens import MaskedTokens
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
+_SEED_OF_EVALUATION = 0
 _MASKS = ("[MASK]", "<mask>")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's pixels by channel, as published image models use them."""
@@ -34,19 +37,25 @@ class MaskedLanguageModeling:
         self._workload = workload
         self._shape = (micro_batch, workload.data.sequence_length)
         card, home = first_card(folder)
+        if card.marked:
+            raise UsageError("the data are packed or conversations, and `task: masked-lm` trains on full rows of text")
         tokenizer = load_tokenizer(home / "tokenizer.json")
         known = (tokenizer.token_to_id(name) for name in _MASKS)
         mask = next((number for number in known if number is not None), card.vocabulary)
         needed = max(mask + 1, card.vocabulary)
         self.config = _bert_config(workload, needed)
         _check_room(self.config, needed, workload.data.sequence_length)
-        self.dataset = MaskedTokens(
-            open_dataset(folder, workload.data),
-            mask=mask,
-            vocabulary=card.vocabulary,
-            spared=[] if (end := end_of_text(tokenizer)) is None else [end],
-            seed=workload.seed,
-        )
+        end = end_of_text(tokenizer)
+        self._mask, self._vocabulary = mask, card.vocabulary
+        self._spared = [] if end is None else [end]
+        self.dataset = self._masked(open_dataset(folder, workload.data), workload.seed)
+
+    def held_out(self, folder: Path) -> MaskedTokens:
+        """Held-out sequences; what is hidden in them is the same at every evaluation."""
+        return self._masked(open_dataset(folder, self._workload.data), _SEED_OF_EVALUATION)
+
+    def _masked(self, tokens: Dataset, seed: int) -> MaskedTokens:
+        return MaskedTokens(tokens, mask=self._mask, vocabulary=self._vocabulary, spared=self._spared, seed=seed)
 
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with its head over the vocabulary."""
@@ -86,6 +95,10 @@ class ImageClassification:
             )
         self.dataset = open_dataset(folder, workload.data, seed=workload.seed)
 
+    def held_out(self, folder: Path) -> Dataset:
+        """Held-out images, neither cropped at random nor mirrored."""
+        return open_dataset(folder, self._workload.data, augment=False)
+
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with a head over the classes of the data."""
         model = _built(AutoModelForImageClassification, self.config, self._workload)
@@ -105,7 +118,9 @@ class ImageClassification:
 
 
 class _Objective(nn.Module):
-    """Inputs and labels to the loss: the mean cross-entropy over the labels that count."""
+    """Inputs and labels to the loss: the mean cross-entropy over the labels that count; in evaluation mode also to the
+    number of labels that are predicted right.
+    """
 
     def __init__(self, model: nn.Module, argument: str) -> None:
         super().__init__()
@@ -116,19 +131,16 @@ class _Objective(nn.Module):
         if x.dtype == torch.uint8:
             x = _normalised(x, next(self.model.parameters()).dtype)
         logits: Tensor = self.model(**{self._argument: x}).logits
-        return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+        loss = nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+        if self.training:
+            return loss
+        return torch.stack([loss, (logits.argmax(-1) == labels).sum().float()])
 
 
 def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, S, S, 3] of 0 ... 255 as [B, 3, S, S] of about mean 0 and deviation 1."""
     mean, std = (torch.tensor(values, device=pixels.device) for values in (_MEAN, _STD))
     return ((pixels / 255 - mean) / std).permute(0, 3, 1, 2).contiguous().to(dtype)
-
-
-def first_card(folder: Path) -> tuple[DatasetCard, Path]:
-    """Card and folder of prepared data, or of a mixture's first source: all have the same tokenizer and classes."""
-    card = read_card(folder)
-    return first_card(Path(card.parts[0].folder)) if card.parts else (card, folder)
 
 
 def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:

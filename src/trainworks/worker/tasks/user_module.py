@@ -18,7 +18,7 @@ from trainworks.errors import UsageError
 
 _NAME = "trainworks_user_module"
 _REQUIRED = ("build_model", "build_dataset")
-_OPTIONAL = ("loss", "num_items_in_batch", "blocks", "build_optimizer")
+_OPTIONAL = ("build_eval_dataset", "loss", "num_items_in_batch", "blocks", "build_optimizer")
 
 
 class UserModule:
@@ -28,6 +28,7 @@ class UserModule:
         self._module = module
         self.build_model: Callable[[], nn.Module] = module.build_model
         self.build_dataset: Callable[[], Any] = module.build_dataset
+        self.build_eval_dataset: Callable[[], Any] | None = getattr(module, "build_eval_dataset", None)
         self.loss: Callable[[nn.Module, Any], Any] | None = getattr(module, "loss", None)
         self.num_items_in_batch: Callable[[Any], Tensor | int] | None = getattr(module, "num_items_in_batch", None)
         self.build_optimizer: Callable[[Sequence[nn.Parameter]], Optimizer] | None = getattr(

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
+from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.metric_columns import Floats, read_columns
 from trainworks.record.metrics import warmup_steps
-from trainworks.record.past_run import FinishedRun
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -46,7 +46,7 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
     steady = steps.where(slice(warmup_steps(len(steps)), None))
     if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
         return None
-    measured_s, spread = _median_and_spread(steady["step_s"])
+    measured_s, spread = _median_and_spread(steady.training_s)
     return FinishedRun(
         run=str(run_dir.path.resolve()),
         finished_at=finished_at,

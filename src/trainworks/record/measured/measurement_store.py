@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.files import append_text
-from trainworks.record.measurement import ClusterMeasurement, cluster_key
+from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
 
 
 def append_measurement(folder: Path, measurement: ClusterMeasurement) -> Path:

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from trainworks.config.load import FieldPath, Source, name_from, problems_of, read_text
 from trainworks.config.run_file import RunFile
-from trainworks.config.sbatch_amounts import AMOUNTS, Amounts, amounts_of
-from trainworks.config.sbatch_options import KNOWN_OPTIONS, MAGIC, PYXIS, Option, read_options
-from trainworks.config.slurm_words import expand_nodes, parse_slurm_time
+from trainworks.config.slurm.sbatch_amounts import AMOUNTS, Amounts, amounts_of
+from trainworks.config.slurm.sbatch_options import KNOWN_OPTIONS, MAGIC, PYXIS, Option, read_options
+from trainworks.config.slurm.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
 _INTERPRETER = re.compile(r"#![ \t]*/\S+.*")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainworks.config.sbatch_options import Option
-from trainworks.config.slurm_words import parse_slurm_memory
+from trainworks.config.slurm.sbatch_options import Option
+from trainworks.config.slurm.slurm_words import parse_slurm_memory
 from trainworks.errors import QuantityError, UsageError
 
 AMOUNTS = frozenset({

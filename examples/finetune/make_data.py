@@ -1,0 +1,38 @@
+"""Write the data of this example: texts for a tiny base model, and conversations to tune it on, some held out."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+
+def sums(count: int, seed: int) -> list[tuple[int, int]]:
+    """Pairs of small numbers."""
+    draw = random.Random(seed)
+    return [(draw.randint(0, 49), draw.randint(0, 49)) for _ in range(count)]
+
+
+def chat(left: int, right: int) -> dict[str, list[dict[str, str]]]:
+    """A question and its answer."""
+    return {
+        "messages": [
+            {"role": "user", "content": f"What is {left} plus {right}?"},
+            {"role": "assistant", "content": f"{left} plus {right} is {left + right}."},
+        ]
+    }
+
+
+def main(folder: Path) -> None:
+    """Write texts/sums.jsonl, chats.jsonl and held-out.jsonl."""
+    (folder / "texts").mkdir(parents=True, exist_ok=True)
+    texts = [{"text": f"{left} plus {right} is {left + right}. "} for left, right in sums(4_000, seed=1)]
+    (folder / "texts" / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    for name, count, seed in (("chats", 600, 2), ("held-out", 100, 3)):
+        lines = [json.dumps(chat(*pair)) + "\n" for pair in sums(count, seed)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

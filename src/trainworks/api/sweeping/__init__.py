@@ -1,0 +1,1 @@
+"""Sweeps over settings of a run, through the queue of any backend."""

@@ -1,0 +1,271 @@
+"""Sweep: train a run with several settings through its queue, stop bad trials early, name the best."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainworks.api.resuming.changes import with_settings
+from trainworks.api.run_handle import Run
+from trainworks.api.run_request import RunRequest, RunTarget, read_request
+from trainworks.api.sweeping.search import Search, SearchName, make_search
+from trainworks.api.sweeping.trial_runs import TrialRun, ended_as, failed_to_start, start_trial
+from trainworks.config.load import Source, parse_run_file
+from trainworks.config.run_file import RunFile, Workload
+from trainworks.errors import TrainworksError, UsageError, suggest
+from trainworks.files import take_lock
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.plan.sweeps.pruning import Pruning, should_stop
+from trainworks.plan.sweeps.space import Choice, Space, parse_dimension
+from trainworks.record.run_dir import RunDir
+from trainworks.record.sweeps.sweep import SweepDefinition, SweepDir, SweepResult, SweepTrial, sweep_dir
+
+_POLL_S = 0.5
+_MOST_TRIALS = 10_000
+
+
+SweepProgress = Callable[[int, int], None]
+"""Called with the numbers of trials that have ended and that are in the queue, whenever one of them changed."""
+
+
+def _silent(ended: int, queued: int) -> None:
+    """Progress callback that does nothing."""
+
+
+def sweep(
+    target: RunTarget,
+    space: Mapping[str, Any],
+    *,
+    search: SearchName = "grid",
+    trials: int | None = None,
+    seed: int = 0,
+    pruning: Pruning | None = None,
+    parallel: int = 4,
+    name: str | None = None,
+    folder: Path | str | None = None,
+    progress: SweepProgress = _silent,
+    clock: Clock | None = None,
+) -> SweepResult:
+    """Train a workload with several settings, each as a run of its own in the queue of its cluster.
+
+    A sweep that was killed continues when it is called again: no trial is trained twice.
+
+    Args:
+        target: a run file of a workload, as for `run`.
+        space: by key of the run file a list of values, or text: `1e-4,3e-4` or the range `1e-5..1e-2`. `optimizer`,
+            `eval` and other keys of the workload may stand without `workload.`.
+        search: every combination, independent draws, or Optuna's proposals.
+        trials: number of trials of `random` and `optuna`.
+        seed: of the draws.
+        pruning: rule that ends trials early.
+        parallel: most trials in the queue at the same time.
+        name: name of the sweep; that of the run file by default.
+        folder: folder of all runs, instead of the run file's `checkpoint.to`.
+        progress: follows the trials.
+        clock: to wait with.
+
+    Returns:
+        The trials; those whose settings no run can have have failed, with the reason.
+
+    Raises:
+        UsageError: the target is a command, or the space is not valid, or another process runs this sweep.
+        RunFileError: a problem in the run file.
+        MissingExtraError: Optuna is not installed.
+    """
+    request = read_request(target)
+    if request.run_file.workload is None:
+        raise UsageError("a sweep trains a workload, and the run file has a command", hint="see `submit --array`")
+    dimensions = {full_key(key): parse_dimension(key, written) for key, written in space.items()}
+    objective = _objective(request.run_file.workload)
+    chosen = make_search(search, dimensions, num_trials=trials, seed=seed, maximize=objective == "held-out accuracy")
+    if not 1 <= chosen.num_trials <= _MOST_TRIALS:
+        raise UsageError(f"a sweep has 1 to {_MOST_TRIALS:,} trials, not {chosen.num_trials:,}")
+    definition = SweepDefinition.model_validate(
+        {
+            "name": name or request.run_file.name,
+            "run_file": request.run_file.model_dump(mode="json", exclude_unset=True),
+            "space": {key: _described(dimensions, key) for key in dimensions},
+            "search": search,
+            "num_trials": chosen.num_trials,
+            "seed": seed,
+            "objective": objective,
+            "pruning": pruning,
+        }
+    )
+    runs = Path(folder or request.run_file.checkpoint.to)
+    place = sweep_dir(runs, definition.name)
+    with _alone(place, definition):
+        runner = _Sweeper(definition, request, chosen, place, runs, parallel=parallel, progress=progress)
+        runner.run(clock or SystemClock())
+        result = runner.result()
+        result.write_html(place.page)
+        return result
+
+
+def full_key(key: str) -> str:
+    """The key with `workload.` before those of a workload.
+
+    Raises:
+        UsageError: the run file has no such key.
+    """
+    first = key.partition(".")[0]
+    if first in RunFile.model_fields:
+        return key
+    if first in Workload.model_fields:
+        return f"workload.{key}"
+    known = [*Workload.model_fields, *RunFile.model_fields]
+    rest = key[len(first) :]
+    hint = suggest(first, known, form=f"{{}}{rest}", otherwise="name a key of the run file, such as `optimizer.lr`")
+    raise UsageError(f"the run file has no key `{key}`", hint=hint)
+
+
+def _objective(workload: Workload) -> str:
+    if workload.eval is None:
+        return "loss"
+    return f"held-out {workload.eval.metric}"
+
+
+def _described(space: Space, key: str) -> Any:
+    dimension = space[key]
+    if isinstance(dimension, Choice):
+        return list(dimension.values)
+    return f"{dimension.low:g}..{dimension.high:g}"
+
+
+@contextmanager
+def _alone(place: SweepDir, definition: SweepDefinition) -> Iterator[None]:
+    """Run the sweep in one process at a time, and as it was defined.
+
+    Raises:
+        UsageError: another process runs it, or it was another sweep.
+    """
+    place.path.mkdir(parents=True, exist_ok=True)
+    if (lock := take_lock(place.lock_file)) is None:
+        raise UsageError(f"sweep `{definition.name}` is run by another process", hint="give this one another `--name`")
+    try:
+        before = place.read_definition()
+        if before is not None and before != definition:
+            raise UsageError(
+                f"sweep `{definition.name}` exists with another run file, space or search",
+                place=str(place.path),
+                hint="give this one another `--name`, or repeat the command of before to continue it",
+            )
+        if before is None:
+            place.write_definition(definition)
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Sweeper:
+    """Keeps up to `parallel` trials in the queue until all have ended."""
+
+    def __init__(
+        self,
+        definition: SweepDefinition,
+        request: RunRequest,
+        search: Search,
+        place: SweepDir,
+        runs: Path,
+        *,
+        parallel: int,
+        progress: SweepProgress,
+    ) -> None:
+        self._definition, self._request, self._search = definition, request, search
+        self._place, self._runs, self._parallel, self._progress = place, runs, parallel, progress
+        self._trials = {trial.number: trial for trial in place.read_trials()}
+        self._going: dict[int, TrialRun] = {}
+        self._curves = {
+            trial.number: self._watched(trial).reports() for trial in self._trials.values() if trial.run is not None
+        }
+
+    def run(self, clock: Clock) -> None:
+        """Start, watch and stop trials until all have ended."""
+        for trial in self._trials.values():
+            if trial.state == "pruned":  # written down before its run is stopped
+                self._watched(trial).stop()
+            elif not trial.has_ended or trial.run is None:  # what could not start may start now
+                self._start(trial)
+        while True:
+            while len(self._going) < self._parallel and len(self._trials) < self._search.num_trials:
+                self._start(self._next())
+            if not self._going:
+                return
+            clock.sleep(_POLL_S)
+            for each in list(self._going.values()):
+                self._look(each)
+
+    def result(self) -> SweepResult:
+        """The sweep as it stands."""
+        trials = tuple(self._trials[number] for number in sorted(self._trials))
+        return SweepResult(self._definition, trials, dict(self._curves), self._place.path)
+
+    def _next(self) -> SweepTrial:
+        number = len(self._trials)
+        earlier = [self._trials[index] for index in range(number)]
+        settings = self._search.propose(number, earlier)
+        return SweepTrial(number=number, settings=settings, run_name=f"{self._definition.name}-t{number:03d}")
+
+    def _start(self, trial: SweepTrial) -> None:
+        """Write the trial down, then start its run: a kill in between leaves what the next process completes."""
+        self._keep(trial)
+        try:
+            run = start_trial(trial, self._with(trial.settings), self._runs, review=trial.number == 0)
+        except TrainworksError as error:
+            if not isinstance(error, UsageError) and not any(each.run for each in self._trials.values()):
+                raise  # a queue that is out of reach is not the fault of the settings
+            self._keep(failed_to_start(trial, error))
+            return
+        self._keep(trial.model_copy(update={"run": run.id, "state": "submitted"}))
+        self._going[trial.number] = self._watched(self._trials[trial.number])
+
+    def _watched(self, trial: SweepTrial) -> TrialRun:
+        found = TrialRun(trial, Run(RunDir(self._runs / str(trial.run))), self._definition.objective)
+        found.look()
+        return found
+
+    def _look(self, watched: TrialRun) -> None:
+        number = watched.trial.number
+        watched.look()
+        self._curves[number] = watched.reports()
+        ended = ended_as(watched)
+        if ended is None and self._is_hopeless(watched):
+            cost = self._curves[number][-1][1]
+            value = -cost if self._definition.objective == "held-out accuracy" else cost
+            changes = {"state": "pruned", "value": value if math.isfinite(value) else None, "steps": watched.steps_done}
+            self._keep(watched.trial.model_copy(update=changes))
+            watched.stop()
+        if ended is not None:
+            self._curves[number] = watched.reports()
+            self._keep(ended)
+        if self._trials[number].has_ended:
+            del self._going[number]
+
+    def _is_hopeless(self, watched: TrialRun) -> bool:
+        if self._definition.pruning is None or not watched.num_steps:
+            return False
+        number = watched.trial.number
+        others = [curve for other, curve in self._curves.items() if other != number]
+        return should_stop(self._definition.pruning, self._curves[number], others, num_steps=watched.num_steps)
+
+    def _keep(self, trial: SweepTrial) -> None:
+        self._trials[trial.number] = trial
+        self._place.append(trial)
+        ended = sum(each.has_ended for each in self._trials.values())
+        self._progress(ended, sum(each.state == "submitted" for each in self._trials.values()))
+
+    def _with(self, settings: Mapping[str, Any]) -> RunRequest:
+        """The request with the settings of a trial, and with a text that says them."""
+        changed = with_settings(self._request.run_file, settings)
+        before = self._request.source
+        name = before.name if isinstance(before, Source) else "run.yaml"
+        text = yaml.safe_dump(changed.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+        run_file, source = parse_run_file(text, name=name)
+        return replace(self._request, run_file=run_file, source=source)

@@ -1,0 +1,40 @@
+"""Fine-tuning: conversations as training data, and adapters, a few new weights beside those of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainworks.config.spec import Spec
+
+LossOn = Literal["answers", "all"]
+TooLong = Literal["cut", "drop", "refuse"]
+
+
+class Chat(Spec):
+    """How conversations become training sequences."""
+
+    template: str | None = None
+    """File with a chat template (Jinja); by default that of the tokenizer, or a built-in one if it has none."""
+    loss_on: LossOn = "answers"
+    """Tokens that the loss counts: those of the assistant's messages and completions, or all."""
+    too_long: TooLong = "cut"
+    """What to do with a conversation longer than `sequence_length`: cut its end off, drop it, or refuse the data."""
+
+
+class Adapter(Spec):
+    """Low-rank adapters (LoRA, Hu et al. 2021) of linear layers: W x + alpha / rank * B A x, with W frozen."""
+
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rows of A and columns of B."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """Scale of what the adapters add, times `rank`."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout of the adapters' inputs."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that get an adapter (`q_proj`, `self_attn.q_proj`); by default all linear layers of the
+    blocks, without routers and experts."""
+    base: Literal["auto", "fp32", "bf16", "nf4"] = "auto"
+    """Format of the frozen weights: bf16 with `precision: bf16`, else fp32. nf4 keeps the linear layers of the blocks
+    in 4 bits (QLoRA, Dettmers et al. 2023)."""

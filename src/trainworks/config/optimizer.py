@@ -1,0 +1,45 @@
+"""The optimizer of a workload and its learning-rate schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainworks.config.quantities import FieldError, TrainForField
+from trainworks.config.spec import Spec
+
+_DECAY_SHARE = 0.2
+
+
+class Optimizer(Spec):
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt", "range-test"] = "cosine"
+    """Course of the learning rate after the warm-up; `range-test` raises it from `lr * min_lr_ratio` to `lr`."""
+    warmup: TrainForField | None = None
+    """Linear warm-up, in steps."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Final learning rate divided by the peak; with `range-test` the first one."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = _DECAY_SHARE
+    """Share of the steps, at their end, in which `wsd` (warm-up, stable, decay) lowers the rate linearly."""
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+
+    @model_validator(mode="after")
+    def _of_its_schedule(self) -> Optimizer:
+        if self.decay_share != _DECAY_SHARE and self.schedule != "wsd":
+            raise FieldError(f"`decay_share` is of `schedule: wsd`, and the schedule is {self.schedule}")
+        if self.schedule == "range-test" and not 0 < self.min_lr_ratio < 1:
+            raise FieldError("`schedule: range-test` needs a `min_lr_ratio` above 0 and below 1")
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_in_steps(self) -> Optimizer:
+        if self.warmup is not None and self.warmup.unit != "steps":
+            raise FieldError(f"`warmup` must be in steps, got `{self.warmup}`")
+        return self

@@ -1,0 +1,1 @@
+"""Batch scripts of Slurm, and the words that Slurm and its users write."""

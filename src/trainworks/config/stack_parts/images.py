@@ -1,0 +1,60 @@
+"""`images`, `machine_image` and `kubernetes` of the stack file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import StringConstraints, model_validator
+
+from trainworks.config.autoscale import DnsName
+from trainworks.config.quantities import FieldError, SizeBytes
+from trainworks.config.spec import Spec
+from trainworks.config.stack_parts.words import Version
+
+ImageDigest = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}$", max_length=512)
+]
+Release = Annotated[str, StringConstraints(pattern=r"^v?[0-9]+(\.[0-9]+)+$", max_length=32)]
+
+
+class ImageRecipe(Spec):
+    """A container image to build: a base, and the wheels of a lock file."""
+
+    name: DnsName
+    base: ImageDigest
+    """Image with Python, by its digest: `docker.io/library/python:3.12-slim@sha256:...`."""
+    cuda: Version | None = None
+    """CUDA of the wheels of PyTorch."""
+    rocm: Version | None = None
+    """ROCm of the wheels; with neither, they are those for CPUs."""
+    lock: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._][A-Za-z0-9._/-]*$", max_length=255)]
+    """Requirements with versions and hashes, beside the stack file; `uv pip compile --generate-hashes` writes one."""
+
+    @model_validator(mode="after")
+    def _one_accelerator(self) -> ImageRecipe:
+        if self.cuda is not None and self.rocm is not None:
+            raise FieldError("an image is for CUDA or for ROCm", hint="write two recipes")
+        return self
+
+
+class MachineImage(Spec):
+    """An image of a compute node, which Packer builds from a cloud image with the roles of this project."""
+
+    source: Annotated[str, StringConstraints(pattern=r"^https://[^\s\"$]+$", max_length=512)]
+    """Address of the cloud image of the operating system."""
+    checksum: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    disk: SizeBytes = 40 * 2**30
+    """Size of the disk."""
+
+
+class KubernetesBundle(Spec):
+    """Kubernetes on the compute nodes, beside or instead of Slurm: operators, queues, volumes and policies."""
+
+    gpu_operator: Release
+    """Release of NVIDIA's GPU operator: `v25.10.0`."""
+    network_operator: Release | None = None
+    """Release of NVIDIA's network operator, for RDMA in pods."""
+    jobset: Release
+    kueue: Release
+    prometheus_operator: bool = True
+    """The cluster has the Prometheus operator: render PodMonitors."""

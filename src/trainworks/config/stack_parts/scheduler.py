@@ -1,0 +1,120 @@
+"""`slurm`, `accounts` and `users` of the stack file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from trainworks.config.autoscale import Command, Name
+from trainworks.config.quantities import DurationS, FieldError
+from trainworks.config.spec import Spec
+from trainworks.config.stack_parts.words import AccountName, PublicKey, Version
+
+SlurmTime = Annotated[str, StringConstraints(pattern=r"^[0-9:-]+$|^UNLIMITED$")]
+
+
+class Partition(Spec):
+    """A partition of Slurm: a queue over all compute nodes."""
+
+    name: Name
+    default: bool = False
+    max_time: SlurmTime = "UNLIMITED"
+    """Longest time of a job in Slurm's form: `2-00:00:00`."""
+    priority: Annotated[int, Field(ge=1, le=65533)] = 1
+    """Jobs of a partition with a higher priority go first."""
+
+
+class QualityOfService(Spec):
+    """A QOS of Slurm: limits and a priority that a job asks for with `--qos`."""
+
+    name: AccountName
+    """Lower case, as Slurm keeps it."""
+    priority: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Jobs of a QOS with a higher priority go first."""
+    preempts: tuple[AccountName, ...] = ()
+    """Jobs of these QOS are requeued where this one needs their nodes."""
+    max_time: SlurmTime | None = None
+    """Longest time of a job."""
+    max_gpus_per_user: Annotated[int, Field(ge=1)] | None = None
+    max_jobs_per_user: Annotated[int, Field(ge=1)] | None = None
+
+
+class SlurmAccount(Spec):
+    """An account of Slurm: a team whose jobs are counted together."""
+
+    name: AccountName
+    parent: AccountName = "root"
+    """Account above it."""
+    share: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Share of the cluster, in proportion to the others of its parent."""
+    max_gpus: Annotated[int, Field(ge=1)] | None = None
+    """Most GPUs that all running jobs of the account hold together."""
+    qos: tuple[AccountName, ...] = ()
+    """QOS that its jobs may ask for, beside `normal`; the first one is the default."""
+
+
+class SlurmPower(Spec):
+    """Power saving: Slurm stops idle compute nodes, and starts them when a job needs them."""
+
+    start: Command
+    """Starts the node `$NODE`, in bash, as SlurmUser: `ipmitool -I lanplus -H $NODE-bmc ... chassis power on`."""
+    stop: Command
+    """Stops the node `$NODE`."""
+    down_after: Annotated[DurationS, Field(ge=60)] = 1800.0
+    """Time without a job after which a node stops."""
+    keep: Annotated[int, Field(ge=0)] = 0
+    """Number of idle nodes that stay up."""
+    start_timeout: DurationS = 600.0
+    """Longest time until a node is up; one that takes longer becomes DOWN."""
+    stop_timeout: DurationS = 120.0
+
+
+class SlurmScheduler(Spec):
+    """Slurm, and where its packages come from."""
+
+    release: Version
+    """Major release, `25.11`."""
+    packages: Literal["distribution", "schedmd"] = "schedmd"
+    """Packages of the operating system, or packages of SchedMD's names that you built into your own repository."""
+    accounting: bool = True
+    """Run slurmdbd and MariaDB on the node with the role `database`."""
+    partitions: Annotated[tuple[Partition, ...], Field(min_length=1)] = (Partition(name="train", default=True),)
+    qos: tuple[QualityOfService, ...] = ()
+    accounts: tuple[SlurmAccount, ...] = ()
+    """Accounts with limits; those that only `users` name have none."""
+    power: SlurmPower | None = None
+    pmix: Version | None = None
+    """Release of PMIx that Slurm was built with, for MPI jobs: `srun --mpi=pmix` becomes the default."""
+    pyxis: Version | None = None
+    """Release of Slurm that pyxis, NVIDIA's plugin for containers, was built for; the nodes need it and enroot."""
+
+    @model_validator(mode="after")
+    def _limits_have_a_database(self) -> SlurmScheduler:
+        if not self.accounting and (self.qos or self.accounts):
+            raise FieldError("`qos` and `accounts` are kept by slurmdbd", hint="remove `accounting: false`")
+        known = {"normal", *(each.name for each in self.qos)}
+        wanted = [name for qos in self.qos for name in qos.preempts]
+        wanted += [name for account in self.accounts for name in account.qos]
+        if missing := [name for name in wanted if name not in known]:
+            raise FieldError(f"no QOS `{missing[0]}`", hint="add it to `slurm.qos`")
+        above = ["root"]
+        for account in self.accounts:
+            if account.parent not in above:
+                raise FieldError(
+                    f"no account `{account.parent}` above `{account.name}`", hint="put the parent first in the list"
+                )
+            above.append(account.name)
+        return self
+
+
+class StackUser(Spec):
+    """A user of the cluster, with the same number on all nodes."""
+
+    name: AccountName
+    uid: Annotated[int, Field(ge=1000, le=60000)]
+    account: AccountName
+    """Account of Slurm that the jobs are charged to."""
+    keys: tuple[PublicKey, ...] = ()
+    administers: bool = False
+    """True makes the user a coordinator of the account, who may add members and set their limits."""

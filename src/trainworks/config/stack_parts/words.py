@@ -1,0 +1,20 @@
+"""Words that several parts of the stack file use."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import StringConstraints
+
+Role = Literal["login", "controller", "database", "monitoring", "storage", "compute"]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$", max_length=32)]
+AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
+PublicKey = Annotated[
+    str, StringConstraints(pattern=r"^(ssh|ecdsa|sk)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/=]+( [A-Za-z0-9@._-]+)?$")
+]
+"""A public key as in `~/.ssh/id_ed25519.pub`."""
+Requirement = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?==[A-Za-z0-9.+!]+$")
+]
+"""A package with its exact version, `numpy==2.3.1`."""
+MountSource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@:/,\[\]-]+$", max_length=512)]

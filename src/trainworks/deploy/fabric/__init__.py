@@ -1,0 +1,1 @@
+"""Files of a cluster's fabric: hosts, switches, subnet manager, and MPI."""

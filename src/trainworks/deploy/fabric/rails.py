@@ -1,0 +1,117 @@
+"""Addresses of rails, and what each port of each switch is joined to.
+
+A leaf routes: each port to a node is a network of two addresses, the even one on the leaf. No broadcast domain spans
+the fabric, and BGP finds the paths between leaves without addresses on their links (RFC 5549).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.config.stack import Stack
+from trainworks.errors import ArgumentError
+from trainworks.plan.network.cables import cable_plan
+from trainworks.plan.network.design import NetworkDesign, design_network
+
+_TOPOLOGIES = ("star", "rail-optimised", "rail-only", "spine-leaf")
+"""Topologies of at most two tiers, in which one autonomous system for all spines is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One adapter of a node."""
+
+    host: str
+    number: int
+    """Number of the rail, from 0 on."""
+    device: str
+    interface: str
+    address: IPv4Address
+    gateway: IPv4Address
+    """Address of the leaf, on the other end of the cable."""
+
+
+@dataclass(slots=True)
+class SwitchPorts:
+    """A switch and its cables."""
+
+    name: str
+    asn: int
+    loopback: IPv4Address
+    split: int
+    """Links of a port."""
+    rails: list[tuple[str, Rail]] = field(default_factory=list)
+    """Ports to nodes."""
+    links: list[tuple[str, str, str]] = field(default_factory=list)
+    """Ports to other switches: port, name of the other switch, and its port."""
+
+
+def rails(stack: Stack) -> list[Rail]:
+    """Adapters of all compute nodes, by node and rail.
+
+    Raises:
+        ArgumentError: `fabric.network` has too few addresses.
+    """
+    fabric = stack.fabric
+    assert fabric is not None and fabric.network is not None
+    hosts = list(stack.hosts("compute"))
+    needed = 2 * len(hosts) * len(fabric.devices)
+    if needed > fabric.network.num_addresses:
+        message = f"{needed} addresses are needed for {len(hosts)} nodes, and {fabric.network} has fewer"
+        raise ArgumentError(message, argument="fabric.network", hint="write a larger network")
+    found = []
+    for place, host in enumerate(hosts):
+        for number, (device, interface) in enumerate(zip(fabric.devices, fabric.interfaces, strict=True)):
+            first = fabric.network.network_address + 2 * (place * len(fabric.devices) + number)
+            found.append(Rail(host, number, device, interface, first + 1, first))
+    return found
+
+
+def switches(stack: Stack) -> list[SwitchPorts]:
+    """Switches of the network that Trainworks designs for the nodes, with their ports, leaves first.
+
+    Raises:
+        ArgumentError: the network has more than two tiers, or its addresses are too few.
+    """
+    fabric = stack.fabric
+    assert fabric is not None and fabric.network is not None
+    design = _design(stack)
+    by_place = {
+        (f"node{index // len(fabric.devices) + 1}", f"nic{rail.number + 1}"): rail
+        for index, rail in enumerate(rails(stack))
+    }
+    found: dict[str, SwitchPorts] = {}
+
+    def switch(name: str) -> SwitchPorts:
+        if name not in found:
+            loopback = fabric.network[-2 - len(found)]  # type: ignore[index]
+            leaves = sum("spine" not in each for each in found)
+            asn = fabric.asn if "spine" in name else fabric.asn + 1 + leaves
+            found[name] = SwitchPorts(name, asn, loopback, design.split)
+        return found[name]
+
+    for cable in cable_plan(design):
+        if cable.tier in ("node-leaf", "node-switch"):
+            rail = by_place[cable.from_device, cable.from_port]
+            switch(cable.to_device).rails.append((cable.to_port, rail))
+        else:
+            switch(cable.from_device).links.append((cable.from_port, cable.to_device, cable.to_port))
+            switch(cable.to_device).links.append((cable.to_port, cable.from_device, cable.from_port))
+    if len(found) + 2 * len(by_place) + 1 > fabric.network.num_addresses:
+        message = f"{fabric.network} has no addresses left for {len(found)} switches"
+        raise ArgumentError(message, argument="fabric.network", hint="write a larger network")
+    return list(found.values())
+
+
+def _design(stack: Stack) -> NetworkDesign:
+    """Network of the adapters; it does not depend on the accelerators, for which one kind stands."""
+    fabric = stack.fabric
+    assert fabric is not None
+    nics, nodes = len(fabric.devices), len(stack.hosts("compute"))
+    design = design_network(parse_cluster(f"{nodes} nodes of {nics}x H100-SXM-80GB over {nics}x RoCE {fabric.speed}"))
+    if design.topology not in _TOPOLOGIES:
+        message = f"{nodes} nodes need a network of kind `{design.topology}`, whose switches have no text here"
+        raise ArgumentError(message, argument="fabric.speed", hint="configure the switches by `trainworks network`")
+    return design

@@ -1,0 +1,1 @@
+"""Images of containers and of machines."""

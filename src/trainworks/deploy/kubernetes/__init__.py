@@ -1,0 +1,1 @@
+"""Objects of a Kubernetes cluster for the teams of a stack."""

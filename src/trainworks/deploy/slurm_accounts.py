@@ -1,0 +1,118 @@
+"""A script that brings QOS, accounts and users of Slurm to what a stack says, and prints what it changed.
+
+A second run changes nothing. It removes no QOS, account or user that the stack does not name: their history of usage is
+attached to them.
+
+Source: sacctmgr(1) of Slurm 22.05, whose fields these are.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from trainworks.config.slurm.slurm_words import parse_slurm_time
+from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccount, StackUser
+
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
+_HEAD = r"""#!/bin/bash
+# QOS, accounts and users of `@name@`. `--check` prints what would change, and changes nothing.
+set -euo pipefail
+check=${1:-}
+
+# one field; a list comes in the order of its numbers, and is sorted, so that equal ones are equal
+fields() {
+    sacctmgr --noheader --parsable2 show "$@" | head -n 1 | tr ',' '\n' | LC_ALL=C sort | paste -sd ','
+}
+
+change() {
+    echo "changed: sacctmgr $*"
+    [ "$check" = --check ] || sacctmgr --immediate "$@" > /dev/null
+}
+
+# what is there, what is wanted, and the command for it; field by field, since Slurm refuses to set what is set
+ensure() {
+    # shellcheck disable=SC2086  # words of this file
+    [ "$(fields $1)" = "$2" ] || change $3
+}
+"""
+
+
+def accounts_script(stack: Stack) -> str:
+    """Text of the script; the parents of accounts come before them."""
+    slurm = stack.slurm
+    named = {account.name for account in slurm.accounts}
+    plain = [SlurmAccount(name=user.account) for user in stack.users if user.account not in named]
+    lines = [_HEAD.replace("@name@", stack.name)]
+    lines += [line for qos in slurm.qos for line in _qos(qos)]
+    lines += [line for each in (*slurm.accounts, *dict.fromkeys(plain)) for line in _account(stack.name, each)]
+    lines += [line for user in stack.users for line in _user(stack.name, user)]
+    return "\n".join(lines) + "\n"
+
+
+def _qos(qos: QualityOfService) -> Iterator[str]:
+    gpus = f"gres/gpu={qos.max_gpus_per_user}" if qos.max_gpus_per_user else ""
+    wall, jobs = slurm_time(qos.max_time), _number(qos.max_jobs_per_user)
+    show, change = f"qos where name={qos.name}", f"modify qos {qos.name} set"
+    yield _ensure(f"{show} format=Name", qos.name, f"add qos {qos.name}")
+    yield _ensure(f"{show} format=Priority", str(qos.priority), f"{change} Priority={qos.priority}")
+    # -1 takes a limit away
+    yield _ensure(f"{show} format=MaxWall", wall, f"{change} MaxWall={wall or -1}")
+    yield _ensure(f"{show} format=MaxTRESPU", gpus, f"{change} MaxTRESPerUser={gpus or 'gres/gpu=-1'}")
+    yield _ensure(f"{show} format=MaxJobsPU", jobs, f"{change} MaxJobsPerUser={jobs or -1}")
+    yield _ensure(f"{show} format=Preempt", _sorted(qos.preempts), f"{change} Preempt={','.join(qos.preempts)}")
+
+
+def _account(cluster: str, account: SlurmAccount) -> Iterator[str]:
+    gpus = f"gres/gpu={account.max_gpus}" if account.max_gpus else ""
+    qos = ("normal", *account.qos)
+    default = account.qos[0] if account.qos else "normal"
+    place = f"name={account.name} cluster={cluster}"
+    show = f"association where account={account.name} cluster={cluster} user="
+    change = f"modify account where {place} set"
+    parent, share = account.parent, account.share
+    yield _ensure(
+        f"{show} format=Account", account.name, f"add account {account.name} cluster={cluster} parent={parent}"
+    )
+    yield _ensure(f"{show} format=ParentName", parent, f"{change} Parent={parent}")
+    yield _ensure(f"{show} format=Share", str(share), f"{change} Fairshare={share}")
+    yield _ensure(f"{show} format=GrpTRES", gpus, f"{change} GrpTRES={gpus or 'gres/gpu=-1'}")
+    yield _ensure(f"{show} format=QOS", _sorted(qos), f"{change} QosLevel={','.join(qos)}")
+    yield _ensure(f"{show} format=DefaultQOS", default, f"{change} DefaultQOS={default}")
+
+
+def _user(cluster: str, user: StackUser) -> Iterator[str]:
+    show = f"association where user={user.name} account={user.account} cluster={cluster}"
+    yield _ensure(f"{show} format=User", user.name, f"add user {user.name} account={user.account} cluster={cluster}")
+    if user.administers:
+        there = f"$(fields account withcoord where name={user.account} format=Coordinators)"
+        names = f"account={user.account} names={user.name}"
+        yield f'[[ ",{there}," == *,{user.name},* ]] || change add coordinator {names}'
+
+
+def _ensure(show: str, wanted: str, command: str) -> str:
+    return f"ensure {shlex.quote(show)} {shlex.quote(wanted)} {shlex.quote(command)}"
+
+
+def _sorted(names: tuple[str, ...]) -> str:
+    return ",".join(sorted(names))
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def slurm_time(text: str | None) -> str:
+    """A time as sacctmgr prints it; empty without a limit.
+
+    >>> slurm_time("30:00"), slurm_time("7-00:00:00"), slurm_time("UNLIMITED")
+    ('00:30:00', '7-00:00:00', '')
+    """
+    seconds = parse_slurm_time(text) if text is not None else None
+    if seconds is None:
+        return ""
+    days, rest = divmod(int(seconds), _DAY_S)
+    hours, rest = divmod(rest, _HOUR_S)
+    clock = f"{hours:02}:{rest // _MINUTE_S:02}:{rest % _MINUTE_S:02}"
+    return f"{days}-{clock}" if days else clock

@@ -1,0 +1,75 @@
+"""The faults of a drill, and their seeded schedule."""
+
+from __future__ import annotations
+
+import enum
+import os
+import random
+import shutil
+from collections.abc import Sequence
+
+
+class DrillFault(enum.StrEnum):
+    """A fault that a drill injects; the value is its name on the command line."""
+
+    KILL_RANK = "kill-rank"
+    KILL_AGENT = "kill-agent"
+    KILL_SUPERVISOR = "kill-supervisor"
+    STOP_RANK = "stop-rank"
+    SLOW_RANK = "slow-rank"
+    PREEMPT = "preempt"
+    FLIP_BIT = "flip-bit"
+    TRUNCATE_SHARD = "truncate-shard"
+    DELETE_SHARD = "delete-shard"
+    CUT_NETWORK = "cut-network"
+    FULL_DISK = "full-disk"
+
+    @property
+    def what(self) -> str:
+        """What is done to the run."""
+        return _WHAT[self]
+
+    @property
+    def damages_checkpoint(self) -> bool:
+        """True if the fault damages the newest checkpoint; then a rank is killed, so that the run has to load one."""
+        return self in (DrillFault.FLIP_BIT, DrillFault.TRUNCATE_SHARD, DrillFault.DELETE_SHARD)
+
+
+_WHAT = {
+    DrillFault.KILL_RANK: "SIGKILL to a rank",
+    DrillFault.KILL_AGENT: "SIGKILL to the agent of a node",
+    DrillFault.KILL_SUPERVISOR: "SIGKILL to the supervisor",
+    DrillFault.STOP_RANK: "SIGSTOP to a rank",
+    DrillFault.SLOW_RANK: "a rank stopped half of the time",
+    DrillFault.PREEMPT: "SIGTERM to the supervisor",
+    DrillFault.FLIP_BIT: "a bit of the newest checkpoint, then SIGKILL to a rank",
+    DrillFault.TRUNCATE_SHARD: "a shard of the newest checkpoint cut in half, then SIGKILL to a rank",
+    DrillFault.DELETE_SHARD: "a shard of the newest checkpoint deleted, then SIGKILL to a rank",
+    DrillFault.CUT_NETWORK: "no network between the ranks for some seconds",
+    DrillFault.FULL_DISK: "no space left for checkpoints",
+}
+HARMLESS_AFTERWARDS = (
+    DrillFault.KILL_RANK,
+    DrillFault.KILL_AGENT,
+    DrillFault.STOP_RANK,
+    DrillFault.FLIP_BIT,
+    DrillFault.TRUNCATE_SHARD,
+    DrillFault.DELETE_SHARD,
+)
+"""Faults of a soak: the run survives them by itself."""
+
+
+def why_skipped(fault: DrillFault) -> str | None:
+    """Why this machine or user cannot inject the fault; None if it can."""
+    if fault is DrillFault.FULL_DISK and os.geteuid() != 0:
+        return "needs root, to mount a small file system"
+    if fault is DrillFault.CUT_NETWORK and os.geteuid() != 0:
+        return "needs root, for a network namespace"
+    if fault is DrillFault.CUT_NETWORK and shutil.which("ip") is None:
+        return "needs the program `ip` (package iproute2)"
+    return None
+
+
+def ordered(faults: Sequence[DrillFault], seed: int) -> list[DrillFault]:
+    """The faults in the order of their injection; the same for the same seed."""
+    return random.Random(seed).sample(list(faults), len(faults))  # noqa: S311  # an order, not a secret

@@ -1,0 +1,151 @@
+"""A run that a drill starts as a user does, and finds the processes of by what the run has written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainworks.agent.launch import run_mark
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+from trainworks.host.clock import Clock
+from trainworks.jobs.state import JobState, parse_state
+from trainworks.record.events import Event, read_events, read_lines_from
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.run_dir import RunDir
+
+_LOOK_S = 0.02
+_AGENT = "trainworks.worker.agent"
+
+
+class DrilledRun:
+    """One run, from its start to the end of a drill.
+
+    Args:
+        run_file: of the run.
+        name: of the run directory.
+        runs: folder of all runs.
+        clock: for waiting.
+        prefix: arguments in front of the command, to start it in a namespace.
+    """
+
+    def __init__(self, run_file: Path, *, name: str, runs: Path, clock: Clock, prefix: Sequence[str] = ()) -> None:
+        self._run_file = run_file
+        self._name = name
+        self._runs = runs
+        self.clock = clock
+        self._prefix = prefix
+        self._command: process.Child | None = None
+        self.run_dir: RunDir = RunDir(runs / f"{name}-1")
+        self.resumed_at: list[float] = []
+        """Times at which the drill resumed the run."""
+
+    def start(self) -> None:
+        """Start the run, and return at once."""
+        self._launch("run", str(self._run_file), "--name", self._name)
+
+    def resume(self) -> None:
+        """Resume the run, as its user or its queue would."""
+        self.resumed_at.append(self.clock.now())
+        self._launch("resume", self.run_dir.run_id)
+
+    def _launch(self, *arguments: str) -> None:
+        command = [*self._prefix, *process.python_module("trainworks", *arguments, "--runs", str(self._runs))]
+        env = os.environ | {"TRAINWORKS_DATA": str(self._runs / ".data")}  # its queue and its memory are its own
+        self._command = process.spawn(command, log=self._runs / f"{self._name}.log", env=env, new_session=True)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the command that started or resumed the run has ended."""
+        return self._command is None or self._command.exit_code() is not None
+
+    @property
+    def state(self) -> JobState:
+        """The last state that the run wrote; LOST if its supervisor could not write its end."""
+        if not self.run_dir.status_file.exists():
+            return JobState.CREATED
+        status = self.run_dir.read_status()
+        pid, started_at = status.supervisor_pid, status.supervisor_started_at
+        state = parse_state(status.state)
+        is_gone = pid is not None and started_at is not None and not process.is_running(pid, started_at)
+        return JobState.LOST if is_gone and not state.is_final else state
+
+    def events(self) -> list[Event]:
+        """Its record so far."""
+        return read_events(self.run_dir.events_file)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its steps so far, those that were repeated too."""
+        return read_lines_from(self.run_dir.metrics_file, 0)[0]
+
+    def last_step(self) -> int:
+        """Last step of its newest attempt that it has written down; 0 before the first."""
+        rows = self.rows()
+        return int(rows[-1]["step"]) if rows else 0
+
+    def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait for a condition; False if the run ended before, or the time is over."""
+        deadline = self.clock.now() + timeout_s
+        while not until():
+            if self.has_ended or self.clock.now() > deadline:
+                return until()
+            self.clock.sleep(_LOOK_S)
+        return True
+
+    def supervisor(self) -> int:
+        """Process id of its supervisor."""
+        pid = self.run_dir.read_status().supervisor_pid
+        if pid is None:
+            raise EnvironmentProblem(f"run {self.run_dir.run_id} has no supervisor")
+        return pid
+
+    def agents(self) -> list[int]:
+        """Process ids of the node agents, without their fork servers, which have the same arguments."""
+        return [child.pid for child in psutil.Process(self.supervisor()).children() if _AGENT in _arguments(child)]
+
+    def ranks(self) -> list[int]:
+        """Process ids of the ranks of the newest attempt."""
+        return next((event["pids"] for event in reversed(self.events()) if event["kind"] == "attempt"), [])
+
+    def checkpoint(self) -> Path:
+        """Folder of its newest complete checkpoint."""
+        found = complete_checkpoints(self.run_dir)
+        if not found:
+            raise EnvironmentProblem(f"run {self.run_dir.run_id} has no complete checkpoint yet")
+        return max(found, key=lambda each: each[0].step)[1]
+
+    def signal_all(self, pids: Sequence[int], number: signal.Signals) -> None:
+        """Signal processes, those that have ended excepted."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def usage(self) -> tuple[int, int]:
+        """Open files, and resident bytes, of its supervisor and its agents: they live as long as the run."""
+        files = resident = 0
+        for pid in [self.supervisor(), *self.agents()]:
+            with contextlib.suppress(psutil.Error):
+                one = psutil.Process(pid)
+                files, resident = files + one.num_fds(), resident + one.memory_info().rss
+        return files, resident
+
+    def end(self) -> None:
+        """End all processes that are left of the run."""
+        for one in process.processes_with(run_mark(self.run_dir)):
+            process.kill(one.pid)
+        if self._command is not None and self._command.exit_code() is None:
+            self._command.signal_group(signal.SIGKILL)
+            self._command.wait(5.0)
+
+
+def _arguments(child: psutil.Process) -> list[str]:
+    try:
+        return child.cmdline()
+    except psutil.Error:
+        return []

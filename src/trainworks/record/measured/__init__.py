@@ -1,0 +1,1 @@
+"""What finished runs measured, for the plans of later ones."""

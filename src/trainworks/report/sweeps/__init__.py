@@ -1,0 +1,1 @@
+"""Sweeps and range tests as documents."""

@@ -1,0 +1,265 @@
+"""Conversations and instructions as text, with the places of the answers in it.
+
+A record of a source has one of these forms:
+
+    messages       [{"role": .., "content": ..}, ..], and perhaps `tools`, which the template gets
+    conversations  [{"from": .., "value": ..}, ..]
+    prompt         and completion: two texts, which follow each other without a template; or two lists of messages
+    instruction    and output, and perhaps input, which is put below the instruction
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from trainworks.config.finetune import Chat, LossOn
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.worker.data.card import STYLE
+from trainworks.worker.data.inputs import Record
+from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
+
+BUILT_IN = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""Template for tokenizers without one: each message closed by the end-of-text token, which every tokenizer has."""
+TEMPLATE = "chat_template.jinja"
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_ROLES = {"human": "user", "gpt": "assistant"}
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_FORMS = "`messages`, `conversations`, `prompt` and `completion`, or `instruction` and `output`"
+
+Message = dict[str, Any]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatStyle:
+    """A chat template, and the special tokens that it may name."""
+
+    template: str
+    tokens: dict[str, str]
+    origin: str
+    """Where the template is from."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatStyle:
+        """The style that a folder of prepared data was made with."""
+        return cls(**json.loads((folder / STYLE).read_bytes()))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text, and the spans of its characters that are answers."""
+
+    text: str
+    answers: tuple[Span, ...]
+    is_closed: bool
+    """The template has closed it: no end-of-text token is to follow."""
+    place: Callable[[], str] = "an unknown place".strip
+    """Place of the record, for errors."""
+
+
+def find_style(chat: Chat, tokenizer: Path) -> ChatStyle:
+    """The template of the run file, else that beside the tokenizer, else the built-in one.
+
+    Raises:
+        EnvironmentProblem: a file cannot be read.
+        UsageError: the template is not Jinja.
+    """
+    settings = _settings(tokenizer.parent)
+    tokens = {name: text for name in _TOKENS if (text := _text_of_token(settings.get(name)))}
+    if "eos_token" not in tokens:
+        tokens["eos_token"] = _end_of(tokenizer)
+    beside = tokenizer.parent / TEMPLATE
+    if chat.template is not None or beside.is_file():
+        file = Path(chat.template) if chat.template is not None else beside
+        style = ChatStyle(_read(file), tokens, str(file))
+    elif (own := _own_template(settings.get("chat_template"))) is not None:
+        style = ChatStyle(own, tokens, "tokenizer_config.json")
+    else:
+        style = ChatStyle(BUILT_IN, tokens, "built-in")
+    _check(style)
+    return style
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / "tokenizer_config.json"
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise EnvironmentProblem(f"cannot read `{file}`: {error}") from None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _text_of_token(value: Any) -> str | None:
+    """A token is a text, or a mapping with one."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _own_template(value: Any) -> str | None:
+    """A template, or the default one of several."""
+    if isinstance(value, list):
+        value = next((each.get("template") for each in value if each.get("name") == "default"), None)
+    return value if isinstance(value, str) else None
+
+
+def _end_of(tokenizer: Path) -> str:
+    loaded = load_tokenizer(tokenizer)
+    end = end_of_text(loaded)
+    return "" if end is None else str(loaded.id_to_token(end))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentProblem(f"cannot read chat template `{file}`: {error}") from None
+
+
+def _check(style: ChatStyle) -> None:
+    try:
+        _rendered(style, [{"role": "user", "content": "?"}], {})
+    except TemplateError as error:
+        raise UsageError(f"chat template {style.origin}: {type(error).__name__}: {error}") from None
+
+
+def _rendered(style: ChatStyle, messages: Sequence[Message], options: dict[str, Any], *, ask: bool = False) -> str:
+    """The text of messages, with the beginning of an answer if `ask` is set. The template runs in Jinja's sandbox."""
+    texts, _ = render_jinja_template(
+        [list(messages)],  # type: ignore[arg-type]
+        chat_template=style.template,
+        add_generation_prompt=ask,
+        **options,
+        **style.tokens,
+    )
+    return str(texts[0])
+
+
+def examples_of(record: Record, style: ChatStyle, *, loss_on: LossOn) -> list[Example]:
+    """The record as text with its answers; several where the template renders an answer differently in a
+    longer conversation, each then with one answer at its end.
+
+    Raises:
+        UsageError: the record has none of the forms, no answer, or the template refuses it; with file and line.
+    """
+    try:
+        examples = _examples(record.fields, style, with_answers=loss_on == "answers")
+    except (_BrokenError, TemplateError, TypeError) as error:
+        hint = error.hint if isinstance(error, _BrokenError) else None
+        what = str(error) if isinstance(error, _BrokenError) else f"the chat template refuses it: {error}"
+        raise UsageError(f"{record.place()}: {what}", hint=hint) from None
+    everything = loss_on == "all"
+    return [
+        replace(each, answers=((0, len(each.text)),) if everything else each.answers, place=record.place)
+        for each in examples
+    ]
+
+
+class _BrokenError(Exception):
+    """A record that is not a conversation."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def _examples(fields: dict[str, Any], style: ChatStyle, *, with_answers: bool) -> list[Example]:
+    prompt, completion = fields.get("prompt"), fields.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return [Example(prompt + completion, ((len(prompt), len(prompt) + len(completion)),), is_closed=False)]
+    messages = messages_of(fields)
+    options = {"tools": fields["tools"]} if fields.get("tools") else {}
+    if not with_answers:
+        return [Example(_rendered(style, messages, options), (), is_closed=True)]
+    if not any(message["role"] == "assistant" for message in messages[1:]):
+        raise _BrokenError("no answer: no message of `assistant` follows another one")
+    if _GENERATION.search(style.template):
+        texts, spans = render_jinja_template(
+            [messages],  # type: ignore[arg-type]
+            chat_template=style.template,
+            return_assistant_tokens_mask=True,
+            **options,
+            **style.tokens,
+        )
+        return [Example(texts[0], tuple(tuple(span) for span in spans[0]), is_closed=True)]  # type: ignore[misc]
+    return _found_by_prefix(lambda part, ask: _rendered(style, part, options, ask=ask), messages)
+
+
+def messages_of(fields: dict[str, Any]) -> list[Message]:
+    """The conversation of a record, in any form but a prompt of text."""
+    if "messages" in fields:
+        return _checked(fields["messages"], "messages")
+    if "conversations" in fields:
+        turns = _checked(fields["conversations"], "conversations", role="from", content="value")
+        return [{"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"]} for turn in turns]
+    if "prompt" in fields and "completion" in fields:
+        return _checked(fields["prompt"], "prompt") + _checked(fields["completion"], "completion")
+    if "instruction" in fields and "output" in fields:
+        parts = [fields["instruction"], fields.get("input") or "", fields["output"]]
+        if not all(isinstance(part, str) for part in parts):
+            raise _BrokenError("`instruction`, `input` and `output` are not all text")
+        question = "\n\n".join(part for part in parts[:2] if part)
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": parts[2]}]
+    known = ", ".join(fields) or "nothing"
+    raise _BrokenError(f"no conversation: the record has {known}", hint=f"it needs {_FORMS}")
+
+
+def _checked(value: Any, key: str, *, role: str = "role", content: str = "content") -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise _BrokenError(f"`{key}` is not a list of messages", hint=f"it needs {_FORMS}")
+    for number, message in enumerate(value):
+        if not isinstance(message, dict) or not isinstance(message.get(role), str):
+            raise _BrokenError(f"`{key}[{number}]` has no `{role}`")
+        if not isinstance(message.get(content), str | list) and not message.get("tool_calls"):
+            raise _BrokenError(f"`{key}[{number}]` has no text in `{content}`")
+    return value
+
+
+def _found_by_prefix(render: Callable[[Sequence[Message], bool], str], messages: list[Message]) -> list[Example]:
+    """An answer is what the text of the messages up to it has more than their text before it.
+
+    A message of the assistant that begins the conversation is not an answer.
+    """
+    whole = render(messages, False)
+    found: list[tuple[str, Span]] = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant" or number == 0:
+            continue
+        before, after = render(messages[:number], True), render(messages[: number + 1], False)
+        if not after.startswith(before):
+            raise _BrokenError(
+                "the chat template begins an answer in other words than it asks for one: its tokens cannot be found",
+                hint="set `data.chat.template` to one with `{% generation %}`, or `data.chat.loss_on: all`",
+            )
+        found.append((after, (len(before), len(after))))
+    if all(whole.startswith(after) for after, _ in found):
+        return [Example(whole, tuple(span for _, span in found), is_closed=True)]
+    return [Example(after, (span,), is_closed=True) for after, span in found]
+
+
+def plain_text(record: Record) -> str:
+    """What a tokenizer is trained on: the contents of all messages.
+
+    Raises:
+        UsageError: the record is not a conversation, with file and line.
+    """
+    fields = record.fields
+    if isinstance(fields.get("prompt"), str) and isinstance(fields.get("completion"), str):
+        return str(fields["prompt"] + fields["completion"])
+    try:
+        contents = [message.get("content") for message in messages_of(fields)]
+    except _BrokenError as error:
+        raise UsageError(f"{record.place()}: {error}", hint=error.hint) from None
+    return "\n".join(content for content in contents if isinstance(content, str))

@@ -1,0 +1,172 @@
+"""Documents and conversations as tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from trainworks.config.finetune import Chat
+from trainworks.config.spec import Spec
+from trainworks.errors import UsageError
+from trainworks.worker.data.inputs import Piece, documents, records
+from trainworks.worker.data.packing import COUNTED, MARKED_DTYPE, Tokens
+from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
+
+if TYPE_CHECKING:
+    from trainworks.worker.data.chats import Example
+
+_BATCH_BYTES = 2_000_000
+_Mask = NDArray[np.bool_]
+_Item = TypeVar("_Item")
+
+
+class Recipe(Spec):
+    """How a source becomes rows of tokens."""
+
+    column: str | None = None
+    """Column of the text."""
+    row: int | None = None
+    """Tokens per row of whole documents, T + 1; None if documents follow each other."""
+    one_per_row: bool = False
+    """Rows of one document each; else as many as fit."""
+    chat: Chat | None = None
+
+    @property
+    def marked(self) -> bool:
+        """The tokens have marks, see `packing`."""
+        return self.row is not None
+
+
+class Encoder(Protocol):
+    """Turns a part of a source into tokens."""
+
+    counts: Counter[str]
+    """What was met, by name."""
+
+    def encode(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
+        """Tokens of each document of a batch, and their size as text."""
+        ...
+
+
+def encoder_of(recipe: Recipe, folder: Path) -> Encoder:
+    """The encoder of a recipe, with the tokenizer of a folder, and its chat template if the recipe is for chats."""
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    if recipe.chat is None:
+        return TextEncoder(tokenizer, recipe)
+    assert recipe.row is not None
+    return ChatEncoder(tokenizer, recipe.chat, row=recipe.row, folder=folder)
+
+
+def dtype_of(recipe: Recipe, vocabulary: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest type that holds a vocabulary, and the marks if there are any."""
+    return MARKED_DTYPE if recipe.marked or vocabulary > 1 << 16 else np.dtype("<u2")
+
+
+class TextEncoder:
+    """Documents, each closed by the tokenizer's end-of-text token."""
+
+    def __init__(self, tokenizer: Tokenizer, recipe: Recipe) -> None:
+        self.counts: Counter[str] = Counter()
+        self._tokenizer = tokenizer
+        self._column = recipe.column
+        self._dtype = dtype_of(recipe, 1 + max(tokenizer.get_vocab().values()))
+        self._mark = COUNTED if recipe.marked else 0
+        self._end = end_of_text(tokenizer)
+
+    def encode(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
+        """Tokens of each document of a batch, and their size as text."""
+        closing = [] if self._end is None else [self._end]
+        for batch in _batches((text, len(text)) for text in documents(pieces, self._column)):
+            encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            tokens = [np.array(encoding.ids + closing, dtype=self._dtype) for encoding in encodings]
+            if self._mark:
+                tokens = [each | self._dtype.type(self._mark) for each in tokens]
+            yield tokens, sum(len(text.encode()) for text in batch)
+
+
+class ChatEncoder:
+    """Conversations in the words of a chat template; answers are counted.
+
+    Args:
+        tokenizer: of the model.
+        chat: what the loss counts, and what becomes of a conversation longer than a row.
+        row: tokens per row, T + 1.
+        folder: holds the chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat: Chat, *, row: int, folder: Path) -> None:
+        from trainworks.worker.data import chats  # noqa: PLC0415  # imports `transformers`
+
+        self.counts: Counter[str] = Counter()
+        self._examples_of = chats.examples_of
+        self._style = chats.ChatStyle.read(folder)
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._row = row
+        self._end = end_of_text(tokenizer)
+
+    def encode(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
+        """Marked tokens of each conversation of a batch, and their size as text; without those that are dropped."""
+        examples = (
+            (example, len(example.text))
+            for record in records(pieces)
+            for example in self._examples_of(record, self._style, loss_on=self._chat.loss_on)
+        )
+        for batch in _batches(examples):
+            encodings = self._tokenizer.encode_batch([each.text for each in batch], add_special_tokens=False)
+            tokens = [
+                self._marked(example, encoding.ids, [start for start, _ in encoding.offsets])
+                for example, encoding in zip(batch, encodings, strict=True)
+            ]
+            yield [each for each in tokens if each is not None], sum(len(each.text.encode()) for each in batch)
+
+    def _marked(self, example: Example, ids: list[int], starts: list[int]) -> Tokens | None:
+        """A token belongs to an answer if its first character does. None if the conversation is dropped."""
+        tokens, at = np.array(ids, dtype=MARKED_DTYPE), np.array(starts)
+        counted = np.zeros(len(ids), dtype=bool)
+        for start, stop in example.answers:
+            counted |= (at >= start) & (at < stop)
+        if not example.is_closed and self._end is not None:
+            tokens, counted = np.append(tokens, MARKED_DTYPE.type(self._end)), np.append(counted, True)
+        self.counts["conversations"] += 1
+        if (kept := self._fitted(tokens, counted, example)) is None:
+            return None
+        tokens, counted = kept
+        self.counts["answer_tokens"] += int(counted[1:].sum())
+        return np.where(counted, tokens | MARKED_DTYPE.type(COUNTED), tokens)
+
+    def _fitted(self, tokens: Tokens, counted: _Mask, example: Example) -> tuple[Tokens, _Mask] | None:
+        """The first T + 1 tokens; None if they have no answer, or longer conversations are dropped."""
+        too_long = len(tokens) > self._row
+        if too_long and self._chat.too_long == "refuse":
+            raise UsageError(
+                f"{example.place()}: {len(tokens):,} tokens, more than the {self._row:,} of a row "
+                "(`data.sequence_length` + 1)",
+                hint="raise `data.sequence_length`, or set `data.chat.too_long` to `cut` or `drop`",
+            )
+        kept = tokens[: self._row], counted[: self._row]
+        if (too_long and self._chat.too_long == "drop") or not kept[1][1:].any():
+            self.counts["dropped"] += 1
+            return None
+        self.counts["cut"] += too_long
+        return kept
+
+
+def _batches(items: Iterable[tuple[_Item, int]]) -> Iterator[list[_Item]]:
+    """Items, each with its size, in batches of about `_BATCH_BYTES`."""
+    batch: list[_Item] = []
+    size = 0
+    for item, item_size in items:
+        batch.append(item)
+        size += item_size
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,106 @@
+"""Prepare what a run trains on and is evaluated on, and write the progress as events."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trainworks.config.data import Data, Evaluation
+from trainworks.errors import UsageError
+from trainworks.record.events import append_event
+from trainworks.worker.data.card import DataFolders
+from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.prepare import num_tokens, prepare
+from trainworks.worker.data.split import Side
+from trainworks.worker.data.token_shards import Progress
+
+_PROGRESS_INTERVAL_S = 0.5
+
+
+def _silent(done: int, total: int) -> None:
+    """Progress callback that does nothing."""
+
+
+def training_side(evaluation: Evaluation | None) -> Side | None:
+    """The side of a split that a run trains on; None without a split."""
+    return None if evaluation is None or evaluation.split is None else Side(evaluation.split, held_out=False)
+
+
+def num_samples(folder: Path, data: Data) -> int:
+    """Sequences or images of prepared data."""
+    return len(open_dataset(folder, data, augment=False))
+
+
+def prepare_evaluation(
+    data: Data, evaluation: Evaluation | None, train: Path, cache: Path, progress: Progress = _silent
+) -> Path | None:
+    """The folder of held-out data, with the tokenizer of the training data; None for a run that does not evaluate.
+
+    Args:
+        data: of the workload.
+        evaluation: of the workload.
+        train: prepared training data.
+        cache: folder of all prepared data.
+        progress: called while something is made.
+
+    Raises:
+        UsageError: no documents are held out, or the source names no files.
+        EnvironmentProblem: a store does not answer.
+        DiskFullError: no space for the shards.
+    """
+    if evaluation is None:
+        return None
+    changes: dict[str, object] = {}
+    if data.image_size is None:
+        changes["tokenizer"] = str(train / "tokenizer.json")
+    if evaluation.split is not None:
+        side = Side(evaluation.split, held_out=True)
+        return prepare(data.model_copy(update=changes), cache, progress, side=side)[0]
+    if evaluation.data is None:
+        return None
+    changes |= {"source": (evaluation.data,), "column": None, "split": None}
+    return prepare(data.model_copy(update=changes), cache, progress)[0]
+
+
+def prepare_for_run(
+    data: Data,
+    cache: Path,
+    events_file: Path | None,
+    *,
+    model_vocabulary: int,
+    evaluation: Evaluation | None = None,
+) -> DataFolders:
+    """`prepare` and `prepare_evaluation`, their progress and result as events; silent when `events_file` is None.
+
+    Raises:
+        UsageError: the tokenizer has more entries than the model's embedding, besides `prepare`'s errors.
+    """
+    started = last = time.monotonic()
+    made = False
+
+    def report(done: int, total: int) -> None:
+        nonlocal last, made
+        made = True
+        if events_file is not None and time.monotonic() - last >= _PROGRESS_INTERVAL_S:
+            last = time.monotonic()
+            append_event(events_file, "data_progress", done_bytes=done, total_bytes=total)
+
+    folder, card = prepare(data, cache, report, side=training_side(evaluation))
+    if card.vocabulary > model_vocabulary:
+        raise UsageError(
+            f"the tokenizer has {card.vocabulary} entries, the model {model_vocabulary}",
+            hint="take the tokenizer that belongs to the model",
+        )
+    held_out = prepare_evaluation(data, evaluation, folder, cache, report)
+    if events_file is not None:
+        append_event(
+            events_file,
+            "data_ready",
+            folder=str(folder),
+            num_tokens=num_tokens(folder),
+            fingerprint=card.fingerprint,
+            seconds=time.monotonic() - started,
+            cached=not made,
+            chats=card.chats.model_dump() if card.chats is not None else None,
+        )
+    return DataFolders(folder, held_out)

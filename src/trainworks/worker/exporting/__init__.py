@@ -1,0 +1,1 @@
+"""What `worker.export` is made of."""

@@ -1,0 +1,131 @@
+"""Low-rank adapters (LoRA) of linear layers, whose own weights are frozen, in 32, 16 or 4 bits.
+
+A layer keeps its class and the names of its weights; the adapter's matrices are `lora_A` and `lora_B` below it, as in
+`peft`. Frozen weights take no gradient, no optimizer state and no place in checkpoints.
+
+Symbols: I inputs and O outputs of a layer, r rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
+
+from trainworks.config.finetune import Adapter
+from trainworks.errors import UsageError
+from trainworks.worker.models.experts import Router
+from trainworks.worker.models.nf4 import keep_in_nf4
+from trainworks.worker.models.weights import draw_uniform, is_adapter
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+def adapt(model: nn.Module, blocks: Iterable[nn.Module], adapter: Adapter, *, precision: str) -> list[str]:
+    """Freeze a model and give linear layers of its blocks adapters, without values yet.
+
+    Args:
+        model: that has the blocks; it may have no storage.
+        blocks: whose linear layers may get adapters.
+        adapter: which ones do, and how the frozen weights are kept.
+        precision: of forward and backward.
+
+    Returns:
+        Names of the layers with an adapter.
+
+    Raises:
+        UsageError: no layer has a name that the adapter asks for.
+    """
+    layers = dict(linear_layers(model, blocks))
+    chosen = [name for name in layers if is_target(name, adapter)]
+    _check_targets(adapter, list(layers))
+    model.requires_grad_(False)
+    if kept_in(adapter, precision) == torch.bfloat16:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    if adapter.base == "nf4":
+        for layer in layers.values():
+            keep_in_nf4(layer)
+    for name in chosen:
+        _add_adapter(layers[name], adapter)
+    return chosen
+
+
+def kept_in(adapter: Adapter, precision: str) -> torch.dtype:
+    """Type of the frozen weights that are not in 4 bits."""
+    in_16_bits = adapter.base in ("auto", "nf4") and precision == "bf16"
+    return torch.bfloat16 if in_16_bits or adapter.base == "bf16" else torch.float32
+
+
+def linear_layers(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Linear layers of the blocks with their names in the model, without routers."""
+    inside = {id(module) for block in blocks for module in block.modules()}
+    for name, module in model.named_modules():
+        if id(module) in inside and _is_linear(module):
+            yield name, module
+
+
+def is_target(name: str, adapter: Adapter) -> bool:
+    """True if a layer gets an adapter."""
+    return not adapter.targets or any(f".{name}".endswith(f".{target}") for target in adapter.targets)
+
+
+def _check_targets(adapter: Adapter, names: list[str]) -> None:
+    for target in adapter.targets:
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            leaves = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
+            raise UsageError(f"no layer `{target}` to adapt", hint=f"the linear layers of this model are {leaves}")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """A `Linear` that is not a router, or a `Conv1D` of `transformers`, whose import takes a second."""
+    return (isinstance(module, nn.Linear) and not isinstance(module, Router)) or type(module).__name__ == "Conv1D"
+
+
+def features(layer: nn.Module) -> tuple[int, int]:
+    """I and O of a linear layer; `Conv1D` stores its weight transposed."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    assert isinstance(layer.nx, int) and isinstance(layer.nf, int)
+    return layer.nx, layer.nf
+
+
+def _add_adapter(layer: nn.Module, adapter: Adapter) -> None:
+    inputs, outputs = features(layer)
+    device = next(layer.parameters(), next(layer.buffers(), torch.empty(0))).device
+    layer.lora_A = nn.Linear(inputs, adapter.rank, bias=False, device=device, dtype=torch.float32)
+    layer.lora_B = nn.Linear(adapter.rank, outputs, bias=False, device=device, dtype=torch.float32)
+    scale = adapter.alpha / adapter.rank
+    layer.forward = functools.partial(_adapted, layer.forward, layer, scale, adapter.dropout)  # type: ignore[method-assign]
+
+
+def _adapted(forward: Callable[[Tensor], Tensor], layer: nn.Module, scale: float, dropout: float, x: Tensor) -> Tensor:
+    """W x + scale * B A drop(x)."""
+    dropped = F.dropout(x, dropout, layer.training) if dropout else x
+    assert isinstance(layer.lora_A, nn.Linear) and isinstance(layer.lora_B, nn.Linear)
+    return forward(x) + layer.lora_B(layer.lora_A(dropped.to(layer.lora_A.weight.dtype))) * scale
+
+
+def draw_adapters(parts: Iterable[nn.Module], *, seed: int) -> None:
+    """First values: A uniform within 1 / sqrt(I), as in `peft`; B zero, so that the model begins as the checkpoint.
+
+    They depend on the seed, the name and the place, never on the layout.
+    """
+    with torch.no_grad():
+        for part in parts:
+            for name, parameter in part.named_parameters():
+                if name.endswith(_A):
+                    draw_uniform(name, parameter, 1 / math.sqrt(parameter.shape[1]), seed=seed)
+                elif name.endswith(_B):
+                    parameter.zero_()
+
+
+def trained_state(part: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model: all of it, or its adapters alone."""
+    state = part.state_dict()
+    adapters = {name: tensor for name, tensor in state.items() if is_adapter(name)}
+    return adapters or state

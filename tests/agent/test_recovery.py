@@ -1,0 +1,115 @@
+"""A supervisor leaves a bad node out, goes on with fewer, and takes it back."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row, processes
+from trainworks.agent.supervisor import Supervisor
+from trainworks.config.layout import ResolvedLayout
+from trainworks.record.events import append_event, read_events
+from trainworks.record.metrics import append_metrics
+from trainworks.record.resolved import FewerNodes, Plan, ResolvedRun, StepTimeGroups
+from trainworks.record.run_dir import RunDir
+
+KILLED = -signal.SIGKILL
+MET = ("attempt", {"attempt": 1, "world_size": 2, "resumed_from_step": 0})
+FINISHED = ("finished", {"step": 300})
+
+
+def plan(replicas: int, step_s: float) -> Plan:
+    ones = dict.fromkeys(("dp_shard", "cp", "tp", "pp", "ep", "micro_batch", "grad_accum_steps"), 1)
+    layout = ResolvedLayout.model_validate({"dp_replicate": replicas} | ones)
+    step = StepTimeGroups(compute_s=step_s, communication_s=0.0, optimizer_s=0.0, data_s=0.0)
+    return Plan.model_construct(layout=layout, num_steps=300, step_time=step, log_every_steps=1)
+
+
+def elastic(max_restarts: int = 3, **recover: Any) -> ResolvedRun:
+    """A run on two nodes that may go on with one."""
+    resolved = job(nodes=2, recover={"max_restarts": max_restarts} | recover)
+    fewer = FewerNodes.model_construct(processes=processes(1), plan=plan(1, 1.9))
+    return resolved.model_copy(update={"plan": plan(2, 1.0), "fewer": (fewer,)})
+
+
+class ElasticNodes(FakeNodes):
+    """Nodes that stop when the stop file is there, as ranks do."""
+
+    def wait(self, timeout_s: float) -> None:
+        super().wait(timeout_s)
+        if self._run_dir.stop_file.exists() and self.any_running():
+            append_event(self._run_dir.events_file, "stopped", step=100)
+            self._end_all(0)
+
+
+class Job:
+    """A job on two fake nodes."""
+
+    def __init__(self, folder: Path, resolved: ResolvedRun, *lives: list[Life]) -> None:
+        self.run_dir = RunDir(folder)
+        self.clock = FakeClock()
+        self.nodes = ElasticNodes(self.run_dir, resolved, self.clock, lives)
+        self.supervisor = Supervisor(self.run_dir, resolved, self.nodes, self.clock)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run to the end; the events that tell what was decided."""
+        self.supervisor.run()
+        told = ("decision", "resized", "straggler")
+        return [event for event in read_events(self.run_dir.events_file) if event["kind"] in told]
+
+    @property
+    def state(self) -> str:
+        return self.run_dir.read_status().state
+
+
+@pytest.fixture
+def start(run_dir: RunDir):
+    return lambda resolved, *lives: Job(run_dir.path, resolved, *lives)
+
+
+def test_a_node_that_is_lost_twice_is_left_out_and_taken_back(start) -> None:
+    both = [Life(0, 100.0, says=[MET]), Life(0, 1e6, says=[MET]), Life(0, says=[MET, FINISHED])]
+    events = start(elastic(), both, [Life(KILLED), Life(KILLED), Life(0)])
+    told = events.run()
+    assert [event.get("action") or event["nodes"] for event in told] == [
+        "restart in place",
+        "continue on fewer nodes",
+        1,
+        2,
+    ]
+    assert (events.state, events.nodes.asked.starts) == ("SUCCEEDED", [0, 1, 1, 0, 0, 1])
+
+
+def test_without_a_plan_for_fewer_nodes_a_lost_node_is_started_as_often_as_restarts_are_left(start) -> None:
+    rigid = elastic(max_restarts=2).model_copy(update={"fewer": ()})
+    run = start(rigid, [Life(0, 90.0)], [Life(KILLED), Life(KILLED), Life(KILLED)])
+    assert [event["action"] for event in run.run()] == ["restart in place", "restart in place", "stop"]
+    assert run.state == "FAILED"
+
+
+def test_a_node_that_is_soon_back_is_waited_for(start) -> None:
+    run = start(elastic(repair="5 s"), [Life(0, 30.0)], [Life(KILLED), Life(KILLED), Life(0, says=[MET, FINISHED])])
+    assert [event["action"] for event in run.run()] == ["restart in place", "restart in place"]
+
+
+def test_a_user_who_stops_the_job_meanwhile_stops_it(start) -> None:
+    run = start(elastic(), [Life(0, 100.0, says=[MET]), Life(0, 1e6, says=[MET])], [Life(KILLED), Life(KILLED)])
+    run.clock.after(12.0, lambda: run.supervisor.ask_to_stop(signal.SIGTERM, None))
+    assert [event.get("nodes") for event in run.run() if event["kind"] == "resized"] == [1]
+    assert run.state == "STOPPED"
+
+
+@pytest.mark.parametrize(("replace", "resizes"), [(False, []), (True, [1])])
+def test_a_straggler_is_named_and_replaced_only_if_told_to(start, replace: bool, resizes: list[int]) -> None:
+    slow = elastic(replace_stragglers=replace)
+    small = Life(0, 2.0, says=[MET, FINISHED])
+    run = start(slow, [Life(0, 50.0, says=[MET]), small], [Life(0, 50.0), small])
+    about = {"rank": 1, "extra_s": 2.0, "extra_data_s": 0.0}
+    rows = [metrics_row(step, step_s=3.0, slowest=about) for step in range(1, 9)]
+    run.clock.after(5.0, lambda: append_metrics(run.run_dir.metrics_file, rows))
+    told = run.run()
+    assert [event["rank"] for event in told if event["kind"] == "straggler"] == [1]
+    assert [event["nodes"] for event in told if event["kind"] == "resized"] == resizes

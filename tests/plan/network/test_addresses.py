@@ -1,0 +1,28 @@
+"""Every device has one address, and a node the same last octets in all networks."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given, settings
+
+from tests.plan.network.networks import networks
+from trainworks.plan.network.addresses import address_plan
+from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.support import support_networks
+
+
+@settings(max_examples=50)
+@given(networks())
+def test_ranges_do_not_overlap_and_stay_in_their_networks(design: NetworkDesign) -> None:
+    plan = address_plan(design, support_networks(design))
+    assert all(each.first in each.subnet and each.last in each.subnet for each in plan)
+    assert all(one.last < other.first or other.last < one.first for one, other in combinations(plan, 2))
+
+
+@settings(max_examples=50)
+@given(networks())
+def test_a_node_has_the_same_last_octets_in_all_networks(design: NetworkDesign) -> None:
+    plan = address_plan(design, support_networks(design))
+    ends = {(int(each.first) & 0xFFFF, each.count) for each in plan if each.devices == "nodes"}
+    assert ends == {(257, design.nodes)}

@@ -1,0 +1,130 @@
+"""The plan of an adapter: what is frozen takes no gradients, no optimizer state, and less time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainworks.config.finetune import Adapter
+from trainworks.config.layout import Layout, resolve_layout
+from trainworks.config.run_file import Workload
+from trainworks.errors import LayoutError
+from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.run.adapters import adapted_flops_per_token, adapter_parameters
+from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.run.pricing import RunJob, run_job
+from trainworks.plan.run.trainable import check_trainable
+from trainworks.record.calibration import Calibration, GemmRate
+from trainworks.record.resolved import Processes
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 500,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+SHAPE = shape_of_hf_config(LLAMA)
+CALIBRATION = Calibration(
+    device="cpu",
+    precision="fp32",
+    num_ranks=2,
+    threads_per_rank=1,
+    gemms=(GemmRate(m=1, n=1, k=1, flops_per_s=1e10),) * 3,
+    attention_flops_per_s=1e10,
+    memory_bytes_per_s=1e10,
+    optimizer_params_per_s=1e9,
+    op_overhead_s=1e-5,
+    all_reduce_latency_s=1e-4,
+    all_reduce_bytes_per_s=1e9,
+    baseline_bytes=300_000_000,
+    seconds=1.0,
+)
+
+
+def job(lora: dict[str, Any] | None, **changes: Any) -> RunJob:
+    fields = {
+        "task": "causal-lm",
+        "model": {"hf": "base", "weights": "pretrained"},
+        "data": {"source": "chats.jsonl", "sequence_length": 64, "chat": True},
+        "precision": "fp32",
+        "global_batch": 8,
+        "train_for": "10 steps",
+    }
+    if lora is not None:
+        fields["adapter"] = lora
+    workload = Workload.model_validate(fields | changes)
+    processes = Processes(nodes=1, processes_per_node=2, threads_per_process=1, device="cpu")
+    return run_job(workload, SHAPE, processes, calibration=CALIBRATION, memory_per_rank_bytes=10**10)
+
+
+def of(**degrees: Any):
+    layout = resolve_layout(Layout.model_validate(degrees), world_size=2, global_batch=8, micro_batch=1)
+    return layout, layouts_of([layout])
+
+
+def test_the_parameters_of_an_adapter_are_those_that_peft_counts():
+    assert adapter_parameters(SHAPE, Adapter(rank=4)) == 3 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 96))
+    assert adapter_parameters(SHAPE, Adapter(rank=4, targets=("self_attn.q_proj", "v_proj"))) == 3 * 4 * (128 + 96)
+
+
+def test_only_the_adapter_has_gradients_and_optimizer_state():
+    layouts = of(dp_replicate=2)[1]
+    trained = adapter_parameters(SHAPE, Adapter(rank=4))
+    terms = job({"rank": 4}).memories(layouts).terms()
+    assert terms.gradients_bytes == 4 * trained
+    assert terms.optimizer_bytes == 8 * trained
+    assert terms.weights_bytes == 4 * (SHAPE.num_parameters + trained)
+    assert terms.total_bytes < job(None).memories(layouts).terms().total_bytes
+
+
+def test_shards_share_the_frozen_weights_too():
+    whole, shared = (job({"rank": 4}).memories(of(**{axis: 2})[1]).terms() for axis in ("dp_replicate", "dp_shard"))
+    assert shared.weights_bytes == pytest.approx(whole.weights_bytes / 2)
+
+
+def test_4_bits_take_an_eighth_of_the_blocks():
+    layouts = of(dp_replicate=2)[1]
+    full, packed = (job({"rank": 4, "base": base}).memories(layouts).terms() for base in ("fp32", "nf4"))
+    ends = 2 * 64 * 500
+    blocks = SHAPE.num_parameters - ends
+    assert full.weights_bytes - packed.weights_bytes == pytest.approx(blocks * (4 - 0.5625), rel=1e-3)
+
+
+def test_frozen_weights_need_no_gradients_of_their_own():
+    layouts = of(dp_replicate=2)[1]
+    full, adapted = job(None).step_times(layouts), job({"rank": 4}).step_times(layouts)
+    assert adapted.backward_s[0] < 0.75 * full.backward_s[0]
+    assert adapted.dp_s[0] < 0.2 * full.dp_s[0]
+    assert adapted.optimizer_s[0] < 0.2 * full.optimizer_s[0]
+    assert adapted.total_s[0] < full.total_s[0]
+
+
+def test_a_frozen_model_has_two_thirds_of_the_flops_and_those_of_its_adapter():
+    small = adapted_flops_per_token(SHAPE, Adapter(rank=1), 64)
+    large = adapted_flops_per_token(SHAPE, Adapter(rank=11), 64)
+    assert large - small == pytest.approx(6 * 10 * adapter_parameters(SHAPE, Adapter(rank=1)))
+
+
+def test_an_adapter_is_not_cut():
+    layout, _ = of(tp=2)
+    with pytest.raises(LayoutError, match="an adapter is not cut over tp"):
+        check_trainable(layout, job({"rank": 4}).workload, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"hf": "base"}}, "needs `task: causal-lm` and a checkpoint"),
+        ({"adapter": {"base": "bf16"}}, "`adapter.base: bf16` needs `precision: bf16`"),
+        ({"precision": "fp8"}, "does not support `precision: fp8`"),
+    ],
+)
+def test_what_an_adapter_cannot_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        job(None, **({"adapter": {"rank": 4}} | changes))

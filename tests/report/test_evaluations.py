@@ -1,0 +1,103 @@
+"""Evaluations in the report, the live view, trackers and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.report.conftest import RunWriter, make_plan
+from trainworks.jobs.state import JobState
+from trainworks.observe.metrics.runs import RunSnapshot, run_samples
+from trainworks.observe.trackers.content import point_of
+from trainworks.record.metrics import EvaluationResult
+from trainworks.record.resolved import PlannedEvaluation
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import print_document
+from trainworks.report.runs.live import LineView
+from trainworks.report.runs.run_progress import RunFollower
+
+RunStart = Callable[..., RunWriter]
+PLANNED = PlannedEvaluation(every_steps=10, count=5, batches=4, batch_s=0.1)
+
+
+@pytest.fixture
+def evaluated(start_run: RunStart) -> RunWriter:
+    """Twenty steps with an evaluation every ten; the second is worse; then a restart repeats the last five."""
+    run = start_run(evaluation=PLANNED)
+    resolved = run.run_dir.read_resolved()
+    assert resolved.run_file.workload is not None
+    settings = {"split": 0.05, "every": "10 steps", "patience": 1}
+    workload = resolved.run_file.workload.model_validate(resolved.run_file.workload.model_dump() | {"eval": settings})
+    run_file = resolved.run_file.model_copy(update={"workload": workload})
+    run.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    run.launch().attempt().steps(9).steps(1, evaluation=2.5).steps(9).steps(1, evaluation=9.0)
+    run.fail().attempt(from_step=15).steps(4).steps(1, evaluation=2.75)
+    return run
+
+
+def test_the_report_has_the_best_and_the_last_evaluation_that_counts(
+    evaluated: RunWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated.event("finished", step=20, early=True).status("SUCCEEDED")
+    found = evaluated.report().evaluations
+    assert found is not None
+    assert (found.count, found.planned_count) == (2, 5)
+    assert found.best is not None
+    assert (found.best.step, found.best.loss) == (10, 2.5)
+    assert (found.last.step, found.last.loss) == (20, 2.75)
+    assert found.best.perplexity == pytest.approx(12.18, abs=0.01)
+    assert (found.measured_s, found.planned_s) == pytest.approx((0.4, 0.4))
+    print_document(build_document(evaluated.report()), Console(width=100))
+    text = capsys.readouterr().out
+    assert "loss 2.500, perplexity 12.18 after step 10" in text
+    assert "The run ended early: 1 evaluation in a row without an improvement." in text
+
+
+def test_the_curve_of_the_page_has_the_held_out_loss(evaluated: RunWriter) -> None:
+    curves = evaluated.report().curves
+    assert curves is not None
+    assert curves.eval_loss == ((10, 2.5), (20, 2.75))
+
+
+def test_evaluation_is_a_category_of_the_ledger_and_no_part_of_the_step_time(evaluated: RunWriter) -> None:
+    report = evaluated.report()
+    assert report.ledger is not None
+    assert report.ledger.evaluation_s == pytest.approx(0.8, rel=1e-6), "the undone evaluation counts as lost"
+    assert report.comparison is not None
+    plain = report.comparison.step_time.measured
+    assert plain is not None
+    assert plain < 0.5
+    assert sum(report.ledger.by_category().values()) == pytest.approx(report.wall_clock_s)
+
+
+def test_the_live_view_shows_the_last_evaluation(evaluated: RunWriter) -> None:
+    console = Console(width=300, record=True)
+    LineView(console, 300).show(RunFollower(evaluated.run_dir).look(), evaluated.at)
+    assert "held-out loss 2.7500 at step 20" in console.export_text()
+
+
+def test_trackers_get_loss_and_perplexity_of_the_step_that_was_evaluated(evaluated: RunWriter) -> None:
+    row: Any = RunFollower(evaluated.run_dir).look().latest
+    values = point_of(row, evaluated.run_dir.read_resolved()).values
+    assert values["eval/loss"] == 2.75
+    assert values["eval/perplexity"] == pytest.approx(15.64, abs=0.01)
+    assert values["time/evaluation_s"] == pytest.approx(0.4)
+    assert values["train/tokens_per_s"] == pytest.approx(row["tokens"] / (row["step_s"] - row["evaluation_s"]))
+
+
+def test_the_exporter_has_the_last_evaluation(evaluated: RunWriter) -> None:
+    found = EvaluationResult(loss=2.75, samples=160, accuracy=0.5)
+    snapshot = RunSnapshot(
+        run="demo-1", state=JobState.RUNNING, resolved=evaluated.run_dir.read_resolved(), evaluation=(20, found)
+    )
+    samples = {sample.family.name: sample.value for sample in run_samples(snapshot)}
+    names = ("trainworks_run_held_out_loss", "trainworks_run_held_out_accuracy", "trainworks_run_held_out_step")
+    assert [samples[name] for name in names] == [2.75, 0.5, 20]
+
+
+def test_a_plan_names_number_and_cost_of_evaluations() -> None:
+    assert make_plan(evaluation=PLANNED).evaluation == PLANNED
+    assert PLANNED.total_s == pytest.approx(2.0)

@@ -1,0 +1,125 @@
+"""Evaluation in whole runs: training unchanged, the best checkpoint kept, early stop over kills, time accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker.harness import TinyRun, events
+from trainworks.config.data import Evaluation
+from trainworks.record.evaluations import EvaluatedStep, best_evaluation, read_evaluations, standing
+from trainworks.record.events import read_events
+from trainworks.record.history import build_history
+from trainworks.record.ledger import build_ledger
+from trainworks.record.manifest import complete_checkpoints
+from trainworks.record.metric_columns import read_columns
+
+NewRun = Callable[..., TinyRun]
+
+
+@pytest.fixture(scope="session")
+def held_out(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> str:
+    """Text of the same words, in another order."""
+    file = tmp_path_factory.mktemp("held-out") / "text.txt"
+    words = (corpus / "0.txt").read_text().split()
+    file.write_text(" ".join(reversed(words[:3000])))
+    return str(file)
+
+
+def results(run: TinyRun) -> list[tuple[int, float]]:
+    return [(row["step"], row["evaluation"]["loss"]) for row in run.rows() if "evaluation" in row]
+
+
+def test_losses_are_bit_identical_with_and_without_evaluation(new_run: NewRun, held_out: str) -> None:
+    plain = new_run()
+    evaluated = new_run(workload__eval={"data": held_out, "every": "5 steps", "steps": 3})
+    assert plain.train() == evaluated.train() == [0, 0]
+    assert evaluated.curve() == plain.curve()
+    assert [step for step, _ in results(evaluated)] == [5, 10, 15, 20, 24]
+    assert results(evaluated)[-1][1] < results(evaluated)[0][1], "the held-out loss does not fall"
+
+
+def test_evaluation_has_its_own_time_in_the_ledger(new_run: NewRun, held_out: str) -> None:
+    run = new_run(workload__eval={"data": held_out, "every": "5 steps"})
+    assert run.train() == [0, 0]
+    found, columns = read_events(run.run_dir.events_file), read_columns(run.run_dir.metrics_file)
+    resolved, status = run.run_dir.read_resolved(), run.run_dir.read_status()
+    end = columns.steps()["t"][-1]
+    history = build_history(found, columns, created_at=resolved.created_at, status=status, now=end)
+    ledger = build_ledger(history)
+    spent = sum(row.get("evaluation_s", 0.0) for row in run.rows())
+    assert ledger.evaluation_s == pytest.approx(spent, rel=0.05)
+    assert ledger.evaluation_s > 0
+    assert ledger.wall_clock_s == pytest.approx(history.end_at - history.start_at)
+
+
+STOPS_EARLY = {"every": "3 steps", "steps": 2, "patience": 2, "min_delta": 0.5}
+"""No evaluation improves by so much twice in a row for long."""
+
+
+def test_an_early_stop_is_the_same_after_kills(new_run: NewRun, held_out: str) -> None:
+    settings = STOPS_EARLY | {"data": held_out}
+    changes: dict[str, Any] = {"workload__eval": settings, "checkpoint__every": "2 steps"}
+    untouched = new_run(**changes)
+    assert untouched.train() == [0, 0]
+    (finished,) = events(untouched, "finished")
+    assert finished["early"]
+    assert finished["step"] < 24
+
+    killed = new_run(**changes)
+    killed.train(until=killed.step_is_recorded(4))
+    killed.train(until=killed.step_is_recorded(finished["step"] - 1))
+    assert killed.train() == [0, 0]
+    assert events(killed, "finished")[-1]["step"] == finished["step"]
+    assert results(killed) == results(untouched)
+    assert killed.curve() == untouched.curve()
+    assert killed.train() == [0, 0], "a run that has stopped early goes on"
+    assert [row["step"] for row in killed.rows()] == [row["step"] for row in untouched.rows()]
+
+
+def test_the_best_checkpoint_is_kept_beside_the_newest_ones(new_run: NewRun, corpus: Path) -> None:
+    """A learning rate far too high makes the model worse from some step on."""
+    run = new_run(
+        workload__eval={"split": 0.34, "every": "2 steps", "steps": 2},
+        workload__train_for="30 steps",
+        workload__optimizer={"lr": 20.0, "schedule": "constant", "warmup": "30 steps"},
+        checkpoint={"every": "2 steps", "keep": 2},
+    )
+    assert run.train() == [0, 0]
+    best = best_evaluation(run.run_dir)
+    assert best is not None
+    kept = [manifest.step for manifest, _ in complete_checkpoints(run.run_dir)]
+    assert best.step < 28, "the planted run improves to its end"
+    assert kept == [best.step, 28, 30]
+
+
+def settings(**changes: Any) -> Evaluation:
+    return Evaluation.model_validate({"split": 0.1, "every": "1 steps"} | changes)
+
+
+def series(*values: float) -> list[EvaluatedStep]:
+    return [EvaluatedStep(step, value) for step, value in enumerate(values, 1)]
+
+
+def test_a_value_improves_only_by_more_than_min_delta() -> None:
+    found = standing(series(3.0, 2.9, 2.8, 2.4), settings(min_delta=0.5))
+    assert found.best == EvaluatedStep(4, 2.4)
+    assert found.num_without_improvement == 0
+    assert standing(series(3.0, 2.9, 2.8), settings(min_delta=0.5)).num_without_improvement == 2
+
+
+def test_accuracy_is_better_when_higher_and_what_is_not_finite_is_never_best() -> None:
+    found = standing(series(float("nan"), 0.5, 0.7, 0.6), settings(metric="accuracy"))
+    assert found.best == EvaluatedStep(3, 0.7)
+    assert found.num_without_improvement == 1
+
+
+def test_evaluations_that_a_restart_undid_do_not_count(new_run: NewRun, held_out: str) -> None:
+    run = new_run(workload__eval={"data": held_out, "every": "3 steps", "steps": 1}, checkpoint__every="8 steps")
+    run.train(until=run.step_is_recorded(12))
+    assert run.train() == [0, 0]
+    steps = [each.step for each in read_evaluations(run.run_dir, "loss")]
+    assert steps == [3, 6, 9, 12, 15, 18, 21, 24]

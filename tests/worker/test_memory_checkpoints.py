@@ -1,0 +1,143 @@
+"""A checkpoint in shared memory is newer than that on disk, and never in its way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.worker.test_damaged_checkpoints import LAST, NEWER, OLDER, Training, flip_middle
+from trainworks.files import take_lock
+from trainworks.record.events import read_events
+from trainworks.record.manifest import MANIFEST
+from trainworks.record.run_dir import RunDir
+from trainworks.recover import memory_checkpoints
+from trainworks.recover.memory_checkpoints import forget_memory, make_memory_folder, memory_folder
+from trainworks.worker.checkpoint.memory import MemoryTier
+from trainworks.worker.checkpoint.shards import ShardWriter
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class InMemory(Training):
+    """Training with a tier in memory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.checkpointer.memory = MemoryTier(self.run_dir, 1, self.checkpointer._group)
+
+    def save_to_memory(self, step: int) -> None:
+        """Complete a checkpoint in memory."""
+        parts = [self.module]
+        self.checkpointer.save(step, parts, self.optimizer, samples_consumed=step, to_memory=True)
+        self.checkpointer.allow_completion()
+        self.checkpointer.await_copy()
+        self.checkpointer.wait()
+
+    def shard(self, step: int) -> Path:
+        """A file in memory."""
+        return self.checkpointer.memory.folder(step) / "rank-0.safetensors"
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory, whose shared memory is a folder of this test."""
+    (tmp_path / "shm").mkdir()
+    for function in (make_memory_folder, memory_folder, forget_memory):
+        monkeypatch.setattr(function, "__defaults__", (tmp_path / "shm",))
+    (tmp_path / "run-1").mkdir()
+    return tmp_path / "run-1"
+
+
+@pytest.fixture
+def saved(path: Path) -> tuple[InMemory, dict[int, list[float]]]:
+    """Training with step 2 on disk, steps 3 and 4 in memory, and its curve."""
+    training = InMemory(path)
+    curve = training.train(0, OLDER)
+    training.save(OLDER)
+    for step in (OLDER + 1, NEWER):
+        curve |= training.train(step - 1, step)
+        training.save_to_memory(step)
+    return training, curve | training.train(NEWER)
+
+
+def test_a_restart_goes_on_from_memory_bit_identically(saved, path: Path) -> None:
+    again = InMemory(path)
+    assert again.resume() == NEWER
+    assert again.train(NEWER)[LAST] == saved[1][LAST]
+
+
+def test_one_checkpoint_is_in_memory(saved, path: Path) -> None:
+    folders = memory_folder(RunDir(path)).glob("checkpoints/*")
+    assert [folder.name for folder in folders] == ["step-00000004"]
+    assert [event["kind"] for event in read_events(RunDir(path).events_file)] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("hurt", [flip_middle, Path.unlink, lambda shard: (shard.parent / MANIFEST).unlink()])
+def test_what_is_damaged_or_unfinished_in_memory_is_passed_over_for_the_disk(saved, path: Path, hurt) -> None:
+    hurt(saved[0].shard(NEWER))
+    again = InMemory(path)
+    assert again.resume() == OLDER
+    assert again.train(OLDER)[LAST] == saved[1][LAST]
+    assert again.damage_events() == []
+    assert not saved[0].shard(NEWER).parent.exists()
+
+
+def test_a_newer_checkpoint_on_disk_is_taken(saved, path: Path) -> None:
+    saved[0].save(LAST)
+    assert InMemory(path).resume() == LAST
+
+
+def test_memory_that_is_full_ends_the_tier_and_not_the_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = InMemory(path)
+    training.train(0, OLDER)
+    with monkeypatch.context() as patched:
+        patched.setattr(ShardWriter, "_write_items", _raise_full)
+        training.save_to_memory(OLDER)
+    assert training.checkpointer.failure is None
+    assert "no space left" in (training.checkpointer.memory.problem or "")
+    (event,) = read_events(training.run_dir.events_file)
+    assert event["kind"] == "memory_checkpoints_ended"
+    training.save(OLDER)
+    assert InMemory(path).resume() == OLDER
+
+
+def _raise_full(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_run_that_ends_frees_its_memory_and_that_of_runs_whose_supervisor_is_gone(tmp_path: Path, path: Path) -> None:
+    runs = [RunDir(path), RunDir(tmp_path / "live"), RunDir(tmp_path / "dead"), RunDir(tmp_path / "gone")]
+    for run in runs[1:3]:
+        run.path.mkdir()
+    folders = [make_memory_folder(run) for run in runs]
+    lock, dead = take_lock(runs[1].lock_file), take_lock(runs[2].lock_file)
+    assert lock is not None and dead is not None
+    os.close(dead)
+    forget_memory(runs[0])
+    os.close(lock)
+    assert [folder is not None and folder.exists() for folder in folders] == [False, True, False, False]
+
+
+def test_memory_that_others_can_read_is_not_used(path: Path) -> None:
+    folder = memory_folder(RunDir(path))
+    folder.parent.mkdir(mode=0o755)
+    folder.parent.chmod(0o755)
+    assert make_memory_folder(RunDir(path)) is None
+    training = InMemory(path)
+    assert not training.checkpointer.memory.is_due(1)
+
+
+def test_the_folder_in_memory_is_the_users_own(path: Path) -> None:
+    folder = make_memory_folder(RunDir(path))
+    assert folder is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert Path("/dev/shm") == memory_checkpoints.SHARED_MEMORY
