@@ -165,6 +165,7 @@ class FakeSlurm:
         env: dict[str, str],
         stdin: str | None,
         pass_fds: Sequence[int] = (),
+        keeps_stderr: bool = False,
     ) -> Output:
         """One call of a program."""
         self.calls.append(list(command))

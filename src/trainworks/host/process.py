@@ -161,6 +161,7 @@ def run(
     env: Mapping[str, str] | None = None,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
+    keeps_stderr: bool = False,
 ) -> Output:
     """Run a command to its end and capture its output. Any exit code is returned.
 
@@ -170,15 +171,18 @@ def run(
         env: the whole environment; this process's own when None.
         stdin: its input; empty when None.
         pass_fds: open files that it inherits.
+        keeps_stderr: the command may leave a process behind that keeps its stderr open; do not wait for that one.
 
     Raises:
         FileNotFoundError: the program does not exist.
         EnvironmentProblem: it took longer than `timeout_s` and was killed.
     """
+    errors = os.memfd_create("stderr") if keeps_stderr else None
     try:
         done = subprocess.run(
             list(command),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if errors is None else errors,
             text=True,
             timeout=timeout_s,
             env=env,
@@ -186,9 +190,17 @@ def run(
             input=stdin or "",
             pass_fds=pass_fds,
         )
+        return Output(done.returncode, done.stdout, done.stderr if errors is None else _content(errors))
     except subprocess.TimeoutExpired:
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
-    return Output(done.returncode, done.stdout, done.stderr)
+    finally:
+        if errors is not None:
+            os.close(errors)
+
+
+def _content(file: int) -> str:
+    """What was written into an open file."""
+    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
 
 def lines(command: Sequence[str]) -> Iterator[str]:

@@ -219,7 +219,7 @@ def test_a_reason_to_drain_is_one_line() -> None:
 def test_through_a_login_node_every_argument_is_quoted() -> None:
     fake = FakeSlurm()
     backend_of(fake, login="ada@login1").drain("node1", "it's $(bad)")
-    *ssh, command = fake.calls[0]
+    *ssh, command = fake.calls[-1]
     assert ssh[0] == "ssh" and ssh[-1] == "ada@login1"
     assert command == (
         "env LC_ALL=C SLURM_TIME_FORMAT=%s scontrol update NodeName=node1 State=DRAIN 'Reason=it'\"'\"'s $(bad)'"

@@ -8,13 +8,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, final
 
+from trainworks.backends.slurm.shared_ssh import SharedSsh
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 
 Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 
 _TIMEOUT_S = 60.0
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 _SSH_FAILED = 255
 _NOT_FOUND = 127
 _READABLE = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
@@ -60,6 +60,7 @@ class SlurmClient:
         self._login = login
         self._run = run
         self._env = dict(os.environ if env is None else env)
+        self._ssh = None if login is None else SharedSsh(login, run, self._env)
 
     def call(self, program: Program, *arguments: str) -> str:
         """What a program says.
@@ -100,16 +101,44 @@ class SlurmClient:
         stdin: str | None,
         held: Sequence[int] = (),
     ) -> process.Output:
-        if self._login is not None:
-            assignments = [f"{name}={value}" for name, value in remote_env.items()]
-            command = [*_SSH, self._login, shlex.join(["env", *assignments, *command])]
         try:
+            if self._ssh is not None:
+                assignments = [f"{name}={value}" for name, value in remote_env.items()]
+                return self._over(self._ssh, shlex.join(["env", *assignments, *command]), env, stdin)
             return self._run(command, timeout_s=_TIMEOUT_S, env=env, stdin=stdin, pass_fds=held)
         except FileNotFoundError:
-            hint = "set `cluster.slurm.login` to the node that has it"
-            raise EnvironmentProblem(f"`{command[0]}` is not installed here", hint=hint) from None
+            missing = "ssh" if self._ssh else command[0]
+            hint = None if self._ssh else "set `cluster.slurm.login` to the node that has it"
+            raise EnvironmentProblem(f"`{missing}` is not installed here", hint=hint) from None
         except EnvironmentProblem as slow:
             raise UnreachableError(f"Slurm does not answer: {slow.message}", hint="try again later") from None
+
+    def _over(self, ssh: SharedSsh, line: str, env: Mapping[str, str], stdin: str | None) -> process.Output:
+        """Run a line of shell on the login node.
+
+        A query that fails on an open connection is asked once more on a new one: the network may have changed since.
+        A script is sent once.
+        """
+
+        def ask() -> process.Output:
+            return self._run(ssh.command(line), timeout_s=_TIMEOUT_S, env=env, stdin=stdin, keeps_stderr=True)
+
+        was_open = ssh.is_open()
+        try:
+            output = ask()
+            if not was_open or output.exit_code != _SSH_FAILED:
+                return output
+            problem = None
+        except EnvironmentProblem as slow:
+            if not was_open:
+                raise
+            output, problem = process.Output(_SSH_FAILED, "", ""), slow
+        ssh.drop()
+        if stdin is None:
+            return ask()
+        if problem is not None:
+            raise problem
+        return output
 
     def _said(self, output: process.Output) -> str:
         if output.exit_code == 0:
