@@ -157,7 +157,7 @@ def test_a_job_that_its_backend_may_have_is_neither_held_nor_stopped_unseen(site
         call("stop", "job-1")
 
 
-def test_a_backend_that_does_not_answer_is_said_beside_its_jobs(site: Site) -> None:
+def test_a_backend_that_does_not_answer_is_said_beside_its_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     call("submit", written("echo up; sleep 600"))
     wait_for("RUNNING")
     site.answers = False
@@ -167,6 +167,8 @@ def test_a_backend_that_does_not_answer_is_said_beside_its_jobs(site: Site) -> N
         True,
     )
     site.answers = True
+    assert ": not asked again for 1" in CliRunner().invoke(app, ["ps"]).output
+    monkeypatch.setattr("trainworks.backends.asking.QUIET_S", 0.0)
     assert "not reached" not in call("ps")
 
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainworks.api.notices import Notify, warn
+from trainworks.backends.asking import Silence
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, is_private
 from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job, local_backend
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
-from trainworks.backends.store_place import is_there_a_store, store_url
+from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
 from trainworks.backends.submission import check_waits, submitted_runs
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import SystemClock
@@ -104,7 +105,7 @@ class Job:
 
     def refresh(self) -> JobState:
         """Poll the backend and return the state."""
-        refresh_jobs(self._store, self._notify)
+        refresh_jobs(self._store, self._notify, awaited=self.id)
         self.row = self._store.get(self.row.id) or self.row
         return self.row.state
 
@@ -183,7 +184,7 @@ class Job:
             and clock.now() < deadline
         ):
             clock.sleep(_POLL_S)
-            follow_all(self._store, clock)
+            follow_all(self._store, clock, silence=_silence(), awaited=self.id)
             self.row = self._store.get(self.row.id) or self.row
 
     def output(self, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
@@ -241,14 +242,27 @@ class Job:
         return row.handle or str(row.id)
 
 
-def refresh_jobs(store: JobStore, notify: Notify) -> None:
-    """Update the store from every backend; restart the local dispatcher if it has died."""
+def _silence() -> Silence:
+    """Memory of the backends that did not answer a moment ago."""
+    return Silence(store_folder() / "silent", SystemClock())
+
+
+def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None) -> None:
+    """Update the store from every backend; restart the local dispatcher if it has died.
+
+    A backend that does not answer within its patience keeps its jobs as they were, and is not asked for a while.
+
+    Args:
+        store: of the jobs.
+        notify: receives the names of silent backends.
+        awaited: number of a job whose backend is asked, and waited for, in any case.
+    """
     if all(state.is_final for state in store.counts()):
         return
     live = [state for state in JobState if not state.is_final]
     if store.search(states=live, engine=_LOCAL, uid=os.getuid(), host=this_host(), limit=1):
         wake()
-    for error in follow_all(store, SystemClock()):
+    for error in follow_all(store, SystemClock(), silence=_silence(), awaited=awaited):
         notify(error.message)
 
 
@@ -378,9 +392,11 @@ def retry(name: str, *, notify: Notify = warn) -> Job:
     return job
 
 
-def refresh_remote_jobs() -> None:
-    """Poll the backends of all remote jobs; a backend that does not answer is polled again later."""
-    follow_all(open_store(store_url()), SystemClock())
+def refresh_remote_jobs(run_dir: RunDir) -> None:
+    """Poll the backends of all remote jobs, and wait for that of a run; one that does not answer is polled later."""
+    store = open_store(store_url())
+    row = store.find(str(run_dir.path.resolve()), uid=os.getuid())
+    follow_all(store, SystemClock(), silence=_silence(), awaited=row.id if row else None)
 
 
 def submit_job(backend: Backend, spec: JobSpec, run_dir: RunDir, *, notify: Notify = warn) -> None:

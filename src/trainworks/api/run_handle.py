@@ -274,7 +274,7 @@ def backend_poller(run_dir: RunDir, clock: Clock | None = None) -> Callable[[], 
         from trainworks.api.jobs import refresh_remote_jobs  # noqa: PLC0415
 
         if clock.now() - polled_at > _BACKEND_POLL_S:
-            refresh_remote_jobs()
+            refresh_remote_jobs(run_dir)
             polled_at = clock.now()
 
     return poll

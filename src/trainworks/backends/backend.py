@@ -106,6 +106,9 @@ class Backend(abc.ABC):
     shares_files: ClassVar[bool] = True
     """Whether the nodes see the run directory under its path here; otherwise only `output` can be read."""
 
+    patience_s: ClassVar[float] = 2.0
+    """Longest time for which a list of jobs waits for the backend."""
+
     needs_program: ClassVar[bool] = False
     """Whether the nodes lack Trainworks: `connect` then gets the program, and workloads are refused."""
 
@@ -151,6 +154,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status of several jobs, from one query."""
+
+    def hurried(self) -> Self:
+        """This backend with `patience_s` as the time limit of each query; itself where queries have no limit."""
+        return self
 
     @abc.abstractmethod
     def stop(self, handle: str, *, at_once: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
@@ -157,3 +157,14 @@ def cluster_of_job(job: JobRow) -> Cluster | None:
         return Cluster.model_validate_json(job.cluster)
     except ValidationError:  # of another version
         return None
+
+
+def by_backend(jobs: Iterable[JobRow]) -> dict[str, list[JobRow]]:
+    """Jobs by the name and options of their backends; without those of which nothing tells the backend."""
+    found: dict[str, list[JobRow]] = {}
+    for job in jobs:
+        if (cluster := cluster_of_job(job)) is not None:
+            own = getattr(cluster, cluster.engine, None)
+            key = json.dumps([cluster.engine, own.model_dump(mode="json") if own else None])
+            found.setdefault(key, []).append(job)
+    return found

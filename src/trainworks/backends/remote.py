@@ -5,17 +5,17 @@ The store has a job's state at the last poll, the backend its state now, and the
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainworks.backends.asking import Backends, Question, Silence
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.ownership import check_run_dir, is_private
-from trainworks.backends.registry import backend_of_job, cluster_of, cluster_of_job
+from trainworks.backends.registry import backend_of_job, by_backend, cluster_of
 from trainworks.backends.reported_attempts import columns_of, ended_at, placement_on, reported_attempts
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
 from trainworks.errors import (
@@ -236,50 +236,57 @@ def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -
     return StateChange(JobState.FAILED, {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1})
 
 
-Backends = Callable[[JobRow], Backend | None]
-"""The backend of a job."""
-
-
-def follow_all(store: JobStore, clock: Clock, backends: Backends = backend_of_job) -> list[TrainworksError]:
+def follow_all(
+    store: JobStore,
+    clock: Clock,
+    backends: Backends = backend_of_job,
+    *,
+    silence: Silence | None = None,
+    awaited: int | None = None,
+) -> list[TrainworksError]:
     """Update this user's jobs from their backends; returns the errors of backends that could not be polled.
 
-    One query per backend covers all its jobs. A job whose backend does not answer keeps its state. Jobs of other
-    users are left to them: an interrupted submission would be finished under the wrong account.
+    One query per backend covers all its jobs. A job whose backend does not answer keeps its state. Jobs of other users
+    are left to them: an interrupted submission would be finished under the wrong account.
+
+    Args:
+        store: of the jobs.
+        clock: tells the time.
+        backends: finds the backend of a job.
+        silence: of backends; they are asked at the same time, and one that is silent is not waited for. When None, they
+            are asked one after the other, and each is waited for.
+        awaited: number of a job whose backend is waited for all the same.
     """
     live = [state for state in JobState if not state.is_final]
     rows = [row for row in store.search(states=live, uid=os.getuid()) if row.engine != "local"]
+    questions = [
+        Question(key, group, backends, silence, is_awaited=any(row.id == awaited for row in group))
+        for key, group in by_backend(rows).items()
+    ]
     silent: list[TrainworksError] = []
-    for group in _by_cluster(rows):
+    for question in questions:
         try:
-            _follow(store, group, backends, clock)
+            _follow(store, question, backends, clock)
         except (EnvironmentProblem, UsageError) as error:
             silent.append(error)
-            for row in group:
+            for row in question.rows:
                 if row.reachable:
                     store.change(row.id, now=clock.now(), reachable=False)
     return silent
 
 
-def _by_cluster(rows: Iterable[JobRow]) -> list[list[JobRow]]:
-    """Group jobs whose run files describe the same backend; one query covers a group."""
-    found: dict[str, list[JobRow]] = {}
-    for row in rows:
-        if (cluster := cluster_of_job(row)) is not None:
-            own = getattr(cluster, cluster.engine, None)
-            key = json.dumps([cluster.engine, own.model_dump(mode="json") if own else None])
-            found.setdefault(key, []).append(row)
-    return list(found.values())
-
-
-def _follow(store: JobStore, rows: Sequence[JobRow], backends: Backends, clock: Clock) -> None:
-    oldest_first = sorted(rows, key=lambda row: row.id)  # a job may depend on an older one
+def _follow(store: JobStore, question: Question, backends: Backends, clock: Clock) -> None:
+    backend, statuses = question.answer()
+    oldest_first = sorted(question.rows, key=lambda row: row.id)  # a job may depend on an older one
     given = [row if row.handle else _give_again(store, row, backends, clock) for row in oldest_first]
     known = [row for row in given if row.handle and not row.state.is_final]
-    backend = backends(known[0]) if known else None
-    if backend is not None:
-        statuses = backend.poll([row.handle for row in known if row.handle])
-        for row in known:
-            _update_from(store, backend, row, statuses, clock)
+    if backend is None:
+        return
+    asked = {row.handle for row in question.rows}
+    if new := [row.handle for row in known if row.handle and row.handle not in asked]:
+        statuses = statuses | backend.poll(new)
+    for row in known:
+        _update_from(store, backend, row, statuses, clock)
 
 
 def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) -> JobRow:

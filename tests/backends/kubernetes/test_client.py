@@ -98,6 +98,13 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
     assert silent.value.hint == "check that `kubectl get nodes` works"
 
 
+def test_a_server_that_hangs_is_left_within_the_time_of_its_client(tmp_path: Path) -> None:
+    with listen() as hanging:  # it takes the connection and says nothing
+        client = client_of(tmp_path, hanging.getsockname()[1]).within(0.2)
+        with pytest.raises(UnreachableError, match=r"timed out.*timeout=0\.2"):
+            client.get("/apis/x")
+
+
 def test_all_pages_of_a_list_are_read(server: Callable[..., KubernetesClient]) -> None:
     client = server((200, {"items": [1, 2], "metadata": {"continue": "more"}}), (200, {"items": [3], "metadata": {}}))
     assert client.list("/api/v1/pods") == [1, 2, 3]

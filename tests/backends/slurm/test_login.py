@@ -138,12 +138,11 @@ def test_a_killed_connection_with_its_socket_left_behind_breaks_no_call(login: L
     assert login.logins() == 2
 
 
-def test_a_connection_that_hangs_is_replaced_by_a_new_one(login: LoginNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_hangs_is_replaced_by_a_new_one(login: LoginNode) -> None:
     login.client().call("squeue")
     (hung,) = login.masters()
     hung.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("trainworks.backends.slurm.client._TIMEOUT_S", 3.0)
-    assert login.client().call("squeue", "-a") == "asked: -a\n"
+    assert login.client().within(3.0).call("squeue", "-a") == "asked: -a\n"
     assert login.logins() == 2
 
 

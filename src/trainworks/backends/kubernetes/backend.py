@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import secrets
@@ -93,6 +94,12 @@ class KubernetesBackend(Backend):
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
         """Create the backend of a run file's `cluster`."""
         return cls(cluster.kubernetes, autoscale=cluster.autoscale)
+
+    def hurried(self) -> Self:
+        """This backend, with a client that waits for each answer only for the time of a list."""
+        hurried = copy.copy(self)
+        hurried._client = self._client.within(self.patience_s)
+        return hurried
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what a JobSet cannot express."""

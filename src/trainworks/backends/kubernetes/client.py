@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
 import yaml
 
@@ -55,6 +56,13 @@ class KubernetesClient:
         self._context = context
         self._configuration = configuration
         self._api: Any = None
+        self._timeout_s = _TIMEOUT_S
+
+    def within(self, seconds: float) -> Self:
+        """A client of the same server that waits for each answer only so long."""
+        hurried = copy.copy(self)
+        hurried._timeout_s = (seconds, seconds)
+        return hurried
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
         """Get an object.
@@ -130,7 +138,7 @@ class KubernetesClient:
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
                 _preload_content=False,
-                _request_timeout=(_TIMEOUT_S[0], None) if stream else _TIMEOUT_S,
+                _request_timeout=(self._timeout_s[0], None) if stream else self._timeout_s,
             )
         except refusals.ApiException as refused:
             raise _refused(refused, path) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,8 @@ class SkyPilotBackend(Backend):
     )
     shares_files: ClassVar[bool] = False
     needs_program: ClassVar[bool] = True
+    patience_s: ClassVar[float] = 15.0
+    """The program alone takes seconds."""
 
     def __init__(
         self,
@@ -72,6 +75,12 @@ class SkyPilotBackend(Backend):
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
         """Create the backend of a run file's `cluster`."""
         return cls(cluster.skypilot, program=program)
+
+    def hurried(self) -> Self:
+        """This backend, with a client that waits for each answer only for the time of a list."""
+        hurried = copy.copy(self)
+        hurried._client = self._client.within(self.patience_s)
+        return hurried
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what SkyPilot cannot do, and a job whose secrets are not set."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Self, final
 
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
@@ -57,6 +58,13 @@ class SkyPilotClient:
         self._run = run
         self._lines = lines
         self._env = dict(os.environ if env is None else env)
+        self._timeout_s = _TIMEOUT_S
+
+    def within(self, seconds: float) -> Self:
+        """A client of the same program that waits for each answer only so long."""
+        hurried = copy.copy(self)
+        hurried._timeout_s = seconds
+        return hurried
 
     def unset(self, names: Iterable[str]) -> list[str]:
         """Variables that are not set in the shell."""
@@ -74,7 +82,7 @@ class SkyPilotClient:
             EnvironmentProblem: the program is missing, or has no access.
         """
         which = "--skip-finished" if unfinished else "--all"
-        output = self._call(["jobs", "queue", "--output", "json", "--verbose", which], _TIMEOUT_S)
+        output = self._call(["jobs", "queue", "--output", "json", "--verbose", which], self._timeout_s)
         if output.exit_code and _NO_JOBS.search(output.stderr):
             return []
         return _records(self._checked(output))

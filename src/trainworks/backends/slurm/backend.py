@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from collections import Counter
@@ -82,6 +83,12 @@ class SlurmBackend(Backend):
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
         """Create the backend of a run file's `cluster`."""
         return cls(cluster.slurm)
+
+    def hurried(self) -> Self:
+        """This backend, with a client that waits for each answer only for the time of a list."""
+        hurried = copy.copy(self)
+        hurried._client = self._client.within(self.patience_s)
+        return hurried
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what Slurm cannot do."""

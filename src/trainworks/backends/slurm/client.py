@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, final
+from typing import Literal, Self, final
 
 from trainworks.backends.slurm.shared_ssh import SharedSsh
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
@@ -59,8 +60,15 @@ class SlurmClient:
     ) -> None:
         self._login = login
         self._run = run
+        self._timeout_s = _TIMEOUT_S
         self._env = dict(os.environ if env is None else env)
         self._ssh = None if login is None else SharedSsh(login, run, self._env)
+
+    def within(self, seconds: float) -> Self:
+        """A client of the same programs that waits for each answer only so long."""
+        hurried = copy.copy(self)
+        hurried._timeout_s = seconds
+        return hurried
 
     def call(self, program: Program, *arguments: str) -> str:
         """What a program says.
@@ -105,7 +113,7 @@ class SlurmClient:
             if self._ssh is not None:
                 assignments = [f"{name}={value}" for name, value in remote_env.items()]
                 return self._over(self._ssh, shlex.join(["env", *assignments, *command]), env, stdin)
-            return self._run(command, timeout_s=_TIMEOUT_S, env=env, stdin=stdin, pass_fds=held)
+            return self._run(command, timeout_s=self._timeout_s, env=env, stdin=stdin, pass_fds=held)
         except FileNotFoundError:
             missing = "ssh" if self._ssh else command[0]
             hint = None if self._ssh else "set `cluster.slurm.login` to the node that has it"
@@ -121,7 +129,7 @@ class SlurmClient:
         """
 
         def ask() -> process.Output:
-            return self._run(ssh.command(line), timeout_s=_TIMEOUT_S, env=env, stdin=stdin, keeps_stderr=True)
+            return self._run(ssh.command(line), timeout_s=self._timeout_s, env=env, stdin=stdin, keeps_stderr=True)
 
         was_open = ssh.is_open()
         try:
