@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,8 +19,11 @@ import pytest
 from trainworks.agent.development.serving import Place
 from trainworks.agent.development.ssh import sshd_config
 from trainworks.backends.slurm import shared_ssh
-from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.slurm.backend import SlurmBackend
+from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
+from trainworks.config.engines import Slurm
 from trainworks.errors import UnreachableError
+from trainworks.host import process
 from trainworks.host.network import greeting
 from trainworks.record.run_dir import RunDir
 
@@ -39,13 +43,13 @@ class LoginNode:
         keys.mkdir()
         (folder / "bin").mkdir()
         (folder / "runtime").mkdir(mode=0o700)
-        self._program("squeue", 'echo "asked: $*"; echo "a warning" >&2')
-        self._program("sbatch", f"cat >> {folder}/scripts; exit 255")
+        self.program("squeue", 'echo "asked: $*"; echo "a warning" >&2')
+        self.program("sbatch", f"cat >> {folder}/scripts; exit 255")
         for file in (keys / "host_key", folder / "key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file], check=True)
         shutil.copy(folder / "key.pub", keys / "authorized_keys")
         self.configure("")
-        self._program("ssh", f'exec {shutil.which("ssh")} -F {folder}/ssh_config "$@"')
+        self.program("ssh", f'exec {shutil.which("ssh")} -F {folder}/ssh_config "$@"')
         user = psutil.Process().username()
         place = Place(RunDir(folder), "127.0.0.1", self.port, user, folder)
         path = f"{folder}/bin:{os.environ['PATH']}"
@@ -54,7 +58,7 @@ class LoginNode:
         Path("/run/sshd").mkdir(exist_ok=True)
         self.start()
 
-    def _program(self, name: str, line: str) -> None:
+    def program(self, name: str, line: str) -> None:
         (self.folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
         (self.folder / "bin" / name).chmod(0o755)
 
@@ -161,6 +165,33 @@ def test_nothing_is_left_after_the_time_that_a_connection_persists(
     assert login.masters() and login.sockets()
     until(lambda: not login.masters())
     assert not login.sockets()
+
+
+def test_nodes_take_one_command_of_ssh_and_are_those_that_the_programs_say_here(login: LoginNode) -> None:
+    login.program("sinfo", "printf 'n1|mixed|1/3/0/4|64|(null)|(null)|a 100 %% bad\\nfan\\n'; echo odd >&2")
+    login.program("squeue", "echo '7|n1'")
+    login.program("scontrol", "echo 'slurm_load_topo error: not there' >&2; exit 1")
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> process.Output:
+        commands.append(command)
+        return process.run(command, **options)
+
+    there = SlurmBackend(Slurm(login="login1"), client=SlurmClient("login1", run=run, env=login.env)).nodes()
+    assert [words[1] for words in commands] == ["-G", "-o"]
+    assert there == SlurmBackend(Slurm(), client=SlurmClient(env=login.env)).nodes()
+    assert (there[0].name, there[0].jobs) == ("n1", ("7",))
+
+
+def test_of_several_programs_each_fails_on_its_own(login: LoginNode) -> None:
+    login.program("scontrol", "echo 'scontrol: error: not yours' >&2; exit 1")
+    login.program("sacct", "exit 127")
+    one, other, gone = login.client().calls(("squeue", "-a"), ("scontrol", "show", "topology"), ("sacct",))
+    assert one() == "asked: -a\n"
+    with pytest.raises(SlurmRefusedError, match=r"^not yours$"):
+        other()
+    with pytest.raises(UnreachableError, match="Slurm is not there"):
+        gone()
 
 
 def test_a_control_path_of_the_user_is_the_one_that_holds(login: LoginNode) -> None:

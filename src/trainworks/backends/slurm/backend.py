@@ -6,7 +6,7 @@ import copy
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +48,7 @@ _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24
 _LEAF = re.compile(r"SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)")
 """A line of `scontrol show topology`."""
 _NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
+_ON_NODES = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
 _HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
 
 
@@ -243,27 +244,14 @@ class SlurmBackend(Backend):
 
     def nodes(self) -> list[NodeStatus]:
         """All nodes of the partition, in order of their names."""
-        said = self._client.call("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}")
-        rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in said.splitlines()]
-        jobs, switches = self._jobs_by_node(), self._switch_by_node()
+        nodes, running, topology = self._client.calls(
+            ("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}"),
+            ("squeue", "--noheader", _ON_NODES, "--Format=JobID:20|,NodeList:4096"),
+            ("scontrol", "show", "topology"),
+        )
+        rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in nodes().splitlines()]
+        jobs, switches = _jobs_by_node(running()), _switch_by_node(topology)
         return [_facts(row, jobs, switches) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
-
-    def _jobs_by_node(self) -> dict[str, list[str]]:
-        states = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
-        said = self._client.call("squeue", "--noheader", states, "--Format=JobID:20|,NodeList:4096")
-        jobs: dict[str, list[str]] = {}
-        for job, _, nodes in (line.partition("|") for line in said.splitlines()):
-            for node in expand(nodes.strip()):
-                jobs.setdefault(node, []).append(job.strip())
-        return jobs
-
-    def _switch_by_node(self) -> dict[str, str]:
-        """Leaf switch of every node that topology.conf names; empty without one."""
-        try:
-            said = self._client.call("scontrol", "show", "topology")
-        except SlurmRefusedError:
-            return {}
-        return {node: switch for switch, nodes in _LEAF.findall(said) for node in expand(nodes)}
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""
@@ -273,6 +261,23 @@ class SlurmBackend(Backend):
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""
         self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _jobs_by_node(said: str) -> dict[str, list[str]]:
+    """Jobs on each node, from a list of jobs and their nodes."""
+    jobs: dict[str, list[str]] = {}
+    for job, _, nodes in (line.partition("|") for line in said.splitlines()):
+        for node in expand(nodes.strip()):
+            jobs.setdefault(node, []).append(job.strip())
+    return jobs
+
+
+def _switch_by_node(topology: Callable[[], str]) -> dict[str, str]:
+    """Leaf switch of every node that topology.conf names; empty without one."""
+    try:
+        return {node: switch for switch, nodes in _LEAF.findall(topology()) for node in expand(nodes)}
+    except SlurmRefusedError:
+        return {}
 
 
 def _listed(names: Sequence[str]) -> str:

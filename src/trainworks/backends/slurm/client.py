@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, Self, final
 
 from trainworks.backends.slurm.shared_ssh import SharedSsh
@@ -18,6 +19,9 @@ Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 _TIMEOUT_S = 60.0
 _SSH_FAILED = 255
 _NOT_FOUND = 127
+_END = "trainworks: end of answer"
+_CODE = re.compile(rf"\n{_END} (\d+)\n")
+"""Follows the answer of each of several programs, with its exit code."""
 _READABLE = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 """Not for sbatch, which hands its variables on to the job."""
 _OPTIONS_OF_A_USER = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SCANCEL_")
@@ -78,8 +82,29 @@ class SlurmClient:
             SlurmRefusedError: the program failed for another reason.
             EnvironmentProblem: the program is missing.
         """
+        return self._said(self._query([program, *arguments]))
+
+    def _query(self, command: list[str]) -> process.Output:
         env = {name: value for name, value in self._env.items() if not name.startswith(_OPTIONS_OF_A_USER)}
-        return self._said(self._call([program, *arguments], env | _READABLE, _READABLE, None))
+        return self._call(command, env | _READABLE, _READABLE, None)
+
+    def calls(self, *commands: Sequence[str]) -> list[Callable[[], str]]:
+        """What several programs say, by one command of ssh where they are on a login node.
+
+        Returns:
+            Functions with the answer of each, in their order. They raise as `call`.
+
+        Raises: as `call`, for all of them.
+        """
+        if self._ssh is None:
+            return [partial(lambda command: self._said(self._query(command)), list(command)) for command in commands]
+        end = f"printf '\\n{_END} %d\\n' $?; printf '\\n{_END}\\n' >&2"
+        together = self._query(["sh", "-c", "\n".join(f"{shlex.join(command)}; {end}" for command in commands)])
+        ends = [int(code) for code in _CODE.findall(together.stdout)]
+        if len(ends) != len(commands):
+            self._said(process.Output(together.exit_code or _SSH_FAILED, "", together.stderr))
+        said, errors = _CODE.split(together.stdout)[::2], together.stderr.split(f"\n{_END}\n")
+        return [partial(self._said, process.Output(*one)) for one in zip(ends, said, errors, strict=False)]
 
     def submit(self, script: str, *options: str, lock: int | None = None) -> str:
         """What sbatch says of a script.
