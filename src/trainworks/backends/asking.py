@@ -94,8 +94,8 @@ class Question:
                 silence.check(key, rows[0].engine)
             backend = backends(next((row for row in rows if row.handle), rows[0]))
             if backend is not None and silence is not None and not is_awaited:
-                self._limit_s = backend.patience_s + _UNINTERRUPTED_S
                 backend = backend.hurried()
+                self._limit_s = backend.patience_s + _UNINTERRUPTED_S
         except (EnvironmentProblem, UsageError) as error:
             self._answer.set_exception(error)
         else:

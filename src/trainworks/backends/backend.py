@@ -106,7 +106,7 @@ class Backend(abc.ABC):
     shares_files: ClassVar[bool] = True
     """Whether the nodes see the run directory under its path here; otherwise only `output` can be read."""
 
-    patience_s: ClassVar[float] = 2.0
+    patience_s: float = 2.0
     """Longest time for which a list of jobs waits for the backend."""
 
     needs_program: ClassVar[bool] = False

@@ -192,7 +192,7 @@ def run(
         )
         return Output(done.returncode, done.stdout, done.stderr if errors is None else _content(errors))
     except subprocess.TimeoutExpired:
-        raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:.0f} s") from None
+        raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:g} s") from None
     finally:
         if errors is not None:
             os.close(errors)

@@ -194,6 +194,19 @@ def test_of_several_programs_each_fails_on_its_own(login: LoginNode) -> None:
         gone()
 
 
+def test_a_list_waits_for_a_slow_login_but_not_on_an_open_connection(
+    login: LoginNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SlurmBackend, "patience_s", 1.2)
+    login.program("squeue", "true")
+    slow = f'case "$*" in *squeue*) sleep 2;; esac; exec {shutil.which("ssh")} -F {login.folder}/ssh_config "$@"'
+    login.program("ssh", slow)
+    assert SlurmBackend(Slurm(), client=login.client()).hurried().poll(["7"]) == {}
+    assert login.logins() == 1
+    with pytest.raises(UnreachableError, match="took longer than"):
+        SlurmBackend(Slurm(), client=login.client()).hurried().poll(["7"])
+
+
 def test_a_control_path_of_the_user_is_the_one_that_holds(login: LoginNode) -> None:
     login.configure(f"ControlPath {login.folder}/own\n ControlMaster no")
     for _ in range(2):

@@ -55,7 +55,7 @@ class SkyPilotBackend(Backend):
     )
     shares_files: ClassVar[bool] = False
     needs_program: ClassVar[bool] = True
-    patience_s: ClassVar[float] = 15.0
+    patience_s: float = 15.0
     """The program alone takes seconds."""
 
     def __init__(

@@ -42,6 +42,8 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a datab
 _HELD_BY_SLURM = "launch failed requeued held"
 _ANY = "gpu"
 """The name of any accelerator, in Slurm's gres and in the run file."""
+_LOGIN_S = 10.0
+"""Longest time for which a list of jobs waits for a login node to which no connection is open."""
 _MOST_RELEASES = 3
 """Restarts after which a job whose launch fails stays held."""
 _JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
@@ -86,9 +88,14 @@ class SlurmBackend(Backend):
         return cls(cluster.slurm)
 
     def hurried(self) -> Self:
-        """This backend, with a client that waits for each answer only for the time of a list."""
+        """This backend, with a client that waits for each answer only for the time of a list.
+
+        If that needs a new connection to a login node, the node has 2 s to greet and 10 s in all to log in and answer.
+        """
         hurried = copy.copy(self)
-        hurried._client = self._client.within(self.patience_s)
+        if not self._client.is_connected:
+            hurried.patience_s = _LOGIN_S
+        hurried._client = self._client.within(hurried.patience_s, connect_s=self.patience_s)
         return hurried
 
     def check(self, spec: JobSpec) -> None:

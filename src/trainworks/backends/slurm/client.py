@@ -17,6 +17,7 @@ from trainworks.host import process
 Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 
 _TIMEOUT_S = 60.0
+_CONNECT_S = 10.0
 _SSH_FAILED = 255
 _NOT_FOUND = 127
 _END = "trainworks: end of answer"
@@ -64,14 +65,19 @@ class SlurmClient:
     ) -> None:
         self._login = login
         self._run = run
-        self._timeout_s = _TIMEOUT_S
+        self._timeout_s, self._connect_s = _TIMEOUT_S, _CONNECT_S
         self._env = dict(os.environ if env is None else env)
         self._ssh = None if login is None else SharedSsh(login, run, self._env)
 
-    def within(self, seconds: float) -> Self:
-        """A client of the same programs that waits for each answer only so long."""
+    @property
+    def is_connected(self) -> bool:
+        """Whether the programs are here, or a connection to the login node is open."""
+        return self._ssh is None or self._ssh.is_open()
+
+    def within(self, seconds: float, *, connect_s: float = _CONNECT_S) -> Self:
+        """A client of the same programs that waits for each answer, and for the greeting of ssh, only so long."""
         hurried = copy.copy(self)
-        hurried._timeout_s = seconds
+        hurried._timeout_s, hurried._connect_s = seconds, connect_s
         return hurried
 
     def call(self, program: Program, *arguments: str) -> str:
@@ -154,7 +160,8 @@ class SlurmClient:
         """
 
         def ask() -> process.Output:
-            return self._run(ssh.command(line), timeout_s=self._timeout_s, env=env, stdin=stdin, keeps_stderr=True)
+            command = ssh.command(line, connect_s=self._connect_s)
+            return self._run(command, timeout_s=self._timeout_s, env=env, stdin=stdin, keeps_stderr=True)
 
         was_open = ssh.is_open()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import socket
@@ -46,9 +47,15 @@ class SharedSsh:
         self._run = run
         self._env = dict(env)
 
-    def command(self, remote: str) -> list[str]:
-        """Argument vector that runs a line of shell there; it never asks for a password."""
-        return ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *self._options, self._destination, remote]
+    def command(self, remote: str, *, connect_s: float) -> list[str]:
+        """Argument vector that runs a line of shell there; it never asks for a password.
+
+        Args:
+            remote: the line.
+            connect_s: longest time until the other side greets; rounded up to seconds.
+        """
+        batch = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(connect_s)}"]
+        return ["ssh", *batch, *self._options, self._destination, remote]
 
     def is_open(self) -> bool:
         """Whether a process listens on the socket; it does so too while the network is gone."""
