@@ -28,6 +28,8 @@ from trainworks.host.clock import SystemClock
 from trainworks.measure.drill.drilled_run import DrilledRun
 
 STEPS, EVERY, KILL_AT = 100_000, 20, 60
+PEER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Without the second one, torchrun's restarted ranks find the addresses of dead ones and fail: pytorch#135712."""
 PARTS = ("noticed", "decided and met", "process started", "joined, built, loaded", "first step")
 RUN_FILE = {
     "name": "recovery",
@@ -82,7 +84,7 @@ def of_torchrun(folder: Path) -> float:
     command = torchrun(script, str(folder), str(STEPS), str(EVERY))
     command.insert(command.index("--standalone"), "--max-restarts=3")
     log = (folder / "log").open("w")
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | PEER_ENVIRONMENT)
     try:
         steps = folder / "steps-1.txt"
         wait(lambda: steps.exists() and len(steps.read_text().splitlines()) >= KILL_AT)

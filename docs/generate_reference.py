@@ -158,6 +158,7 @@ def run_file_page() -> str:
         ("workload.eval", data.Evaluation),
         ("workload.optimizer", optimizer.Optimizer),
         ("cluster", run_file.Cluster),
+        ("cluster.local.container", engines.LocalContainer),
         ("cluster.slurm", engines.Slurm),
         ("cluster.slurm.container", engines.Container),
         ("cluster.kubernetes", engines.Kubernetes),

@@ -91,40 +91,52 @@ def unchanged(code: int, printed: str) -> bool:
     return code == 0 and bool(counts) and set(counts) == {"0"}
 
 
-def demonstrate() -> None:
-    """From machines with ssh alone to a trained model, and back from drift."""
-    deploy = "stack.yaml --into project"
-    run("trainworks deploy check stack.yaml")
-    run(f"trainworks deploy apply {deploy}")
-    run(f"trainworks deploy verify {deploy}")
-    run(f"trainworks deploy apply {deploy}", unchanged)
+DEPLOY = "stack.yaml --into project"
 
+
+def build() -> None:
+    """From machines with ssh alone to a cluster that is as the stack says."""
+    run("trainworks deploy check stack.yaml")
+    run(f"trainworks deploy apply {DEPLOY}")
+    run(f"trainworks deploy verify {DEPLOY}")
+    run(f"trainworks deploy apply {DEPLOY}", unchanged)
+
+
+def train() -> None:
+    """Two nodes of it train a model."""
     run(
-        "ssh alice@login1 \"srun --nodes=2 --gres=gpu:1 bash -c 'hostname; echo GPUs $CUDA_VISIBLE_DEVICES'\"",
-        lambda code, printed: code == 0 and len(re.findall(r"^gpu\d$", printed, re.M)) == 2,
+        "ssh alice@login1 \"srun --nodes=2 --gres=gpu:1 bash -c 'hostname; echo GPU \\$CUDA_VISIBLE_DEVICES; "
+        "head -c 1 /dev/nvidia0 /dev/nvidia1'\"",
+        lambda code, printed: len(re.findall(r"^gpu\d$", printed, re.M)) == 2 and "Operation not permitted" in printed,
     )
-    run("scp -q run.yaml alice@login1:/shared/run.yaml")
-    run("ssh alice@login1 'cd /shared && mkdir -p alice && cd alice && trainworks submit ../run.yaml --yes'")
+    run("scp -q run.yaml guides.txt alice@login1:/shared/")
+    run("ssh alice@login1 'mkdir -p /shared/alice && cd /shared/alice && trainworks submit ../run.yaml --yes'")
     run("ssh alice@login1 'cd /shared/alice && trainworks logs --follow | tail -n 15'")
     run(
-        "ssh alice@login1 'cd /shared/alice && trainworks ps'",
-        lambda code, printed: code == 0 and "finished" in printed,
+        "ssh alice@login1 'cd /shared/alice && trainworks ps --all'",
+        lambda code, printed: code == 0 and "SUCCEEDED" in printed,
     )
+    run("ssh alice@login1 'cd /shared/alice && trainworks report'")
     run("ssh alice@login1 'sacct --allocations --format=JobID,JobName,Account,AllocNodes,State,Elapsed'")
 
+
+def drift() -> None:
+    """A node that was changed by hand is found, and repaired."""
     run("ssh deploy@gpu3 'sudo sed -i s/KillWait=60/KillWait=5/ /etc/slurm/slurm.conf; sudo systemctl stop chrony'")
-    run(f"trainworks deploy verify {deploy} --limit gpu3", lambda code, printed: code == 1)
+    run(f"trainworks deploy verify {DEPLOY} --limit gpu3", lambda code, printed: code == 1)
     run(
-        f"trainworks deploy diff {deploy} --limit gpu3",
+        f"trainworks deploy diff {DEPLOY} --limit gpu3",
         lambda code, printed: code == 1 and "/etc/slurm/slurm.conf" in printed and "chrony" in printed,
     )
-    run(f"trainworks deploy apply {deploy} --limit gpu3", lambda code, printed: code == 0 and "resumed" in printed)
-    run(f"trainworks deploy verify {deploy}")
+    run(f"trainworks deploy apply {DEPLOY} --limit gpu3", lambda code, printed: code == 0 and "resumed" in printed)
+    run(f"trainworks deploy verify {DEPLOY}")
 
 
 def main() -> None:
     """Boot, and demonstrate unless a shell was asked for."""
     stack, source = load_stack(HERE / "stack.yaml")
+    guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
+    (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
     (HALL / "run.yaml").write_text((HERE / "run.yaml").read_text())
     (HALL / "stack.yaml").write_text(source.text.replace(stack.admin_keys[0], (HALL / "key.pub").read_text().strip()))
     started = time.monotonic()
@@ -133,7 +145,9 @@ def main() -> None:
     if sys.argv[1:] == ["shell"]:
         subprocess.run(["bash"], cwd=HALL, check=False)
         return
-    demonstrate()
+    build()
+    train()
+    drift()
     print(f"# the whole demonstration: {time.monotonic() - started:.0f} s")
 
 

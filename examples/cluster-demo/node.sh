@@ -56,16 +56,17 @@ for controller in $CONTROLLERS; do
     [ "$controller" != systemd ] || kind=none,name=systemd
     mount -t cgroup -o "$kind" cgroup "$root/sys/fs/cgroup/$controller"
 done
-mkdir -p "$root/mirror" "$root/hall" "$root/export"
-mount --bind "$BASE/mirror" "$root/mirror"
-mount -o remount,bind,ro "$root/mirror"
+mkdir -p "$root/hall" "$root/export"
+# the machine sees a folder of this one, and what it writes there stays its own
+see() {
+    local mine=$HALL/$name/seen${1//\//-}
+    mkdir -p "$mine"/{upper,work} "$root$2"
+    mount -t overlay "$name" -o "lowerdir=$1,upperdir=$mine/upper,workdir=$mine/work" "$root$2"
+}
+see "$BASE/mirror" /mirror
 mount --bind "$HALL/disks" "$root/hall"
 mount --bind "$HALL/disks/$name/export" "$root/export"
-for folder in ${SHARED_SOFTWARE:-}; do
-    mkdir -p "$root$folder"
-    mount --rbind "$folder" "$root$folder"
-    mount -o remount,bind,ro "$root$folder"
-done
+for folder in ${SHARED_SOFTWARE:-}; do see "$folder" "$folder"; done
 chmod 755 "$root/root" # software below it is for all users
 [ -z "${TRAINWORKS:-}" ] || ln -sf "$TRAINWORKS" "$root/usr/local/bin/trainworks"
 cp -a "$(dirname "$0")/files/." "$root/"

@@ -16,7 +16,7 @@ from tests.worker.object_store import s3_server
 from trainworks.api.checkpointing.copier import Copier, linked
 from trainworks.api.checkpointing.places import CheckpointPlace, FolderPlace, place_of
 from trainworks.api.checkpointing.s3 import S3Place
-from trainworks.config.checkpoint_copies import CheckpointCopy
+from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import EnvironmentProblem
 from trainworks.jobs.state import JobState

@@ -12,6 +12,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 
 import pytest
+import yaml
 
 from trainworks.api.deploying.stack import check_stack, render_stack
 from trainworks.deploy.fabric.open_sm import open_sm_files
@@ -157,6 +158,12 @@ def test_open_mpi_takes_its_settings_and_the_check_names_what_is_missing(infinib
     )
     assert check.returncode == 1
     assert "UCX does not see mlx5_0\n" in check.stdout
+
+
+def test_the_driver_of_the_adapters_has_the_release_of_the_stack(roce, infiniband) -> None:
+    packages = [yaml.safe_load(files["group_vars/all.yaml"])["fabric_packages"] for files in (roce, infiniband)]
+    assert packages[0] == ["doca-ofed=3.2*"]
+    assert "rdma-core" in packages[1]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -12,7 +12,7 @@ import pytest
 import trainworks
 from tests.environments.wheels import make_wheel, write_lock
 from trainworks.api.environments.env import RunPackages
-from trainworks.api.environments.files import with_image
+from trainworks.api.environments.files import with_image, without_packages
 from trainworks.config.load import parse_run_file
 from trainworks.errors import RunFileError, UsageError
 from trainworks.record.events import read_events
@@ -118,7 +118,6 @@ def test_a_wrong_environment_is_refused_with_a_hint(text: str, message: str, hin
     ("environment", "cluster", "key"),
     [
         ("requirements.lock", "skypilot", "environment.lock"),
-        ({"image": "a/b@sha256:cc"}, "local", "environment.image"),
     ],
 )
 def test_a_backend_refuses_what_its_nodes_cannot_build(environment: object, cluster: str, key: str) -> None:
@@ -137,6 +136,14 @@ def test_the_image_becomes_that_of_the_cluster(engine: str) -> None:
         "skypilot": (cluster.skypilot.image or "").removeprefix("docker:"),
     }
     assert images[engine] == "a.io/b@sha256:cc"
+
+
+def test_a_program_of_trainworks_itself_keeps_the_image_of_a_cluster_and_no_other_packages() -> None:
+    text = "run: 'true'\nname: x\nenvironment: {image: a/b}\ncluster: {engine: kubernetes}\n"
+    own = without_packages(parse_run_file(text, name="run.yaml")[0])
+    assert (own.environment, own.cluster.kubernetes.image) == (None, "a/b")
+    locked = without_packages(parse_run_file("run: 'true'\nenvironment: a.lock\n", name="run.yaml")[0])
+    assert (locked.environment, locked.cluster.local.container) == (None, None)
 
 
 def test_two_images_are_refused() -> None:

@@ -18,7 +18,7 @@ from tests.metadata_service import metadata_service
 from tests.worker.object_store import s3_server
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
-from trainworks.record.memory_checkpoints import memory_folder
+from trainworks.recover.memory_checkpoints import memory_folder
 from trainworks.recover.restarts import restarts_used
 
 pytestmark = pytest.mark.slow
@@ -111,17 +111,17 @@ def test_a_killed_rank_or_agent_repeats_few_steps_with_checkpoints_in_memory(pro
     program.assert_nothing_left()
 
 
-def test_a_run_on_a_node_that_aws_takes_back_saves_and_goes_on_elsewhere(program, write_run_file, uninterrupted):
+def test_a_run_on_a_node_that_its_cloud_takes_back_saves_and_goes_on_elsewhere(program, write_run_file, uninterrupted):
     with metadata_service() as service:
-        program.env["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = service.address
-        changes = TWO_NODES | {"recover__notices": "aws", "checkpoint__every": f"{STEPS} steps"}
+        program.env["GCE_METADATA_HOST"] = service.address.removeprefix("http://")
+        changes = TWO_NODES | {"recover__notices": "gcp", "checkpoint__every": f"{STEPS} steps"}
         running = program.start("run", write_run_file(program.folder, **changes))
         program.wait_for_step(20)
-        service.reclaim(120.0)
+        service.change("preempted", "TRUE")
         code, _, stderr = finished(running)
     status = program.run_dir.read_status()
     assert (code, status.state, status.cause) == (75, "FAILED", "node_reclaimed"), stderr
-    assert "AWS: spot interruption (terminate) of node" in stderr
+    assert "gcp: preemption of node" in stderr
     program.assert_nothing_left()
     (saved,) = (manifest.step for manifest, _ in complete_checkpoints(program.run_dir))
     assert program.run("resume")[0] == 0

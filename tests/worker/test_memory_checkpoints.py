@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from tests.worker.test_damaged_checkpoints import LAST, NEWER, OLDER, Training, flip_middle
 from trainworks.files import take_lock
-from trainworks.record import memory_checkpoints
 from trainworks.record.events import read_events
 from trainworks.record.manifest import MANIFEST
-from trainworks.record.memory_checkpoints import forget_memory, make_memory_folder, memory_folder
 from trainworks.record.run_dir import RunDir
+from trainworks.recover import memory_checkpoints
+from trainworks.recover.memory_checkpoints import forget_memory, make_memory_folder, memory_folder
 from trainworks.worker.checkpoint.memory import MemoryTier
 from trainworks.worker.checkpoint.shards import ShardWriter
 

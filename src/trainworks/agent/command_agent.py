@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from trainworks.agent.environments.build import BuiltEnvironment, build
+from trainworks.agent.environments.containers import ContainerRuntime, mark
 from trainworks.agent.environments.start import note_failure, record_environment
 from trainworks.agent.launch import run_mark
 from trainworks.errors import TrainworksError
@@ -44,6 +45,7 @@ class _CommandNode:
         self._rendezvous = rendezvous
         self._stopping = False
         self._environment: BuiltEnvironment | None = None
+        self._container = _container_of(run_dir, resolved)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler."""
@@ -60,7 +62,14 @@ class _CommandNode:
         )
 
     def run(self) -> int:
-        """Set up, start all ranks, wait; returns the first bad exit code, or 0."""
+        """Set up, start all ranks, wait; returns the first bad exit code, or 0. No container is left behind."""
+        try:
+            return self._run()
+        finally:
+            if self._container is not None:
+                self._container.remove(self._container_names())
+
+    def _run(self) -> int:
         if (code := self._build_environment() or self._set_up()) != 0:
             return code
         if self._node == 0:
@@ -89,9 +98,12 @@ class _CommandNode:
     def _build_environment(self) -> int:
         """Build the packages of the ranks on this node; returns 0, or the exit code of a failure."""
         wanted = self._resolved.environment
-        if wanted is None or wanted.kind == "image":
-            return 0
         try:
+            if self._container is not None:
+                record_environment(self._run_dir, self._node, self._container.facts(wanted))
+                return 0
+            if wanted is None or wanted.kind == "image":
+                return 0
             self._environment = build(wanted, trains=False, stopping=lambda: self._stopping)
         except TrainworksError as error:
             if self._stopping:
@@ -121,14 +133,23 @@ class _CommandNode:
         run_file = self._resolved.run_file
         command = list(self._resolved.command) if self._resolved.command else self._shell(run_file.run or "")
         self._run_dir.note_rank_start(self._rank(local_rank))
-        log = self._run_dir.rank_log(self._rank(local_rank))
+        log, env = self._run_dir.rank_log(self._rank(local_rank)), self._env(local_rank)
+        if self._container is not None:
+            env = mark(env)
+            command = self._container.command(command, self._container_names()[local_rank], env, self._folder())
         try:
-            return process.spawn(command, log=log, env=self._env(local_rank), folder=self._folder())
+            return process.spawn(command, log=log, env=env, folder=self._folder())
         except OSError as error:
             message = f"cannot start `{command[0]}`: {error.strerror}"
             self._note("launch_failed", self._rank(local_rank), 127, message)
             process.end_descendants(_GRACE_S)
             sys.exit(127)
+
+    def _container_names(self) -> list[str]:
+        """Names of the containers of this node, one for each rank; another attempt has others."""
+        ranks = range(self._resolved.processes.starts_on(self._node))
+        mark = f"{self._run_dir.run_id}-{os.getpid()}"
+        return [f"trainworks-{mark}-rank-{self._rank(local_rank)}" for local_rank in ranks]
 
     def _rank(self, local_rank: int) -> int:
         return self._node * self._resolved.processes.processes_per_node + local_rank
@@ -179,6 +200,15 @@ class _CommandNode:
             signal=signal.Signals(-code).name if code < 0 else None,
             message=message,
         )
+
+
+def _container_of(run_dir: RunDir, resolved: ResolvedRun) -> ContainerRuntime | None:
+    """How to start containers on this machine; None for ranks outside of them, and on clusters."""
+    options = resolved.run_file.cluster.local.container
+    if options is None or resolved.run_file.cluster.engine != "local":
+        return None
+    folders = (run_dir.path.resolve(), Path(resolved.working_folder))
+    return ContainerRuntime(options, folders, on_accelerators=resolved.processes.device == "cuda")
 
 
 def _tail(log: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from trainworks.agent import command_agent
+from trainworks.agent.environments.containers import end_containers
 from trainworks.agent.environments.start import agent_module
 from trainworks.agent.launch import run_mark, take_environment
 from trainworks.files import write_atomic
@@ -200,6 +201,11 @@ class Nodes(abc.ABC):
         """Exit codes of all agents that have ended, in order of the nodes."""
         return [code for agent in self._agents.values() if (code := agent.exit_code()) is not None]
 
+    def end_containers(self) -> None:
+        """End what is left in containers of ended agents, on this machine."""
+        if self._resolved.run_file.cluster.local.container is not None and self._hosts.are_here:
+            end_containers(run_mark(self._run_dir))
+
     def kill_all(self) -> None:
         """End all agents and all that they started, at once."""
         process.end_descendants(0)
@@ -285,6 +291,7 @@ class CommandNodes(Nodes):
     def restart(self, node: int) -> None:
         """End all nodes and start them all again, at other ports."""
         process.end_descendants(5.0)
+        self.end_containers()
         self._attempt += 1
         self._ports = self._free_ports()
         self.start_all()

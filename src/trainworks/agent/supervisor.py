@@ -29,11 +29,11 @@ from trainworks.host.prefork import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
-from trainworks.record.memory_checkpoints import forget_memory
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure, is_consequence
+from trainworks.recover.memory_checkpoints import forget_memory
 from trainworks.recover.notices import answer_notice
 
 _POLL_S = 0.05
@@ -110,6 +110,7 @@ class Supervisor:
             self._nodes.wait(_POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
+        self._nodes.end_containers()
         self._follow_events()
         forget_memory(self._run_dir)
         return self._conclude(codes)

@@ -82,6 +82,7 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
             "`source` is missing",
             "set `data.source`: python-stdlib, a file, a folder or a glob",
         )
+    problem = problem or _no_container(run_file)
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
@@ -110,6 +111,30 @@ def _other_software(key: str, text: str, hint: str, source: Source | None) -> Us
     place = source.place(("software", key)) if source else None
     hint = f"{hint}, or plan for a described cluster: `trainworks plan --on`"
     return UsageError(f"`software.{key}` {text}", place=place, hint=hint)
+
+
+def _no_container(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
+    """Field, reason and hint of a run that cannot start in a container on this machine; None for any other."""
+    container, environment = run_file.cluster.local.container, run_file.environment
+    if container is None or run_file.cluster.engine != "local":
+        return None
+    has_file = environment is not None and environment.file is not None
+    reasons = [
+        (container.image is None, "the container has no image", "set `environment: {image: ...}`"),
+        (
+            run_file.workload is not None,
+            "a workload trains outside of containers on this machine",
+            "use a lock file, or start your program as a command",
+        ),
+        (has_file, "a container has its own packages, and `environment` names others", "keep one of the two"),
+        (
+            run_file.setup is not None,
+            "`setup` would run in a container that ends before `run`",
+            "put it into the image, or into `run`",
+        ),
+    ]
+    texts = next((texts for holds, *texts in reasons if holds), None)
+    return None if texts is None else (("cluster", "local", "container"), texts[0], texts[1])
 
 
 def _word_of_slurm(script: str) -> str | None:

@@ -134,6 +134,26 @@ class Container(Spec):
     """More options of the runtime, passed on unchanged: `--container-writable`."""
 
 
+class LocalContainer(Spec):
+    """Container of every rank of a command on this machine, in the network and process namespaces of the machine."""
+
+    image: Image | None = None
+    """Image by its name, best with its digest; `environment.image` is the same."""
+    runtime: Literal["podman", "docker"] = "podman"
+    mounts: tuple[Place, ...] = ()
+    """`FROM:TO` or one path for both, in addition to the folders of the run."""
+    options: tuple[Annotated[str, AfterValidator(_one_option)], ...] = ()
+    """More options of `podman run` or `docker run`, passed on unchanged: `--ulimit=memlock=-1`."""
+    runtime_options: tuple[Annotated[str, AfterValidator(_one_option)], ...] = ()
+    """Options of the program itself, before `run`: `--cgroup-manager=cgroupfs`."""
+
+
+class Local(Spec):
+    """This machine."""
+
+    container: LocalContainer | None = None
+
+
 class Slurm(Spec):
     """A Slurm cluster, through its command line."""
 

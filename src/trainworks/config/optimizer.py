@@ -13,9 +13,11 @@ _DECAY_SHARE = 0.2
 
 
 class Optimizer(Spec):
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon", "lion", "sgd"] = "adamw"
+    """`muon` updates hidden matrices, which must be whole (replicas, pipelines), and AdamW the rest. `lion` needs a
+    third to a tenth of AdamW's rate. `sgd` has a momentum of the first of `betas`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8

@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
-from trainworks.config.checkpoint_copies import CheckpointCopies
+from trainworks.config.checkpointing.copies import CheckpointCopies
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
-from trainworks.config.engines import Engine, JobOptions, Kubernetes, SkyPilot, Slurm
+from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm
 from trainworks.config.environment import RunEnvironment, environment_from_text
 from trainworks.config.finetune import Adapter
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
@@ -190,6 +190,8 @@ class Cluster(Spec):
     """Ranks per node; `auto` is one per accelerator, or one on a machine without accelerators."""
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of the rendezvous; 0 selects a free one."""
+    local: Local = Local()
+    """Options of `engine: local`."""
     slurm: Slurm = Slurm()
     """Options of `engine: slurm`."""
     kubernetes: Kubernetes = Kubernetes()

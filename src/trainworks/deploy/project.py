@@ -175,7 +175,8 @@ def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
     inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
     return {
         "fabric_link": fabric.link,
-        "fabric_packages": ["doca-ofed"] if fabric.driver == "doca-ofed" else inbox,
+        # that release alone: the repository of a newer one would replace the modules under running jobs
+        "fabric_packages": [f"doca-ofed{'=' if apt else '-'}{fabric.doca}*"] if fabric.doca else inbox,
         "fabric_kernel": fabric.kernel or "",
         "fabric_rails": len(fabric.interfaces),
         "fabric_managers": list(fabric.subnet_managers),

@@ -13,7 +13,10 @@ from trainworks.deploy.slurm_conf import nodes_under_one_leaf
 
 REASON = "trainworks deploy"
 """Reason of a drain; an apply that was interrupted finds its nodes again by it."""
-HEALTH = "if command -v trainworks > /dev/null; then trainworks health --as prolog; else /etc/slurm/prolog.sh; fi 2>&1"
+HEALTH = (
+    "{ if command -v trainworks > /dev/null; then trainworks health --as prolog; else /etc/slurm/prolog.sh; fi; } 2>&1 "
+    "| sed 's/^print //'; (exit ${PIPESTATUS[0]})"
+)
 """Checks a node, and prints a line for each failure: with Trainworks where it is installed, else with the prolog."""
 _STATES = "sinfo --noheader --Node --format='%N|%T|%E'"
 _ENDED = ("drained", "draining", "down")

@@ -31,6 +31,12 @@ change() {
     [ "$check" = --check ] || sacctmgr --immediate "$@" > /dev/null
 }
 
+# slurmctld registers its cluster a moment after it starts, and an account belongs to one
+for _ in {1..30}; do
+    [ -z "$(fields cluster where cluster=@name@ format=Cluster)" ] || break
+    sleep 1
+done
+
 # what is there, what is wanted, and the command for it; field by field, since Slurm refuses to set what is set
 ensure() {
     # shellcheck disable=SC2086  # words of this file

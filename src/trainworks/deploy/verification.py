@@ -116,14 +116,13 @@ def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> Clus
     Args:
         stack: what they are to run.
         slurm_conf: text of the rendered slurm.conf.
-        answers: of each host.
+        answers: of each host that was asked.
     """
     facts = {host: facts_of(answer.output) for host, answer in answers.items()}
     usual = Counter(each["key"][""] for each in facts.values() if each.get("key", {}).get("")).most_common(1)
     expected = _Expected(stack, usual[0][0] if usual else "", hashlib.sha256(slurm_conf.encode()).hexdigest()[:12])
     verdicts: list[NodeVerdict] = []
-    for host in _hosts(stack):
-        answer = answers.get(host, Answer(None, "not asked"))
+    for host, answer in answers.items():
         if answer.exit_code is None or not facts[host]:
             verdicts.append(NodeVerdict(host, "reached", "fail", " ".join(answer.output.split()), "an answer over ssh"))
             continue

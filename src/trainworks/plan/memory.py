@@ -282,7 +282,7 @@ def _states(
         return per_parameter * (dense + parameters.experts / np.where(shared, expert_shards, 1.0))
 
     if element_bytes(precision) == 4:
-        weights, gradients, optimizer = of(4.0, 3), of(4.0, 2), of(8.0, 1)
+        weights, gradients, optimizer = of(4.0, 3), of(4.0, 2), of(min(8.0, software.optimizer_bytes), 1)
     else:
         copy = 4.0 if software.optimizer_bytes >= 12 else 0.0
         cut = copy * (layouts.zero >= (1 if software.native else 3))

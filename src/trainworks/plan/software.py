@@ -155,7 +155,9 @@ _TORCH = Software(
 _OTHER = Software(attention="flash-2", tensor_overlap=False, framework="other")
 
 
-def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0) -> Software:
+def worker_software(
+    device: str, *, compiled: bool = False, dropout: float = 0.0, moment_bytes: float = 8.0
+) -> Software:
     """Trainworks' own worker: PyTorch with DDP or FSDP2, and output and loss computed together, in pieces.
 
     Args:
@@ -163,6 +165,7 @@ def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0
             attention with dropout is not fused; or `cuda`.
         compiled: whether `torch.compile` fuses the blocks.
         dropout: share of the values that the model drops.
+        moment_bytes: of the optimizer per parameter; 8 of AdamW.
     """
     on_cpu = device == "cpu"
     return Software(
@@ -173,7 +176,7 @@ def worker_software(device: str, *, compiled: bool = False, dropout: float = 0.0
         native=True,
         autocast=True,
         weight_bytes=4,
-        optimizer_bytes=8.0,
+        optimizer_bytes=moment_bytes,
         norm_bytes=8 if on_cpu and not compiled else 0,
         loss_chunk_bytes=32 << 20,
         selective="products",

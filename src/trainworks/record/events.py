@@ -33,6 +33,7 @@ EventKind = Literal[
     "restart_refused",  # node, rank, cause, rendezvous, message: reason why this failure is final
     "checkpoint",  # attempt, step, stall_s, write_s, bytes: the manifest is written
     "checkpoint_damaged",  # step, folder, file, problem, fallback_step: complete before, skipped by a resume
+    "checkpoint_interval",  # before_s, after_s, stall_s, write_s, mttf_s: `auto`, corrected by what saves cost
     "checkpoint_failed",  # step, message
     "memory_checkpoints_ended",  # step, message: one could not be written, and there will be no more
     "checkpoint_restored",  # step, place: a resume found it there, and none as new in the run

@@ -207,6 +207,8 @@ class Plan(Spec):
     checkpoint_bytes: int
     checkpoint_every_steps: int | None
     checkpoint_every_s: float | None
+    mttf_s: float | None = None
+    """Mean time between failures of the job's nodes; None in records of older versions."""
     log_every_steps: int
     evaluation: PlannedEvaluation | None = None
     """None for a run that does not evaluate."""

@@ -15,6 +15,7 @@ from trainworks.errors import DivergedError, EnvironmentProblem
 from trainworks.record.evaluations import EvaluatedStep, standing
 from trainworks.record.resolved import Plan
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.interval import MeasuredInterval
 from trainworks.worker.data.reader import BatchReader, on_device
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.evaluation import Evaluator
@@ -55,6 +56,8 @@ class Trainer:
     profiler: StepProfiler
     stop: StopRequest
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    interval: MeasuredInterval | None = None
+    """Time between checkpoints, on rank 0; None on other ranks, and where steps count."""
     evaluator: Evaluator | None = None
     """None for a run that does not evaluate."""
     evaluations: list[EvaluatedStep] = field(default_factory=list)
@@ -194,10 +197,8 @@ class Trainer:
 
     def _flush(self, step: int) -> Agreement:
         self.heartbeat.mark(Phase.COMMUNICATION, step)
-        every_s = self.plan.checkpoint_every_s
-        due = self.stop.take_save_request() or (
-            every_s is not None and time.monotonic() - self._last_save_at >= every_s
-        )
+        waited_s = time.monotonic() - self._last_save_at
+        due = self.stop.take_save_request() or (self.interval is not None and waited_s >= self.interval.seconds)
         failed = self.checkpointer.failure is not None
         try:
             saving = self.checkpointer.is_saving or self.checkpointer.memory.problem is not None

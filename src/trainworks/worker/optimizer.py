@@ -1,4 +1,4 @@
-"""AdamW, its learning rate as a function of the step, gradient clipping and loss scaling."""
+"""The optimizer of a run, its learning rate as a function of the step, gradient clipping and loss scaling."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from trainworks.config.run_file import Guard
 from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.optimizers.lion import Lion
+from trainworks.worker.optimizers.muon import MuonWithAdamW
 from trainworks.worker.parallel.build import tied_embedding
 
 
@@ -88,15 +90,42 @@ class StepOptimizer:
         self.parameters = [_Parameter(name, parameter) for name, parameter in named_parameters(parts)]
         self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
         local = [each.local for each in self.parameters]
-        self.adamw = build(local) if build else _adamw(local, settings)
-        """AdamW, or the optimizer of a module."""
+        self.adamw = build(local) if build else self._of_run_file(settings)
+        """AdamW, another one of the run file, or the optimizer of a module."""
         self._unchecked = build is not None
         self._peaks = [float(group["lr"]) / settings.lr for group in self.adamw.param_groups]
         self.loss_scale = LossScale(device, enabled=precision == "fp16")
-        self.masks_on_device = device.type != "cpu" and build is None
+        self.masks_on_device = device.type != "cpu" and build is None and settings.name == "adamw"
         self.judge = StepJudge(guard, device)
         self.verdict = torch.zeros((), device=device)
         """Verdict of StepJudge on the last step."""
+
+    def _of_run_file(self, settings: Optimizer) -> torch.optim.Optimizer | MuonWithAdamW:
+        local = [each.local for each in self.parameters]
+        if settings.name == "muon":
+            self._check_whole()
+            return MuonWithAdamW([(each.name, each.local) for each in self.parameters], settings)
+        if settings.name == "lion":
+            groups = _parameter_groups(local, settings.weight_decay)
+            return Lion(groups, lr=settings.lr, betas=settings.betas)
+        if settings.name == "sgd":
+            groups = _parameter_groups(local, settings.weight_decay)
+            return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], foreach=True)
+        return _adamw(local, settings)
+
+    def _check_whole(self) -> None:
+        """Refuse Muon where this rank has parts of matrices.
+
+        Raises:
+            LayoutError: there is one.
+        """
+        part = next((each.name for each in self.parameters if each.is_sharded), None)
+        if part is not None:
+            raise LayoutError(
+                f"`optimizer.name: muon` orthogonalises whole matrices, and this rank has a part of `{part}`",
+                field="dp_shard",
+                hint="train it with replicas (`dp_replicate`) or pipelines, or take another optimizer",
+            )
 
     @property
     def lr(self) -> float:
@@ -128,7 +157,7 @@ class StepOptimizer:
     def _update(self) -> None:
         """The fused kernel reads `found_inf` on the device, as it does for GradScaler; a CPU's values are at hand."""
         if self.masks_on_device:
-            self.adamw.found_inf = (self.verdict != 0).float()  # type: ignore[attr-defined]
+            self.adamw.found_inf = (self.verdict != 0).float()  # type: ignore[union-attr]
             self.adamw.step()
         elif self.verdict.item() == 0:
             self.adamw.step()

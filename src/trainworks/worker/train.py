@@ -27,6 +27,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.interval import measured_interval
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
@@ -252,6 +253,7 @@ def _build(
         build=opened.build_optimizer,
     )
     rank.state.optimizer = optimizer
+    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset)
     return Trainer(
         plan=plan,
         seed=workload.seed,
@@ -263,7 +265,8 @@ def _build(
         read_from=_reading(dataset, workload, plan, mesh, rank.device),
         timeline=timeline,
         telemetry=_telemetry(plan, rank, attempt, loss_scaling=optimizer.loss_scale.enabled),
-        checkpointer=_checkpointer(resolved, plan, rank, attempt, dataset),
+        checkpointer=checkpointer,
+        interval=measured_interval(resolved, plan, rank.run_dir, checkpointer) if rank.rank == 0 else None,
         fault_policy=fault_policy,
         profiler=StepProfiler(
             rank.run_dir, device=rank.device, num_steps=plan.num_steps, from_run_file=resolved.run_file.profile

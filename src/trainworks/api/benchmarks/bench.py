@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from trainworks.api.benchmarks.verdicts import learn_from
+from trainworks.api.environments.files import without_packages
 from trainworks.api.inputs import argument, load_run
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
@@ -188,7 +189,7 @@ def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: 
     if request.prints_record:  # an image has a Python of its own
         command[0] = "python"
     own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
-    job = run_file.model_copy(update={**own, "workload": None, "layout": None})
+    job = without_packages(run_file).model_copy(update={**own, "workload": None, "layout": None})
     return RunRequest(job.with_ranks(nodes, 1), command=command)
 
 

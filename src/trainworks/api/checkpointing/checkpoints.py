@@ -22,7 +22,7 @@ from trainworks.api.checkpointing.copies import (
 from trainworks.api.checkpointing.files import copy_files
 from trainworks.api.checkpointing.places import place_of
 from trainworks.api.run_handle import Run, as_run
-from trainworks.config.checkpoint_copies import CheckpointCopy
+from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in
 from trainworks.record.evaluations import best_evaluation

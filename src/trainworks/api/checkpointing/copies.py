@@ -15,7 +15,7 @@ from typing import Any
 from trainworks.api.checkpointing.files import copy_files, first_damage
 from trainworks.api.checkpointing.places import CheckpointPlace, FolderPlace, place_of
 from trainworks.api.checkpointing.s3 import S3Place
-from trainworks.config.checkpoint_copies import CheckpointCopy
+from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.record.events import append_event
 from trainworks.record.manifest import Manifest, complete_checkpoints
@@ -115,7 +115,7 @@ def bring_back(place: CheckpointPlace, run_dir: RunDir, step: int | None = None)
     """Bring a copy back to its run, the newest when no step is given.
 
     Raises:
-        UsageError: there is no such copy.
+        UsageError: the place lacks that copy.
         EnvironmentProblem: it is damaged, or the place cannot be read.
     """
     there = place.manifests()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from trainworks.api.checkpointing.files import copy_files
 from trainworks.api.checkpointing.s3 import S3Place
-from trainworks.config.checkpoint_copies import CheckpointCopy
+from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.record.manifest import MANIFEST, Manifest, delete_checkpoint, read_manifest
 from trainworks.record.run_dir import checkpoint_name
 

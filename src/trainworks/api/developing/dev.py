@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from trainworks.agent.development.ssh import KEYS_VARIABLE
 from trainworks.api.developing.access import DevAccess, access_of
+from trainworks.api.environments.files import without_packages
 from trainworks.api.notices import Notify, warn
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import RunRequest
@@ -72,7 +73,7 @@ def prepare_dev(
     content["job"] = _job(content.get("job", {"grace": _GRACE}), time_limit, idle)
     if kind == "ssh":
         content["envs"] = content.get("envs", {}) | {KEYS_VARIABLE: "\n".join(keys)}
-    wanted = _validated(content)
+    wanted = without_packages(_validated(content))
     _refuse_without_trainworks(wanted.cluster)
     request = RunRequest(wanted, command=[*_python(wanted.cluster), "-P", "-m", _NODE, kind])
     prepared = prepare(request, folder=Path(folder or wanted.checkpoint.to), queued=True)

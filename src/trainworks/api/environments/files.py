@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from packaging.markers import default_environment
 
-from trainworks.config.engines import Container, Kubernetes, SkyPilot, Slurm
+from trainworks.config.engines import Container, Kubernetes, Local, LocalContainer, SkyPilot, Slurm
 from trainworks.config.environment import RunEnvironment
 from trainworks.config.load import Source, read_text
 from trainworks.config.run_file import RunFile
@@ -37,20 +37,37 @@ def with_image(run_file: RunFile, engine: str | None = None) -> RunFile:
     image = run_file.environment.image if run_file.environment else None
     cluster = run_file.cluster
     engine = engine or cluster.engine
-    if image is None or engine not in ("slurm", "kubernetes", "skypilot"):
+    if image is None or engine not in ("local", "slurm", "kubernetes", "skypilot"):
         return run_file
-    container = cluster.slurm.container or Container()
-    written = {"slurm": container.image, "kubernetes": cluster.kubernetes.image, "skypilot": cluster.skypilot.image}
-    key = "slurm.container.image" if engine == "slurm" else f"{engine}.image"
+    local, slurm = cluster.local.container or LocalContainer(), cluster.slurm.container or Container()
+    written = {
+        "local": local.image,
+        "slurm": slurm.image,
+        "kubernetes": cluster.kubernetes.image,
+        "skypilot": cluster.skypilot.image,
+    }
+    key = f"{engine}.container.image" if engine in ("local", "slurm") else f"{engine}.image"
     other, placed = written[engine], f"docker:{image}" if engine == "skypilot" else image
     if other not in (None, placed):
         raise UsageError(
             f"`environment.image` is `{image}`, and `cluster.{key}` is `{other}`", hint="keep one of the two"
         )
-    options: Slurm | Kubernetes | SkyPilot = getattr(cluster, engine)
-    update = {"container": container.model_copy(update={"image": placed})} if key.count(".") > 1 else {"image": placed}
+    options: Local | Slurm | Kubernetes | SkyPilot = getattr(cluster, engine)
+    update: dict[str, object] = {"image": placed}
+    if engine in ("local", "slurm"):
+        update = {"container": (local if engine == "local" else slurm).model_copy(update=update)}
     changed = cluster.model_copy(update={engine: options.model_copy(update=update)})
     return run_file.model_copy(update={"cluster": changed})
+
+
+def without_packages(run_file: RunFile) -> RunFile:
+    """The run file for a program of Trainworks itself, such as a benchmark, which needs Trainworks' own packages.
+
+    The image of a cluster stays: it has Trainworks. A lock file, a conda file and a container on this machine do not.
+    """
+    placed = with_image(run_file)
+    cluster = placed.cluster.model_copy(update={"local": Local()})
+    return placed.model_copy(update={"cluster": cluster, "environment": None})
 
 
 def read_environment(run_file: RunFile, source: Source | None) -> ResolvedEnvironment | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from trainworks.agent.launch import make_ready, take_run
-from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.local.machine import held_text
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
@@ -55,7 +55,6 @@ class AttachedBackend(Backend):
     """
 
     name: ClassVar[str] = "local"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"environment.image"})
 
     def __init__(self, resolved: ResolvedRun, *, lock: int | None = None, clock: Clock | None = None) -> None:
         self._resolved = resolved

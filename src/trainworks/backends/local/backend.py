@@ -41,7 +41,7 @@ class LocalBackend(Backend):
     """Runs jobs of this user on this machine, as many at a time as it has room for."""
 
     name: ClassVar[str] = "local"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"environment.image"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset()
 
     def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
         if store is None:

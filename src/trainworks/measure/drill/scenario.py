@@ -81,7 +81,7 @@ class FaultScenario:
     def outcomes(self, undisturbed: dict[int, float]) -> list[FaultOutcome]:
         """What became of every fault."""
         events, rows = self.run.events(), self.run.rows()
-        ends = [each.at for each in self.injections[1:]] + [self.run.clock.now()]
+        ends = [*(each.at for each in self.injections[1:]), self.run.clock.now()][: len(self.injections)]
         found = [
             outcome(each, until, events, rows, undisturbed, self.run.resumed_at)
             for each, until in zip(self.injections, ends, strict=True)

@@ -67,6 +67,7 @@ def run_memories(
     baseline_bytes: int,
     device: str = "cpu",
     dropout: float = 0.0,
+    moment_bytes: float = 8.0,
     autocast: bool = True,
 ) -> RunMemories:
     """Peak of the fullest rank of every layout.
@@ -74,17 +75,17 @@ def run_memories(
     The terms of `plan.memory`, and
 
         allocator    on an accelerator its fragmentation, on a CPU `_idle_heap_bytes`
-        checkpoint   12 N / s: the copy written while training continues, on a CPU
+        checkpoint   12 N / s with AdamW: the copy written while training continues, on a CPU
 
     On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
     """
-    software = replace(worker_software(device, dropout=dropout), autocast=autocast)
+    software = replace(worker_software(device, dropout=dropout, moment_bytes=moment_bytes), autocast=autocast)
     layouts = held_as(shape, layouts, precision, device)
     memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     if device == "cpu":
         rank = _largest_rank(shape, layouts)
         idle = _idle_heap_bytes(shape, layouts, rank, memories, sequence_length, precision, software)
-        copy = 12.0 * rank.sharded
+        copy = (4.0 + moment_bytes) * rank.sharded
     else:
         idle = memories.reserved_bytes() - memories.allocated_bytes
         copy = np.zeros(len(layouts))
@@ -115,9 +116,9 @@ def predict_memory(
     ).terms()
 
 
-def checkpoint_bytes(num_trained: int) -> int:
-    """One checkpoint of all ranks: trained weights and AdamW's two moments, 12 bytes of each."""
-    return 12 * num_trained
+def checkpoint_bytes(num_trained: int, moment_bytes: float = 8.0) -> int:
+    """One checkpoint of all ranks: trained weights and optimizer state, 12 bytes of each with AdamW's two moments."""
+    return round((4 + moment_bytes) * num_trained)
 
 
 def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:

@@ -75,10 +75,10 @@ def check_own_optimizer(workload: Workload, trial: Trial) -> None:
     Raises:
         UsageError: the run file configures an optimizer.
     """
-    written = [name for name in ("betas", "eps", "weight_decay") if name in workload.optimizer.model_fields_set]
+    written = [name for name in ("name", "betas", "eps", "weight_decay") if name in workload.optimizer.model_fields_set]
     if trial.own_optimizer and written:
         raise UsageError(
-            f"`optimizer.{written[0]}` is for AdamW, and the module builds its own optimizer",
+            f"`optimizer.{written[0]}` is for an optimizer of the run file, and the module builds its own optimizer",
             hint="write it into `build_optimizer`; schedule, warm-up and clipping stay in the run file",
         )
 
@@ -97,10 +97,11 @@ def make_measured_plan(
     assert workload is not None
     step_s = trial.step_time.total_s
     save_s = _SAVE_FIXED_S + trial.checkpoint_bytes / processes.world_size / _SAVE_BYTES_PER_S
+    node_mttf_s = usual_node_mttf(accelerator, run_file.recover.node_mttf).value
     every_steps, every_s = checkpoint_interval(
         run_file.checkpoint.every,
         stall_s=save_s,
-        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
+        node_mttf_s=node_mttf_s,
         num_nodes=processes.nodes,
         write_s=usual_write_s(trial.checkpoint_bytes, processes.nodes),
         step_s=step_s,
@@ -126,6 +127,7 @@ def make_measured_plan(
         checkpoint_bytes=trial.checkpoint_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
+        mttf_s=node_mttf_s / processes.nodes,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_s))),
         evaluation=evaluation,
         run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,

@@ -14,8 +14,9 @@ from trainworks.plan.run.adapters import adapted_flops_per_token
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.run.memory import checkpoint_bytes
+from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_flops
 from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms
-from trainworks.plan.uncertainty import CALIBRATED_PRIOR, Belief, expected_step
+from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Plan, PlannedLayout, Processes
@@ -63,13 +64,19 @@ def make_plan(
     if layout.dp_replicate == layout.world_size:
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
     layouts = layouts_of([layout])
+    fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
+    flops = 0.0 if workload.adapter else orthogonalisation_flops(workload.optimizer, shape) / layout.pp
     step_time = step_time_terms(job.step_times(layouts))
-    saved_bytes = checkpoint_bytes(job.num_trained)
+    step_time = step_time.model_copy(update={"optimizer_s": step_time.optimizer_s + flops / fastest})
+    parts_s = parts_of_step(job, layout)
+    parts_s[RATES.index("products")] += flops / fastest
+    saved_bytes = checkpoint_bytes(job.num_trained, moment_bytes(workload.optimizer, shape))
     save_s = _SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s
+    node_mttf_s = usual_node_mttf(accelerator, run_file.recover.node_mttf).value
     every_steps, every_s = checkpoint_interval(
         run_file.checkpoint.every,
         stall_s=save_s,
-        node_mttf_s=usual_node_mttf(accelerator, run_file.recover.node_mttf).value,
+        node_mttf_s=node_mttf_s,
         num_nodes=processes.nodes,
         write_s=usual_write_s(saved_bytes, processes.nodes),
         step_s=step_time.total_s,
@@ -78,7 +85,6 @@ def make_plan(
     evaluation = planned_evaluation(workload, step_time, num_steps=steps, held_out_samples=held_out_samples)
     train_s = steps * step_time.total_s
     others_s = evaluation.total_s if evaluation else 0.0
-    fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
     return Plan(
         model=shape,
         layout=layout,
@@ -89,12 +95,13 @@ def make_plan(
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         step_time=step_time,
-        expected=expected_step(parts_of_step(job, layout), Belief.of(CALIBRATED_PRIOR)),
+        expected=expected_step(parts_s, Belief.of(CALIBRATED_PRIOR)),
         memory=job.memories(layouts).terms(),
         compared=compared,
         checkpoint_bytes=saved_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
+        mttf_s=node_mttf_s / processes.nodes,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_time.total_s))),
         evaluation=evaluation,
         run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,

@@ -24,6 +24,7 @@ from trainworks.plan.run.adapters import (
 )
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.memory import RunMemories, held_as, run_memories
+from trainworks.plan.run.optimizer import moment_bytes
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import Software, worker_software
 from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
@@ -139,6 +140,7 @@ class RunJob(TrainingJob):
             baseline_bytes=self.baseline_bytes,
             device=self.device,
             dropout=self.workload.model.dropout,
+            moment_bytes=moment_bytes(self.workload.optimizer, self.shape),
             autocast=self.software.autocast,
         )
         adapter = self.workload.adapter

@@ -102,6 +102,21 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
     )
 
 
+def _optimizer(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
+    if workload.optimizer.name != "muon":
+        return
+    reason = "`optimizer.name: muon` orthogonalises whole matrices"
+    for axis in ("dp_shard", "tp", "cp"):
+        yield (
+            axis,
+            getattr(layouts, axis) > 1,
+            lambda one, axis=axis: (  # type: ignore[misc]
+                f"{reason}, and {axis} ({getattr(one, axis)}) cuts them",
+                "use `dp_replicate` or `pp`, or another optimizer",
+            ),
+        )
+
+
 def _tensor(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
     widths = {"heads": shape.heads}
     widths |= {} if shape.experts else {"columns of the MLP": shape.feed_forward}
@@ -251,4 +266,4 @@ def _adapters(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterat
         )
 
 
-_RULES = (_options, _tensor, _context, _pipeline, _experts, _adapters)
+_RULES = (_options, _optimizer, _tensor, _context, _pipeline, _experts, _adapters)

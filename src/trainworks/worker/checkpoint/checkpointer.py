@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,6 +98,8 @@ class Checkpointer:
         """Steps of them that no event names yet."""
         self.kept_step: int | None = None
         """Step whose checkpoint is not deleted for its age: the best evaluation."""
+        self.measured: Callable[[float, float], None] = lambda stall_s, write_s: None
+        """Takes the costs of each checkpoint on disk, on rank 0."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
 
@@ -198,15 +200,17 @@ class Checkpointer:
         if self.memory.holds(folder):
             self.memory.keep_only(manifest.step)
             return
+        write_s = time.perf_counter() - started
         append_event(
             self._run_dir.events_file,
             "checkpoint",
             attempt=manifest.attempt,
             step=manifest.step,
             stall_s=self._stall_s,
-            write_s=time.perf_counter() - started,
+            write_s=write_s,
             bytes=manifest.num_bytes,
         )
+        self.measured(self._stall_s, write_s)
         self._delete_old()
 
     def _delete_old(self) -> None:

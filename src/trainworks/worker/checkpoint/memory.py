@@ -7,8 +7,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainworks.record.manifest import MANIFEST, Damage, Manifest, check_manifest, delete_checkpoint
-from trainworks.record.memory_checkpoints import make_memory_folder
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.memory_checkpoints import make_memory_folder
 from trainworks.worker.checkpoint.checksums import first_of_any_rank
 
 Found = tuple[int, Path, Manifest | Damage]

@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from trainworks.config.quantities import FieldError
 from trainworks.config.spec import Spec
@@ -62,4 +62,10 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
 
 
-CheckpointCopies = Annotated[tuple[CheckpointCopy, ...], BeforeValidator(_as_list), Field(max_length=4)]
+_ONE = {"anyOf": [{"type": "string", "examples": ["/mnt/other", "s3://bucket/prefix"]}, {"type": "object"}]}
+CheckpointCopies = Annotated[
+    tuple[CheckpointCopy, ...],
+    BeforeValidator(_as_list),
+    Field(max_length=4),
+    WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE}]}),
+]

@@ -24,7 +24,7 @@ def memory_folder(run_dir: RunDir, root: Path = SHARED_MEMORY) -> Path:
 
 
 def make_memory_folder(run_dir: RunDir, root: Path = SHARED_MEMORY) -> Path | None:
-    """Make that folder, for this user alone; None where there is no shared memory, or another user made the folder."""
+    """Make that folder, for this user alone; None without shared memory, or if another user made the folder."""
     folder = memory_folder(run_dir, root)
     try:
         for each in (folder.parent, folder):
