@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from trainworks.catalog.lint import RULES, LintFinding, lint
 from trainworks.catalog.rows import Kind
 
 SHIPPED = load_catalog()
+DATA = Path(market_rules.__file__).parent / "data"
 
 
 def with_changed(kind: Kind, name: str, **fields: Any) -> Catalog:
@@ -203,3 +207,9 @@ def test_a_kernel_that_loses_with_length_is_caught() -> None:
     assert "kernel-gains-with-length" in new_findings(
         with_changed("kernels", "flash-3, heads of 128, H100", forward_flops_per_s=swapped)
     )
+
+
+@pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_row_is_written_once(file: Path) -> None:
+    keys = re.findall(r"^([^\s#][^:]*):", file.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [key for key, times in Counter(keys).items() if times > 1] == []

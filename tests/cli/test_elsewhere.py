@@ -31,6 +31,9 @@ class FarBackend(SmallBackend):
             for line in run_dir.rank_log(rank).read_text().splitlines():
                 yield line if node is not None else f"[{rank}] {line}"
 
+    def last_output(self, handle: str) -> Iterator[str]:
+        yield from self.output(handle)
+
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
@@ -81,6 +84,12 @@ def test_a_job_is_submitted_seen_and_read() -> None:
     assert (found["engine"], found["handle"], found["attempt"]) == ("small", "1", 1)
     assert call("logs", "job-1") == "[rank-0] rank 0 of 2\n[rank-1] rank 1 of 2\n"
     assert "small1,small2" in call("describe", "1")
+
+
+def test_what_the_nodes_printed_is_shown_when_they_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    call("run", written("echo bye", backend="kubernetes"))
+    monkeypatch.setattr(FarBackend, "output", lambda *_, **__: iter(()))
+    assert call("logs", "job-1") == "[0] bye\n[1] bye\n"
 
 
 def test_a_job_is_watched_to_its_end_from_here() -> None:

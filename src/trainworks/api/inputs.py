@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source, load_run_file
+from trainworks.config.load import Source
+from trainworks.config.manifests.load import load_run_description
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import ArgumentError, UsageError
@@ -44,7 +45,7 @@ def argument(name: str) -> Iterator[None]:
 
 
 def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
-    """Read a run file or a batch script; an object is returned as it is.
+    """Read a run file, a batch script or a manifest of Kubernetes; an object is returned as it is.
 
     Raises:
         UsageError: the file cannot be read.
@@ -54,7 +55,7 @@ def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
         return run, None
     path = Path(run)
     with explaining_names():
-        return load_batch_script(path) if is_batch_script(path) else load_run_file(path)
+        return load_batch_script(path) if is_batch_script(path) else load_run_description(path)
 
 
 def on_cluster(run_file: RunFile, on: str | None) -> RunFile:

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.asking import Silence
 from trainworks.backends.backend import Backend, NodeStatus
+from trainworks.backends.kept_output import with_kept_output
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, is_private
 from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job, local_backend
@@ -193,7 +194,9 @@ class Job:
         Raises:
             UsageError: the backend has not confirmed the job yet.
         """
-        return self.backend().output(self._handle(f"trainworks logs -f {self.run_id}"), node=node, follow=follow)
+        lines = self.backend().output(self._handle(f"trainworks logs -f {self.run_id}"), node=node, follow=follow)
+        is_whole = node is None and self.row.state.is_final
+        return with_kept_output(lines, RunDir(Path(self.row.run_dir))) if is_whole else lines
 
     def backend(self) -> Backend:
         """The backend that runs the job.

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainworks.api.environments.files import with_image
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source, load_run_file, name_from, parse_run_file
+from trainworks.config.load import Source, name_from
+from trainworks.config.manifests.load import load_run_description, parse_run_description
 from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
@@ -35,7 +36,7 @@ class RunRequest:
     notes: tuple[str, ...] = ()
     """Remarks on the run file, such as ignored options of a batch script."""
     unused: tuple[str, ...] = ()
-    """Keys that only have an effect on nodes of SkyPilot, where the run starts elsewhere."""
+    """Keys of a SkyPilot task or of a manifest of Kubernetes that have no effect where the run starts."""
     array: str | None = None
     """Indexes of a batch script with `--array`, whose jobs `array_members` makes."""
     at_once: int | None = None
@@ -53,7 +54,7 @@ def read_run_file(text: str) -> RunRequest:
         RunFileError: every problem in it, each with its line.
     """
     with explaining_names():
-        run_file, source = parse_run_file(text, name="run.yaml")
+        run_file, source = parse_run_description(text, name="run.yaml")
     return RunRequest(run_file, source, unused=tuple(source.unused))
 
 
@@ -63,7 +64,8 @@ def read_request(
     """Read and check the run that a target describes.
 
     Args:
-        target: a run file (`*.yaml`), a batch script (`*.sbatch`), a run file as an object, or a command.
+        target: a run file or a manifest of Kubernetes (`*.yaml`), a batch script (`*.sbatch`), a run file as an object,
+            or a command.
         nodes: number of nodes instead of the run file's.
         nproc: ranks per node instead of the run file's.
         name: name of the run instead of the run file's.
@@ -87,7 +89,7 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         with explaining_names():
-            run_file, source = load_run_file(Path(words[0]))
+            run_file, source = load_run_description(Path(words[0]))
         return RunRequest(run_file, source, unused=tuple(source.unused))
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))

@@ -26,6 +26,7 @@ from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
 from trainworks.config.load import Source
+from trainworks.config.manifests.reading import ManifestSource
 from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import write_atomic
@@ -133,8 +134,9 @@ class PreparedRun:
         }
         resolved = self.resolved.model_copy(update=update)
         try:
-            if self.request.source is not None and not isinstance(self.request.source, BatchSource):
-                write_atomic(run_dir.run_file, self.request.source.text)
+            source = self.request.source
+            if source is not None and not isinstance(source, BatchSource | ManifestSource):
+                write_atomic(run_dir.run_file, source.text)
             run_dir.write_resolved(resolved)
         except BaseException:
             shutil.rmtree(run_dir.path, ignore_errors=True)

@@ -189,6 +189,10 @@ class Backend(abc.ABC):
         """
         return iter(())
 
+    def last_output(self, handle: str) -> Iterator[str]:
+        """Last lines of a job that has ended, if the engine deletes them with its nodes; they are kept with the run."""
+        return iter(())
+
     @abc.abstractmethod
     def nodes(self) -> list[NodeStatus]:
         """Status of all nodes, in order of their names."""

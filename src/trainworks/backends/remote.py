@@ -14,6 +14,7 @@ from typing import Any
 
 from trainworks.backends.asking import Backends, Question, Silence
 from trainworks.backends.backend import Backend, JobStatus
+from trainworks.backends.kept_output import keep_output
 from trainworks.backends.ownership import check_run_dir, is_private
 from trainworks.backends.registry import backend_of_job, by_backend, cluster_of
 from trainworks.backends.reported_attempts import columns_of, ended_at, placement_on, reported_attempts
@@ -334,7 +335,14 @@ def _update_from(
         row = _attempt(store, row, status, clock)
     if step.state.is_final:
         ended = attempts[-1].ended_at if attempts and attempts[-1].state is step.state else None
-        _end(store, row, step, clock, ended_at=ended or step.since or _ended_at(backend, row, run_dir, status))
+        _end(
+            store,
+            row,
+            step,
+            clock,
+            ended_at=ended or step.since or _ended_at(backend, row, run_dir, status),
+            of=backend,
+        )
     else:
         _update(store, row, step, status, clock)
     if attempts is not None:
@@ -379,8 +387,19 @@ def _update(store: JobStore, row: JobRow, step: StateChange, status: JobStatus |
             store.explain({row.id: why})
 
 
-def _end(store: JobStore, row: JobRow, step: StateChange, clock: Clock, *, ended_at: float | None = None) -> None:
+def _end(
+    store: JobStore,
+    row: JobRow,
+    step: StateChange,
+    clock: Clock,
+    *,
+    ended_at: float | None = None,
+    of: Backend | None = None,
+) -> None:
+    """Write the end of a job; of a backend that has had it, first what its nodes printed last."""
     now = ended_at or clock.now()
+    if of is not None and row.handle is not None:
+        keep_output(of, row.handle, RunDir(Path(row.run_dir)))
     _write_end(RunDir(Path(row.run_dir)), step, now)
     store.move(row.id, step.state, since=(row.state,), now=now, **step.columns | _NOWHERE)
 

@@ -253,7 +253,7 @@ Share = Annotated[
 class Evaluation(Spec):
     """Evaluation on held-out data: either `data`, or a `split` of the training data."""
 
-    data: DataSource | None = None
+    data: Annotated[DataSource, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
     """Source of the held-out data, with the tokenizer and the lengths of `workload.data`: an address, or a mapping with
     `source`, `column` and `split`. A module has `build_eval_dataset` instead."""
     split: Share | None = None

@@ -18,7 +18,7 @@ UNPROVEN = frozenset({"user_error", "environment", "unknown"})
 
 
 class Verdict(enum.StrEnum):
-    """RecoveryDecision after a failure, with the reason if it is final."""
+    """Decision after a failure, with the reason if it is final."""
 
     RESTART = "restart"
     FINAL_CAUSE = "a restart does not help after this cause"
@@ -119,9 +119,9 @@ def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDe
     | final                              |                               | stop                         |
     | node is unfit, slow, or lost again | other nodes; a restart unless | restart without the bad node |
     |                                    | it is unfit                   |                              |
-    | the same                           | fewer nodes pay               | continue on fewer nodes       |
-    | a node was lost once               | fewer nodes pay; no restart   | continue on fewer nodes       |
-    | node is slow                       | neither                       | continue as before              |
+    | the same                           | fewer nodes pay               | continue on fewer nodes      |
+    | a node was lost once               | fewer nodes pay; no restart   | continue on fewer nodes      |
+    | node is slow                       | neither                       | continue as before           |
     | node is unfit                      | neither                       | stop                         |
     | any other                          | a restart                     | restart in place             |
     | any other                          | nothing                       | stop                         |

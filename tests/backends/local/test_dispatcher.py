@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeClock
+from tests.fakes import LAUNCH_AT, FakeClock
 from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.machine import LocalNode
 from trainworks.backends.local.outcome import Outcome
@@ -89,10 +89,10 @@ class FakeMachine:
         self.placements[job.id] = job.placement
         self.says[job.id] = RunStatus(state="STARTING" if self.begins else "CREATED")
         self.records.setdefault(job.id, []).append(
-            {"t": 0.0, "kind": "submitted", "restarts": earlier_turns(self.events(job))}
+            {"t": LAUNCH_AT, "kind": "submitted", "restarts": earlier_turns(self.events(job))}
         )
         if self.begins:
-            self.records[job.id].append({"t": 0.0, "kind": "state", "state": "STARTING", "cause": None})
+            self.records[job.id].append({"t": LAUNCH_AT, "kind": "state", "state": "STARTING", "cause": None})
         self.jobs[job.id] = FakeJob()
         return self.jobs[job.id]
 
@@ -114,6 +114,10 @@ class FakeMachine:
             waits = {"t": ended_at, "kind": "state", "state": outcome.state, "cause": outcome.cause}
             self.records.setdefault(job.id, []).append(waits)
         self.says[job.id] = RunStatus(state="QUEUED")
+
+    def refused(self, job: JobRow, message: str) -> None:
+        self.says[job.id] = RunStatus(state="FAILED", cause="launch_failed", message=message)
+        self.forget(job)
 
     def forget(self, job: JobRow) -> None:
         self.forgotten.append(job.id)
@@ -440,6 +444,7 @@ def test_a_launch_that_is_refused_is_tried_again_and_then_failed(queue: Queue) -
         queue.look()
     row = queue.job(job)
     assert (row.state, row.cause, row.message) == (JobState.FAILED, "launch_failed", "no space left on device")
+    assert queue.machine.says[job].state == "FAILED"
 
 
 def test_jobs_of_other_backends_are_left_alone(queue: Queue) -> None:

@@ -95,3 +95,10 @@ def test_what_the_run_directory_of_another_user_says_is_not_believed(
         launcher.launch(replace(job, placement=PLACEMENT))
     launcher.stopped(job)
     assert RunDir(Path(job.run_dir)).read_status().state == "RUNNING"
+
+
+def test_a_run_that_cannot_be_started_says_so_to_those_who_wait_for_it(launcher: Launcher, job: JobRow) -> None:
+    launcher.refused(job, "no space left on device")
+    status = RunDir(Path(job.run_dir)).read_status()
+    assert (status.state, status.cause, status.message) == ("FAILED", "launch_failed", "no space left on device")
+    assert status.exit_code == 3

@@ -11,6 +11,7 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from tests.jobs.formats.jobs import pods
 from tests.jobs.formats.test_formats import check_jobset
+from trainworks.config.manifests.own_job import JOB
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, skypilot, trainjob
 
@@ -60,11 +61,11 @@ def test_the_autoscaler_does_not_move_the_pods_of_an_elastic_job() -> None:
     document = yaml.safe_load(jobset.render(elastic({}, queue=None)))
     template = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     assert template["metadata"]["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-    assert "annotations" not in document["metadata"]
+    assert document["metadata"]["annotations"].keys() == {JOB}
 
 
 def test_a_job_without_the_block_says_nothing_of_it() -> None:
-    assert "annotations" not in jobset.render(pods(**GANG))
+    assert yaml.safe_load(jobset.render(pods(**GANG)))["metadata"]["annotations"].keys() == {JOB}
 
 
 def test_nodes_are_asked_for_in_a_queue() -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainworks.config.load import Source
+from trainworks.config.manifests.reading import ManifestSource
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.review.check import check_launch, check_paths
@@ -59,10 +60,17 @@ def review_launch(run_file: RunFile, source: Source | None) -> ReviewReport:
     with suppress(UsageError):  # `review` reports what is wrong in pyproject.toml; a run starts all the same
         options = find_options(Path())
         rules = selected_rules(options.select, options.ignore)
-    name, text = ("command.sh", run_file.run or "") if source is None else (source.name, source.text)
+    name, text = _reviewed(run_file, source)
     report = check_launch(text, rules, name=name, folder=folder)
     order = ("error", "warning", "note")
     return ReviewReport(sorted(report.findings, key=lambda each: order.index(each.severity)), report.files)
+
+
+def _reviewed(run_file: RunFile, source: Source | None) -> tuple[str, str]:
+    """Name and text that a review reads: of a manifest the command, because its pods are not those of the run."""
+    if source is None or isinstance(source, ManifestSource):
+        return "command.sh", run_file.run or ""
+    return source.name, source.text
 
 
 def refuse_to_start(report: ReviewReport, run_file: RunFile, source: Source | None) -> None:
@@ -74,7 +82,7 @@ def refuse_to_start(report: ReviewReport, run_file: RunFile, source: Source | No
     Raises:
         UsageError: the first such finding, with its place and its correction.
     """
-    name = "command.sh" if source is None else source.name
+    name, _ = _reviewed(run_file, source)
     certain = not has_branches(run_file.run or "")
     for finding in report.findings:
         if certain and finding.file == name and RULES[finding.rule].stops:

@@ -51,6 +51,8 @@ from trainworks.record.run_dir import RunDir
 _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
 _JOB_UID = "kueue.x-k8s.io/job-uid"
 _LARGEST_SECRET_BYTES = 1 << 20
+_KEPT_PODS, _KEPT_LINES = 64, 1000
+"""Pods whose last lines are kept with the run, and how many of each."""
 _DELETED_AFTER_S = 120.0
 
 Object = Mapping[str, Any]
@@ -368,6 +370,12 @@ class KubernetesBackend(Backend):
         if follow:
             return iter(LogStream(self._client, pods, has_ended))
         return (line for pod in pods() for line in log_lines(self._client, pod, follow=False))
+
+    def last_output(self, handle: str) -> Iterator[str]:
+        """Last lines of the first pods."""
+        pods = self._client.list(self._core("pods"), {"labelSelector": f"{JOBSET_LABEL}={handle}"})
+        for pod in sorted(pods, key=pod_index)[:_KEPT_PODS]:
+            yield from log_lines(self._client, pod, follow=False, last=_KEPT_LINES)
 
     def nodes(self) -> list[NodeStatus]:
         """All nodes, with the load of all pods, or of this namespace's pods if others are not visible."""

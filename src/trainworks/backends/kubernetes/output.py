@@ -23,12 +23,13 @@ def pod_index(pod: Object) -> int:
     return int(index or 0)
 
 
-def log_lines(client: KubernetesClient, pod: Object, *, follow: bool) -> Iterator[str]:
-    """Log lines of one pod; none before it has started."""
+def log_lines(client: KubernetesClient, pod: Object, *, follow: bool, last: int | None = None) -> Iterator[str]:
+    """Log lines of one pod, or its last ones; none before it has started."""
     metadata = pod["metadata"]
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
     try:
-        yield from client.lines(path, {"follow": "true"} if follow else {})
+        options = {"follow": "true"} if follow else {}
+        yield from client.lines(path, options | ({"tailLines": str(last)} if last is not None else {}))
     except KubernetesRefusedError:
         return
 

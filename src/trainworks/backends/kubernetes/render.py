@@ -96,7 +96,7 @@ def check(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None = None
     if cluster.volume is None and spec.max_nodes > 1:
         raise UsageError(
             f"{spec.max_nodes} nodes need a shared run directory",
-            hint="set `cluster.kubernetes.volume` to a ReadWriteMany PersistentVolumeClaim",
+            hint="set `cluster.kubernetes.volume` to a ReadWriteMany PersistentVolumeClaim; in a manifest, mount one",
         )
     if spec.priority != _DEFAULT_PRIORITY and cluster.priority_class is None:
         hint = "set `cluster.kubernetes.priority_class`, and remove `job.priority`"

@@ -153,6 +153,8 @@ class Dispatcher:
         self._asked_at.pop(job.id, None)
         if outcome.state.waits:
             self._launcher.back_in_line(job, outcome, ended_at)
+        elif outcome.cause is Cause.LAUNCH_FAILED:
+            self._launcher.refused(job, outcome.message or "the job could not be started")
         else:
             self._launcher.forget(job)
         self._store.move(
@@ -262,6 +264,8 @@ class Dispatcher:
             self._store.move(
                 job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
             )
+            if is_final:
+                self._launcher.refused(started, str(error))
 
     def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
         taken = [*self._taken(), *held]

@@ -23,7 +23,9 @@ from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.host.prefork import Order, Spare
 from trainworks.jobs.job_row import JobRow, Placement
+from trainworks.jobs.state import Cause
 from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -208,6 +210,21 @@ class Launcher:
             status = RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now())
             self._run_dir(job).write_status(status)
             append_event(self._run_dir(job).events_file, "state", state="STOPPED", cause=None, message=None)
+        self.forget(job)
+
+    def refused(self, job: JobRow, message: str) -> None:
+        """Record that the job cannot be started, if its run directory can be written; `wait` then returns."""
+        cause = str(Cause.LAUNCH_FAILED)
+        status = RunStatus(
+            state="FAILED",
+            cause=cause,
+            message=message,
+            exit_code=int(ExitCode.ENVIRONMENT),
+            updated_at=self._clock.now(),
+        )
+        with suppress(OSError, NotOwnerError):
+            self._run_dir(job).write_status(status)
+            append_event(self._run_dir(job).events_file, "state", state="FAILED", cause=cause, message=message)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:

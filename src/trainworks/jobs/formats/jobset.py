@@ -6,11 +6,13 @@ Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), batch/v1 Jobs in Indexed
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainworks.config.engines import Kubernetes
+from trainworks.config.manifests.own_job import JOB, OwnJob, hash_of
 from trainworks.config.pod_patch import patched
 from trainworks.jobs.formats import elastic
 from trainworks.jobs.formats.manifest import (
@@ -42,6 +44,8 @@ DISRUPTION = {
 }
 """Failure policy rule: a disrupted JobSet gets new pods, and this does not count as a restart."""
 _LANGUAGE = "a JobSet"
+_LONGEST_ANNOTATION = 100_000
+"""Most characters of the annotation; Kubernetes takes 256 KiB of all annotations together."""
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 
 
@@ -100,16 +104,34 @@ def bash_program(job: KubernetesJob) -> PodProgram:
     env: list[dict[str, Any]] = [{"name": "RESTARTS", "valueFrom": restarts}]
     if job.cluster.volume is not None:
         env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{RUNS}/{spec.run_id}"})
+    argv = ["/bin/bash", "-euo", "pipefail", "-c", literal("\n".join(lines))]
     return PodProgram(
         name=name,
-        argv=["/bin/bash", "-euo", "pipefail", "-c", literal("\n".join(lines))],
+        argv=argv,
         env=[*env, *environment(job)],
         volumes=volumes(job.cluster),
         keep_s=keep_s(job.cluster),
         queue=job.cluster.queue,
         grace_s=spec.grace_s,
         restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
+        annotations=_own_words(job, argv),
     )
+
+
+def _own_words(job: KubernetesJob, argv: Sequence[str]) -> dict[str, str]:
+    """Annotation by which `trainworks submit` reads the manifest back; none for a command too long for one."""
+    program = job.program
+    own = OwnJob(
+        name=job.spec.name,
+        run=shlex.join(program.command) if program.script is None else program.script,
+        setup=program.setup,
+        framework=program.framework,
+        processes_per_node=None if program.starts == "per_node" else program.processes_per_node,
+        accelerator=job.spec.node.accelerator,
+        sha256=hash_of(argv),
+    )
+    text = own.to_json()
+    return {JOB: text} if len(text) <= _LONGEST_ANNOTATION else {}
 
 
 def keep_s(cluster: Kubernetes) -> int | None:

@@ -80,7 +80,7 @@ def render(job: KubernetesJob) -> str:
         "name": program.name,
         "namespace": cluster.namespace,
         "labels": labels(job) | ({QUEUE_LABEL: cluster.queue} if cluster.queue else {}),
-        "annotations": elastic.job_annotations(job) or None,
+        "annotations": {**program.annotations, **elastic.job_annotations(job)} or None,
     }
     document = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",

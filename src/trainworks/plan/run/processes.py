@@ -170,9 +170,9 @@ def _check_size(resources: Resources, host: HostFacts, nodes: int) -> None:
     cores = (resources.cpus or 0) * nodes
     if cores > host.num_cores:
         raise ResourceError(f"{cores:g} cores requested, but this machine has {host.num_cores}", field="cpus")
-    memory_bytes = (resources.memory or 0) * nodes * 1e9
+    memory_bytes = round((resources.memory or 0) * 1e9) * nodes  # as `as_asked` counts
     if memory_bytes > host.memory_bytes:
-        needed, present = format_bytes(int(memory_bytes)), format_bytes(host.memory_bytes)
+        needed, present = format_bytes(memory_bytes), format_bytes(host.memory_bytes)
         raise ResourceError(f"{needed} of memory requested, but this machine has {present}", field="memory")
 
 

@@ -1,0 +1,1 @@
+"""Jobs of Kubernetes as run files: JobSet, TrainJob and PyTorchJob."""
