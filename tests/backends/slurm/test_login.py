@@ -199,6 +199,7 @@ def test_a_list_waits_for_a_slow_login_but_not_on_an_open_connection(
 ) -> None:
     monkeypatch.setattr(SlurmBackend, "patience_s", 1.2)
     login.program("squeue", "true")
+    login.program("sacct", "true")
     slow = f'case "$*" in *squeue*) sleep 2;; esac; exec {shutil.which("ssh")} -F {login.folder}/ssh_config "$@"'
     login.program("ssh", slow)
     assert SlurmBackend(Slurm(), client=login.client()).hurried().poll(["7"]) == {}
