@@ -31,11 +31,11 @@ _PUBLIC = {
     "describe": "jobs",
     "dev": "developing.dev",
     "drain": "jobs",
+    "drill": "proving.drill",
     "env": "environments.env",
     "find_job": "jobs",
     "find_run": "run_handle",
     "find_runs": "run_handle",
-    "drill": "proving.drill",
     "fleet_health": "proving.health",
     "goodput": "goodput",
     "health": "proving.health",
@@ -65,8 +65,8 @@ _PUBLIC = {
     "sweep": "sweeping.sweep",
     "top": "observing.top",
     "track": "observing.track",
-    "verify_checkpoints": "checkpointing.checkpoints",
     "usage": "observing.job_board",
+    "verify_checkpoints": "checkpointing.checkpoints",
     "why": "observing.why",
 }
 """Name of a public function -> its module in `trainworks.api`."""

@@ -20,6 +20,7 @@ RUNS = {
     "describe",
     "dev",
     "drain",
+    "drill",
     "find_job",
     "find_run",
     "fleet_health",

@@ -333,7 +333,7 @@ def test_a_word_that_nobody_knows_is_no_failure(bed: Bed) -> None:
 
 
 def test_silence_is_no_failure(bed: Bed) -> None:
-    job = bed.start("echo up; sleep 3; echo went on", nodes=2)
+    job = bed.start("echo up; sleep 5; echo went on", nodes=2)
     bed.silence()
     try:
         row = job.row

@@ -136,7 +136,7 @@ def test_root_may_stop_the_job_of_a_user(shared: tuple[User, User]) -> None:
     for run_id in (runs, waits):
         assert f"asked {run_id} to stop" in root.ok("stop", str(seen(ann, run_id).id))
         wait_for(ann, run_id, "STOPPED")
-    assert not (ann.home / "runs" / waits / ".environment.json").exists()
+    until((ann.home / "runs" / waits / ".environment.json").exists, lambda there: not there)
 
 
 def test_root_may_retry_the_job_of_a_user_who_stays_its_owner(shared: tuple[User, User]) -> None:

@@ -33,9 +33,9 @@ def test_the_scripts_are_written_and_the_conf_names_them(tmp_path: Path) -> None
     ("options", "says"),
     [
         ([], "nothing is to be checked"),
-        (["--free", "20"], "no folder and GiB"),
-        (["--mounted", "shared\nrm"], "no absolute path"),
-        (["--mounted", "/a", "--folder", "/etc/\nProlog=/evil"], "no absolute path"),
+        (["--free", "20"], "does not name a folder and GiB"),
+        (["--mounted", "shared\nrm"], "is not an absolute path"),
+        (["--mounted", "/a", "--folder", "/etc/\nProlog=/evil"], "is not an absolute path"),
     ],
 )
 def test_what_cannot_be_right_is_refused(options: list[str], says: str) -> None:

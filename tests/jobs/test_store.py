@@ -115,7 +115,7 @@ def test_a_billed_attempt_has_all_that_its_job_holds_and_who_pays(store: JobStor
     job = store.add(SPEC, run_dir="/runs/demo-1", owner="ada", engine="slurm", now=1.5, cluster=cluster)
     store.start(job, (Placement("node1", 2.0), Placement("node2", 3.0)), now=3.0)
     store.move(job.id, JobState.FAILED, now=9.0)
-    assert store.billed_attempts() == [BilledAttempt("ada", Billing("vision", 2.0), 1, 3.0, 9.0, 5.0, 16)]
+    assert store.billed_attempts() == [BilledAttempt(job.id, "ada", Billing("vision", 2.0), 1, 3.0, 9.0, 5.0, 16)]
 
 
 def test_a_job_that_was_started_is_not_started_again(store: JobStore) -> None:

@@ -181,7 +181,7 @@ def test_two_exports_to_one_place_do_not_mix(tensor_run, tmp_path):
 
 
 def test_a_model_that_does_not_fit_the_disk_is_not_begun(tensor_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr("trainworks.worker.exporting.files.free_bytes", lambda _: 1000)
     with pytest.raises(DiskFullError, match=r"has 1\.00 kB free"):
         export(tensor_run.run_dir, 8, tmp_path / "model", dtype="fp32")
     assert list(tmp_path.iterdir()) == []

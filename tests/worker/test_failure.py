@@ -15,7 +15,7 @@ from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.agent import _give_up
-from trainworks.worker.checkpoint.checkpointer import _explained
+from trainworks.worker.checkpoint.failures import explained_failure
 from trainworks.worker.health.rank_failure import explain, fingerprint
 
 
@@ -87,7 +87,7 @@ def test_a_fault_of_an_accelerator_blames_no_line_of_the_user() -> None:
 
 def test_a_checkpoint_that_another_rank_could_not_write_for_its_disk_is_a_fault_of_the_storage(tmp_path) -> None:
     failed = CheckpointException("write", {1: (os_error(errno.EIO), None)})
-    assert explain(_explained(failed, tmp_path)).cause == "storage_fault"
+    assert explain(explained_failure(failed, tmp_path)).cause == "storage_fault"
 
 
 def raised(text: str, kind: type[Exception] = ValueError) -> Exception:
