@@ -19,11 +19,15 @@ from trainworks.results import Result
 Outcome = Literal["pass", "warn", "fail"]
 _CLOCK_S = 1.0
 """Largest difference of a clock: munge allows 300 s, and logs of several nodes are read side by side."""
-_TARGETS = (
-    "python3 -c 'import json, urllib.request as r\n"
-    'for t in json.load(r.urlopen("http://localhost:9090/api/v1/targets", timeout=10))["data"]["activeTargets"]: '
-    'print("target", t["labels"]["job"] + " " + t["labels"]["instance"], t["health"], sep="\\t")\''
-)
+_TARGETS = """python3 -c '
+import json, time, urllib.request
+for _ in range(10):  # a node that has just started is down until Prometheus looks again
+    answer = json.load(urllib.request.urlopen("http://localhost:9090/api/v1/targets", timeout=10))
+    targets = answer["data"]["activeTargets"]
+    if all(t["health"] == "up" for t in targets): break
+    time.sleep(5)
+for t in targets: print("target", t["labels"]["job"] + " " + t["labels"]["instance"], t["health"], sep="\\t")
+'"""
 
 
 @dataclass(frozen=True, slots=True)
