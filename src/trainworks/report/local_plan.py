@@ -70,6 +70,14 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
     return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
 
 
+def _preference(workload: Workload) -> str:
+    """How pairs are compared; empty for a run without preferences."""
+    if workload.preference is None:
+        return ""
+    reference = "a frozen copy" if workload.adapter is None else "the model without its adapter"
+    return f"DPO with beta {workload.preference.beta:g} on pairs of answers; the reference is {reference}"
+
+
 def _energy(plan: Plan, power_limit_w: float | None) -> str:
     """Energy of the accelerators with its range; empty without their power limit."""
     if power_limit_w is None:
@@ -87,6 +95,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
         **_adapter(plan, workload),
+        "preference": _preference(workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
