@@ -66,6 +66,20 @@ RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "str
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
+_CALLBACK = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+
+def _callback_class(text: str) -> str:
+    if not re.fullmatch(_CALLBACK, text, re.ASCII):
+        raise FieldError(f"`{text[:100]}` does not name a class", hint="write it like `package.module:Class`")
+    return text
+
+
+CallbackClass = Annotated[
+    str, AfterValidator(_callback_class), WithJsonSchema({"type": "string", "pattern": _CALLBACK})
+]
+
+
 class Workload(Spec):
     """A training run of Trainworks."""
 
@@ -87,6 +101,9 @@ class Workload(Spec):
     optimizer: Optimizer = Optimizer()
     eval: Evaluation | None = None
     """Evaluation on held-out data during training; none by default."""
+    callbacks: tuple[CallbackClass, ...] = ()
+    """Classes of your own, `package.module:Class`, whose methods every rank calls during training; modules are found
+    in the folder that the run was started in, and among installed packages."""
     compile: bool = False
     """Compile each block with torch.compile."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1

@@ -26,6 +26,7 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.worker.callbacks import load_callbacks
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.interval import measured_interval
 from trainworks.worker.data.card import DataFolders
@@ -273,6 +274,7 @@ def _build(
         ),
         stop=rank.stop,
         heartbeat=rank.state.heartbeat,
+        callbacks=load_callbacks(workload.callbacks, Path(resolved.working_folder)),
         evaluator=build_evaluator(workload, opened, parallel, rank.device, timeline, rank.state.heartbeat),
     )
 

@@ -59,7 +59,7 @@ class PreferenceTuning:
         """Frozen copy; None with adapters."""
 
     def build(self, setup: Setup) -> Parallel:
-        """The model, and the copy where there are no adapters, which is in 16 bits with `precision: bf16`."""
+        """The model, and without adapters its frozen copy, which is in 16 bits with `precision: bf16`."""
         self._model = self._language.build(setup)
         self._model.objective = self._loss
         _return_log_probabilities(self._model.parts[0])
