@@ -24,7 +24,7 @@ from trainworks.plan.run.adapters import (
 )
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.memory import RunMemories, held_as, run_memories
-from trainworks.plan.run.optimizer import moment_bytes
+from trainworks.plan.run.optimizer import moment_bytes, update_factor
 from trainworks.plan.run.preference import (
     in_sequences,
     reference_flops_per_token,
@@ -138,7 +138,7 @@ class RunJob(TrainingJob):
 
     def memories(self, layouts: Layouts) -> RunMemories:
         """Peak memory of the fullest rank of every layout."""
-        layouts = in_sequences(layouts, self.workload)
+        layouts, moments = in_sequences(layouts, self.workload), moment_bytes(self.workload.optimizer, self.shape)
         memories = run_memories(
             self.shape,
             layouts,
@@ -147,13 +147,14 @@ class RunJob(TrainingJob):
             baseline_bytes=self.baseline_bytes,
             device=self.device,
             dropout=self.workload.model.dropout,
-            moment_bytes=moment_bytes(self.workload.optimizer, self.shape),
+            moment_bytes=moments,
             autocast=self.software.autocast,
         )
         adapter, shape = self.workload.adapter, self.shape
         held = held_as(shape, layouts, self.precision, self.device)
         if adapter is not None:
-            memories = adapted_memories(memories, shape, held, adapter, precision=self.precision, device=self.device)
+            kept = {"precision": self.precision, "device": self.device}
+            memories = adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
         if self.workload.preference is None:
             return memories
         return with_reference_memory(memories, shape, held, self.workload)
@@ -162,6 +163,8 @@ class RunJob(TrainingJob):
         """One optimizer step of every layout."""
         layouts = in_sequences(layouts, self.workload)
         times = predict_step_times(self, layouts, coefficients)
+        factor = update_factor(self.workload.optimizer, self.device)
+        times = replace(times, optimizer_s=factor * times.optimizer_s)
         adapter, precision = self.workload.adapter, self.precision
         if adapter is not None:
             length = self.sequence_length

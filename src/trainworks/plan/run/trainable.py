@@ -103,6 +103,15 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
 
 
 def _optimizer(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
+    if workload.optimizer.name == "adamw-8bit":
+        yield (
+            "tp",
+            layouts.tp > 1,
+            lambda one: (
+                f"`optimizer.name: adamw-8bit` scales whole rows, and tp ({one.tp}) cuts them",
+                "use `dp_shard`, or another optimizer",
+            ),
+        )
     if workload.optimizer.name != "muon":
         return
     reason = "`optimizer.name: muon` orthogonalises whole matrices"
