@@ -97,10 +97,10 @@ class AdamW8bit(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _update(parameter, self.state[parameter], group)
+                    _update(parameter, parameter.grad, self.state[parameter], group)
 
 
-def _update(parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+def _update(parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     if not state:
         zeros = torch.zeros_like(parameter)
         state["step"] = torch.zeros(())
@@ -109,8 +109,8 @@ def _update(parameter: Tensor, state: dict[str, Any], group: dict[str, Any]) -> 
     state["step"] += 1
     step = int(state["step"].item())  # on the CPU
     first_beta, second_beta = group["betas"]
-    first.lerp_(parameter.grad, 1 - first_beta)
-    second.mul_(second_beta).addcmul_(parameter.grad, parameter.grad, value=1 - second_beta)
+    first.lerp_(gradient, 1 - first_beta)
+    second.mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
     root = (second / (1 - second_beta**step)).sqrt_().add_(group["eps"])
     parameter.mul_(1 - group["lr"] * group["weight_decay"])
     parameter.addcdiv_(first, root, value=-group["lr"] / (1 - first_beta**step))
