@@ -79,7 +79,13 @@ def make_plan(
         step_s=step_time.total_s,
     )
     interval_s = every_s or (every_steps or 1) * step_time.total_s
-    evaluation = planned_evaluation(workload, step_time, num_steps=steps, held_out_samples=held_out_samples)
+    evaluation = planned_evaluation(
+        workload.eval,
+        step_time,
+        global_batch=workload.global_batch,
+        num_steps=steps,
+        held_out_samples=held_out_samples,
+    )
     train_s = steps * step_time.total_s
     others_s = evaluation.total_s if evaluation else 0.0
     return Plan(

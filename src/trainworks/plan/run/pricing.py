@@ -172,9 +172,14 @@ class RunJob(TrainingJob):
         return times if self.workload.preference is None else with_reference_time(times, layouts, precision)
 
     @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sequence, or of both of a pair."""
+        return self.sequence_length * self.workload.sequences_per_sample
+
+    @property
     def flops_per_sequence(self) -> float:
         """Model FLOPs of a sample, forward and backward; frozen weights have no gradient, a reference forward alone."""
-        return self.sequence_length * self.workload.sequences_per_sample * workload_flops_per_token(self)
+        return self.tokens_per_sample * workload_flops_per_token(self)
 
     @property
     def num_trained(self) -> int:
