@@ -15,6 +15,8 @@ from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
 from trainworks.jobs.state import JobState
+from trainworks.record.events import read_events
+from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, list_runs
 from trainworks.record.run_dir import find_run as find_run_dir
@@ -126,6 +128,17 @@ class Run:
             if progress.state.is_final:
                 return
             SystemClock().sleep(poll_s)
+
+    def pending_copies(self) -> list[str]:
+        """Places of `checkpoint.copies` that have not got the newest checkpoint yet; a process of the run copies on."""
+        complete = complete_checkpoints(self.run_dir)
+        copies = self.resolved.run_file.checkpoint.copies
+        if not copies or not complete:
+            return []
+        newest = complete[-1][0].step
+        events = [event for event in read_events(self.run_dir.events_file) if event["kind"] == "checkpoint_copied"]
+        made = {event["to"]: event["step"] for event in events}
+        return [address for copy in copies if made.get(address := copy.address(self.id)) != newest]
 
     def wait(self) -> JobState:
         """Wait for the end of the run; returns its final state."""
