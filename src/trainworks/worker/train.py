@@ -41,6 +41,7 @@ from trainworks.worker.health.rank_failure import explain, fingerprint
 from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, install_stall_reporter
 from trainworks.worker.loop import Trainer, warm_up
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.weights import fingerprint_of_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.profiling import StepProfiler
@@ -296,8 +297,22 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, 
         dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP),
         keep=resolved.run_file.checkpoint.keep,
         memory_every=resolved.run_file.checkpoint.memory_every if _is_one_machine(resolved) else None,
-        template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
+        template={
+            "attempt": attempt,
+            "layout": plan.layout,
+            "data_fingerprint": dataset.fingerprint,
+            "base_fingerprint": _base_fingerprint(resolved.run_file.workload),
+        },
     )
+
+
+def _base_fingerprint(workload: Workload | None) -> str | None:
+    """Fingerprint of the frozen weights of `model.hf`, which checkpoints do not hold; None where all weights train."""
+    if workload is None or not workload.is_fine_tuned or workload.model.hf is None:
+        return None
+    from trainworks.worker.models.transformer import checkpoint_folder  # noqa: PLC0415  # such a run has it
+
+    return fingerprint_of_weights(checkpoint_folder(workload.model.hf))
 
 
 def _is_one_machine(resolved: ResolvedRun) -> bool:

@@ -335,12 +335,22 @@ class Checkpointer:
 
         Raises:
             UsageError: the checkpoint was made by another model.
-            EnvironmentProblem: the checkpoint was made from other data, or cannot be read.
+            EnvironmentProblem: the checkpoint was made from other data or beside other frozen weights, or cannot be
+                read.
         """
         if manifest.data_fingerprint != self._template["data_fingerprint"]:
             raise EnvironmentProblem(
                 f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
+            )
+        if (
+            None not in (then := manifest.base_fingerprint, now := self._template.get("base_fingerprint"))
+            and then != now
+        ):
+            raise EnvironmentProblem(
+                f"the frozen weights in `model.hf` changed since step {manifest.step}: what was trained beside them does "
+                "not fit them any more",
+                hint="restore the folder, or start a new run",
             )
         self.await_copy()
         optimizer.fill_state()
