@@ -224,11 +224,12 @@ class Launcher:
         with suppress(OSError, NotOwnerError):
             run_dir = self._run_dir(job)
             if not parse_state(run_dir.read_status().state).is_final:
-                words = {"state": str(outcome.state), "cause": outcome.cause and str(outcome.cause)}
-                words |= {"message": outcome.message}
-                status = RunStatus(**words, exit_code=outcome.exit_code, updated_at=self._clock.now())
+                now, cause, message = self._clock.now(), outcome.cause and str(outcome.cause), outcome.message
+                status = RunStatus(
+                    state=outcome.state, cause=cause, message=message, exit_code=outcome.exit_code, updated_at=now
+                )
                 run_dir.write_status(status)
-                now = self._clock.now()
+                words = {"state": str(outcome.state), "cause": cause, "message": message}
                 append_event(run_dir.events_file, "state", **words, ended_at=now if ended_at is None else ended_at)
         self.forget(job)
 
