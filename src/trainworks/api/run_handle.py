@@ -87,8 +87,21 @@ class Run:
 
     @property
     def state(self) -> JobState:
-        """State of the run; LOST if its supervisor died without writing a final state."""
-        return current_state(self.status)
+        """State of the run; LOST if its supervisor died without writing a final state, and no queue has the run."""
+        return self._said_by_its_queue(current_state(self.status))
+
+    def _said_by_its_queue(self, state: JobState) -> JobState:
+        """The state of a run whose supervisor is gone: what its queue says, which decides whether it starts again."""
+        if state is not JobState.LOST:
+            return state
+        try:
+            job = self.job
+        except EnvironmentProblem:  # no queue can be asked
+            return state
+        if job is None:
+            return state
+        found = job.state if job.state.is_final else job.refresh()
+        return found if found.is_final or found.waits else JobState.RECOVERING
 
     @property
     def job(self) -> Job | None:
@@ -124,6 +137,7 @@ class Run:
         while True:
             poll_backend()
             progress = follower.look(since=since)
+            progress.state = self._said_by_its_queue(progress.state)
             yield progress
             if progress.state.is_final:
                 return

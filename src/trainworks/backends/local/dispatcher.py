@@ -26,7 +26,7 @@ from trainworks.backends.local.machine import (
     waiting_job,
     wanted_of,
 )
-from trainworks.backends.local.outcome import outcome_of
+from trainworks.backends.local.outcome import launch_failed, outcome_of
 from trainworks.backends.ownership import may_end, obeyed_drains
 from trainworks.errors import NotOwnerError, TrainworksError
 from trainworks.host.clock import Clock
@@ -153,10 +153,8 @@ class Dispatcher:
         self._asked_at.pop(job.id, None)
         if outcome.state.waits:
             self._launcher.back_in_line(job, outcome, ended_at)
-        elif outcome.cause is Cause.LAUNCH_FAILED:
-            self._launcher.refused(job, outcome.message or "the job could not be started")
         else:
-            self._launcher.forget(job)
+            self._launcher.concluded(job, outcome, ended_at)
         self._store.move(
             job.id,
             outcome.state,
@@ -265,7 +263,7 @@ class Dispatcher:
                 job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
             )
             if is_final:
-                self._launcher.refused(started, str(error))
+                self._launcher.concluded(started, launch_failed(str(error)))
 
     def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
         taken = [*self._taken(), *held]
