@@ -343,13 +343,10 @@ class Checkpointer:
                 f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
             )
-        if (
-            None not in (then := manifest.base_fingerprint, now := self._template.get("base_fingerprint"))
-            and then != now
-        ):
+        base = self._template.get("base_fingerprint")
+        if base is not None and manifest.base_fingerprint not in (None, base):
             raise EnvironmentProblem(
-                f"the frozen weights in `model.hf` changed since step {manifest.step}: what was trained beside them does "
-                "not fit them any more",
+                f"the frozen weights in `model.hf` changed since step {manifest.step}: it cannot be resumed",
                 hint="restore the folder, or start a new run",
             )
         self.await_copy()
