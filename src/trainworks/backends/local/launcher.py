@@ -105,7 +105,7 @@ class Launcher:
         """
         devices = tuple(device for one in placement for device in one.devices)
         cores = sum(one.cores for one in placement)
-        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices)
+        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices, team=job.team)
         handle = self._ledger.claim(lambda claims: share if self._of_others(claims) <= known else None)
         if handle is None:
             return False
