@@ -214,7 +214,7 @@ class Launcher:
     def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
         """Record a final outcome, unless the supervisor did, if the run directory can be written.
 
-        A supervisor that was killed leaves a status that is not final, and whoever reads the run would wait for it.
+        A supervisor that was killed leaves a status that is not final, and readers of the run would wait for its end.
 
         Args:
             job: the job.
