@@ -255,13 +255,6 @@ def test_what_needs_the_steps_of_a_workload_is_refused_beside_a_command(extra: d
         RunFile.model_validate({"name": "a", "run": "true", **extra})
 
 
-def test_checkpoints_in_the_memory_of_several_nodes_are_refused() -> None:
-    wanted = {"name": "a", "workload": WORKLOAD, "checkpoint": {"memory_every": 5}}
-    RunFile.model_validate(wanted | {"cluster": {"engine": "local", "nodes": 2}})
-    with pytest.raises(ValidationError, match="for jobs on one node, got 2"):
-        RunFile.model_validate(wanted | {"cluster": {"engine": "slurm", "nodes": 2}})
-
-
 def test_a_profile_beyond_the_last_step_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"profile \(20:25\) is beyond the last step \(24\)"):
         RunFile.model_validate({"name": "a", "workload": WORKLOAD | {"train_for": "24 steps"}, "profile": "20:25"})

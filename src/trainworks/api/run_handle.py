@@ -144,7 +144,7 @@ class Run:
             SystemClock().sleep(poll_s)
 
     def pending_copies(self) -> list[str]:
-        """Places of `checkpoint.copies` that lack the newest checkpoint; a process of the run may still copy it."""
+        """Places of `checkpoint.copies` that lack the newest checkpoint; a process of the run still copies it."""
         complete = complete_checkpoints(self.run_dir)
         copies = self.resolved.run_file.checkpoint.copies
         if not copies or not complete:

@@ -307,8 +307,9 @@ class Checkpoint(Spec):
     to: str = "runs"
     """Parent folder of the run directory."""
     memory_every: PositiveInt | None = None
-    """Steps between checkpoints in the shared memory of the node, beside those on disk: after a lost rank or agent, no
-    more than about these steps are repeated. For jobs on one node; it takes two checkpoints of memory."""
+    """Steps between checkpoints in the shared memory of each node, copied to the next node, beside those on disk: after
+    the loss of a rank, an agent or one node, no more than about these steps are repeated. Several nodes hold their part
+    twice, for themselves and for the node before them; while the next one is written, four times."""
     copies: CheckpointCopies = ()
     """Further places, each of which gets the newest checkpoint beside training: a folder, or
     `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
@@ -450,11 +451,6 @@ class RunFile(Spec):
                 f"`environment` with `framework: {self.framework}` works on one node, got {self.nodes}: its launcher "
                 "starts ranks on nodes that may still build",
                 hint="set `cluster.nodes: 1`, or activate an environment in the command",
-            )
-        if self.checkpoint.memory_every is not None and self.nodes > 1 and self.cluster.engine != "local":
-            raise FieldError(
-                f"`checkpoint.memory_every` is for jobs on one node, got {self.nodes}",
-                hint="set `checkpoint.every` to the steps that may be lost",
             )
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")

@@ -105,7 +105,7 @@ class Launcher:
         """
         devices = tuple(device for one in placement for device in one.devices)
         cores = sum(one.cores for one in placement)
-        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices)
+        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices, team=job.team)
         handle = self._ledger.claim(lambda claims: share if self._of_others(claims) <= known else None)
         if handle is None:
             return False
@@ -214,7 +214,7 @@ class Launcher:
     def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
         """Record a final outcome, unless the supervisor did, if the run directory can be written.
 
-        A supervisor that was killed leaves a status that is not final, and whoever reads the run would wait for it.
+        A supervisor that was killed leaves a status that is not final, and readers of the run would wait for its end.
 
         Args:
             job: the job.
