@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,6 +191,11 @@ class Bed(abc.ABC):
         """Processes that a run still has."""
         return len(process.processes_with(self.marks(job)))
 
+    def entering(self, job: Job, command: Sequence[str], *, node: int) -> list[str]:
+        """Program that runs a command in a job."""
+        row = job.row
+        return self.backend.enter(job.run_dir, row.handle or str(row.id), command, node=node)
+
     def kill_a_rank(self, job: Job) -> None:
         """The last one."""
         for one in process.processes_with(self.marks(job) | {"RANK": str(job.spec.max_nodes - 1)}):
@@ -356,6 +361,9 @@ class SlurmBed(Bed):
             return said
         return replace(said, stdout=said.stdout.replace("RUNNING", self._word))
 
+    def entering(self, job: Job, command: Sequence[str], *, node: int) -> list[str]:
+        return ["env", f"SLURM_CONF={self._cluster.env['SLURM_CONF']}", *super().entering(job, command, node=node)]
+
     def lose_a_node(self, job: Job) -> None:
         self._lost = job.row.placement[1].node
         self._cluster.sandbox.kill_node(self._lost)
@@ -454,6 +462,9 @@ class KubernetesBed(Bed):
 
     def answer(self) -> None:
         self._cluster.start_server()
+
+    def entering(self, job: Job, command: Sequence[str], *, node: int) -> list[str]:
+        pytest.skip("NOT TESTED: `kubectl exec`: this API server has no kubelet behind it")
 
     def record(self, job: Job) -> RunDir:
         return RunDir(self._cluster.volume / str(job.row.handle))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, final
 
 from trainworks.agent.launch import end_left_over
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.entering import entering
 from trainworks.errors import UnansweredError, UnreachableError, UsageError
 from trainworks.host import process
 from trainworks.jobs.dependency import parse_dependency
@@ -114,6 +115,11 @@ class SmallBackend(Backend):
     def release(self, handle: str) -> None:
         self._known(handle).held = False
 
+    def enter(
+        self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
+    ) -> list[str]:
+        return entering(str(run_dir.path.resolve()), command, node=node)
+
     def nodes(self) -> list[NodeStatus]:
         self._answer()
         taken = self._taken()
@@ -175,6 +181,8 @@ class SmallBackend(Backend):
 
     def _requeue_if_lost(self, job: Job) -> None:
         """Give a job another turn that lost a node or its supervisor, while it has a restart left."""
+        if job.supervisor is not None and not job.ended and job.supervisor.exit_code() is not None:
+            end_left_over(job.run_dir)
         if job.supervisor is None or job.ended or job.supervisor.exit_code() is None:
             return
         if parse_state(job.run_dir.read_status().state).is_final:

@@ -3,13 +3,14 @@ a real API server of Kubernetes with doubles behind it."""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.backends.beds import Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
+from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
@@ -344,6 +345,21 @@ def test_silence_is_no_failure(bed: Bed) -> None:
         bed.answer()
     row = job.end()
     assert (row.state, row.attempt, row.reachable) == (JobState.SUCCEEDED, 1, True)
+
+
+def test_a_command_enters_a_running_job_and_ends_with_it(bed: Bed) -> None:
+    job = bed.start(OBEYS, envs={"COLOUR": "blue"})
+    words = ["sh", "-c", 'echo "$COLOUR $RANK"; printf "%s\n" "$1"; cat; exit 7', "sh", HOSTILE]
+    entering = bed.entering(job, words, node=1)
+    done = subprocess.run(entering, input="typed\n", capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"blue 1\n{HOSTILE}\ntyped\n", 7), done.stderr
+    assert not list(bed.folder.rglob("pwned"))
+    with subprocess.Popen(bed.entering(job, ["sh", "-c", "echo in; exec sleep 600"], node=0), stdout=-1) as inside:
+        assert inside.stdout is not None and inside.stdout.readline() == b"in\n"
+        job.stop()
+        assert job.end().state is JobState.STOPPED
+        is_over(job)
+        inside.wait(PATIENCE_S)
 
 
 def test_a_drained_node_gets_no_job(bed: Bed) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from trainworks.agent.enter import end_entered
 from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
 from trainworks.agent.observers import running_observers, start_observers
@@ -376,7 +377,10 @@ def main(
             agent.dismiss()
         return Supervisor(run_dir, resolved, TrainingNodes(run_dir, resolved, (lock, *claims)), SystemClock())
 
-    return supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
+    code = supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
+    if int(parent_pid):  # a queue ends what its job has left over
+        end_entered(run_dir)
+    return code
 
 
 if __name__ == "__main__":

@@ -199,6 +199,16 @@ class Job:
         is_whole = node is None and self.row.state.is_final
         return with_kept_output(lines, RunDir(Path(self.row.run_dir))) if is_whole else lines
 
+    def enter(self, command: Sequence[str], *, node: int = 0, terminal: bool = False) -> list[str]:
+        """Argument vector of a program that runs a command in the job; see `Backend.enter`."""
+        backend, handle = self._changeable_backend(), self._handle()
+        return backend.enter(self.run_dir, handle, command, node=node, terminal=terminal)
+
+    def forward(self, port: int, local_port: int, *, node: int = 0) -> list[str] | None:
+        """Argument vector of a program that forwards a port to the job; see `Backend.forward`."""
+        backend, handle = self._changeable_backend(), self._handle()
+        return backend.forward(self.run_dir, handle, port, local_port, node=node)
+
     def backend(self) -> Backend:
         """The backend that runs the job.
 

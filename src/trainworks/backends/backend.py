@@ -193,6 +193,35 @@ class Backend(abc.ABC):
         """Last lines of a job that has ended, if the engine deletes them with its nodes; they are kept with the run."""
         return iter(())
 
+    def enter(
+        self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
+    ) -> list[str]:
+        """Argument vector of a program on this machine that runs a command beside the ranks of a running job.
+
+        The command gets the environment of the first rank of the node, and the program its input, output and exit code.
+
+        Args:
+            run_dir: of the job.
+            handle: of the job.
+            command: argument vector; `("-m", MODULE, ...)` is started with the Python that has Trainworks there.
+            node: index of the node in the job.
+            terminal: whether the command gets a terminal of its own; False for one whose output is read by a program.
+
+        Raises:
+            UsageError: the backend cannot do this, or the job does not run there.
+        """
+        hint = "log in to the node with the tools of the cluster"
+        raise UsageError(f"{self.name} cannot run a command in a job", hint=hint)
+
+    def forward(self, run_dir: RunDir, handle: str, port: int, local_port: int, *, node: int = 0) -> list[str] | None:
+        """Argument vector of a program that forwards a port of this machine's loopback to one of a node's loopback.
+
+        None if every connection is a command of `enter`.
+
+        Raises: as `enter`.
+        """
+        return None
+
     @abc.abstractmethod
     def nodes(self) -> list[NodeStatus]:
         """Status of all nodes, in order of their names."""

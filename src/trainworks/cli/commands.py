@@ -10,6 +10,9 @@ COMMANDS = {
     "submit": "Plan a run, queue it and return.",
     "sweep": "Train with several settings, and name the best.",
     "dev": "Open an ssh server or JupyterLab on a node of a cluster.",
+    "exec": "Run a command in a running job.",
+    "ssh": "Open a shell in a running job.",
+    "port-forward": "Forward a local port to a running job.",
     "plan": "Predict layout, step time, memory and duration of a run.",
     "size": "Propose what to buy or rent for a goal, with alternatives.",
     "network": "Design a cluster network: switches, cables, bandwidth.",
@@ -84,6 +87,8 @@ _FOLDERS = {
         "submit",
         "sweep",
         "dev",
+        "exec",
+        "ssh",
         "resume",
         "report",
         "checkpoint",
@@ -105,7 +110,7 @@ _FOLDERS = {
     "admin": ("sandbox", "hooks", "autoscale", "schema"),
 }
 _MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}
-_MODULES |= {"jobs": "jobs.job_store"}
+_MODULES |= {"jobs": "jobs.job_store", "port-forward": "runs.port_forward"}
 
 
 def module_of(name: str) -> Any:

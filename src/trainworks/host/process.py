@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -37,6 +38,7 @@ __all__ = [
     "Output",
     "adopt_orphans",
     "append_output",
+    "attach",
     "detach",
     "die_with",
     "die_with_parent",
@@ -56,6 +58,7 @@ __all__ = [
     "replace",
     "run",
     "spawn",
+    "spawn_on",
     "state",
     "variable_of",
     "wait_any",
@@ -218,6 +221,33 @@ def lines(command: Sequence[str]) -> Iterator[str]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def attach(command: Sequence[str]) -> int:
+    """Run a command with the terminal and the streams of this process; returns its exit code as a shell reports it.
+
+    Ctrl-C is the command's: this process ignores it meanwhile.
+
+    Raises:
+        FileNotFoundError: the program does not exist.
+    """
+    sys.stdout.flush()
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the command would inherit
+    try:
+        code = subprocess.run(list(command), check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 128 - code if code < 0 else code
+
+
+def spawn_on(connection: socket.socket, command: Sequence[str]) -> Child:
+    """Start a command whose input and output are a connected socket; its errors go to stderr of this process.
+
+    Raises:
+        FileNotFoundError: the program does not exist.
+    """
+    door = connection.fileno()
+    return Child(subprocess.Popen(list(command), stdin=door, stdout=door, process_group=0))
 
 
 def spawn(

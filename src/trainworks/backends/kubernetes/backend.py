@@ -22,6 +22,7 @@ from trainworks.backends.kubernetes.client import (
     NotFound,
     NotServed,
 )
+from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_forward
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
 from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
 from trainworks.backends.kubernetes.pod import ENVS, RESOLVED
@@ -356,12 +357,24 @@ class KubernetesBackend(Backend):
         self._client.patch(self._jobsets(handle), {"metadata": metadata, **spec})
         self._set_active(found, active=True)
 
+    def enter(
+        self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
+    ) -> list[str]:
+        """`kubectl exec` in the pod of the node."""
+        return kubectl_exec(self._options, self._pods(handle), handle, command, node=node, terminal=terminal)
+
+    def forward(self, run_dir: RunDir, handle: str, port: int, local_port: int, *, node: int = 0) -> list[str]:
+        """`kubectl port-forward` to the pod of the node."""
+        return kubectl_port_forward(self._options, self._pods(handle), f"{local_port}:{port}", node=node)
+
+    def _pods(self, handle: str) -> Sequence[Object]:
+        return self._client.list(self._core("pods"), {"labelSelector": f"{JOBSET_LABEL}={handle}"})
+
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
         """Output of the job's current pods; Kubernetes keeps that of the last allocation."""
 
         def pods() -> list[Object]:
-            found = self._client.list(self._core("pods"), {"labelSelector": f"{JOBSET_LABEL}={handle}"})
-            return sorted((pod for pod in found if node in (None, pod_index(pod))), key=pod_index)
+            return sorted((pod for pod in self._pods(handle) if node in (None, pod_index(pod))), key=pod_index)
 
         def has_ended() -> bool:
             seen = self.poll([handle]).get(handle)
@@ -373,8 +386,7 @@ class KubernetesBackend(Backend):
 
     def last_output(self, handle: str) -> Iterator[str]:
         """Last lines of the first pods."""
-        pods = self._client.list(self._core("pods"), {"labelSelector": f"{JOBSET_LABEL}={handle}"})
-        for pod in sorted(pods, key=pod_index)[:_KEPT_PODS]:
+        for pod in sorted(self._pods(handle), key=pod_index)[:_KEPT_PODS]:
             yield from log_lines(self._client, pod, follow=False, last=_KEPT_LINES)
 
     def nodes(self) -> list[NodeStatus]:

@@ -12,6 +12,7 @@ from typing import ClassVar, final
 
 from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.entering import entering_here
 from trainworks.backends.local.machine import held_text
 from trainworks.backends.local.quotas import QueuePolicy, queue_policy
 from trainworks.errors import EnvironmentProblem, NotOwnerError
@@ -167,6 +168,12 @@ class AttachedBackend(Backend):
         if at_once:
             self._clock.sleep(0.2)
             stop_supervisor(run_dir, reason="trainworks stop --now")
+
+    def enter(
+        self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
+    ) -> list[str]:
+        """Start it here, in the terminal of the caller."""
+        return entering_here(run_dir, command, node)
 
     def nodes(self) -> list[NodeStatus]:
         """This machine, as its queue sees it."""

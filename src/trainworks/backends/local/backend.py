@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.entering import entering_here
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
 from trainworks.backends.local.quotas import queue_policy
 from trainworks.backends.local.wake import wake
@@ -174,6 +175,12 @@ class LocalBackend(Backend):
         row = self._changeable(handle)
         self._store.change(row.id, now=self._clock.now(), held=False)
         _wake_for(row)
+
+    def enter(
+        self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
+    ) -> list[str]:
+        """Start it here, in the terminal of the caller."""
+        return entering_here(run_dir, command, node)
 
     def nodes(self) -> list[NodeStatus]:
         """This machine, or its parts, including resources held by jobs outside this queue."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.entering import check_node, entering
 from trainworks.backends.job_tag import find_patiently, mark_of
 from trainworks.backends.slurm.allocation import ending_of_turn
 from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
@@ -244,6 +245,22 @@ class SlurmBackend(Backend):
     def release(self, handle: str) -> None:
         """Let a held job start."""
         self._client.call("scontrol", "release", handle)
+
+    def enter(
+        self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
+    ) -> list[str]:
+        """A step of the job on that node, which shares the resources of the ranks there."""
+        if self._options.container is not None:
+            hint = "start a step of your own: srun --overlap --jobid=" + handle
+            raise UsageError(f"the ranks of run {run_dir.run_id} run in containers", hint=hint)
+        nodes = self._client.call("squeue", "--noheader", f"--jobs={handle}", "--Format=NodeList:4096").strip()
+        names = expand(nodes)
+        check_node(node, len(names))
+        place = ["--nodes=1", "--ntasks=1", f"--nodelist={names[node]}", "--overlap", "--mem=0", "--cpu-bind=none"]
+        streams = ["--pty"] if terminal else ["--unbuffered"]
+        words = entering(str(run_dir.path.absolute()), command, node=node, python=self._python)
+        step = ["srun", f"--jobid={handle}", *place, *streams, "--quiet", "--job-name=exec", *words]
+        return self._client.attached(step, terminal=terminal)
 
     def exclude(self, handle: str, nodes: Iterable[str]) -> None:
         """Keep a job that waits away from these nodes; needs no operator. It replaces what was excluded before."""

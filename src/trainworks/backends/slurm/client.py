@@ -129,6 +129,18 @@ class SlurmClient:
         held = () if lock is None else (lock,)
         return self._said(self._call(["sbatch", "--parsable", *options], inherited | defaults, {}, script, held))
 
+    def attached(self, command: Sequence[str], *, terminal: bool) -> list[str]:
+        """Argument vector that runs a program of Slurm with the streams of its caller, also on the login node.
+
+        Args:
+            command: the program and its arguments.
+            terminal: whether it gets a terminal on the login node.
+        """
+        if self._ssh is not None:
+            return self._ssh.command(shlex.join(command), connect_s=self._connect_s, terminal=terminal)
+        inherited = [f"--unset={name}" for name in sorted(self._env) if _ALREADY_IN_A_JOB.match(name)]
+        return ["env", *inherited, *command]
+
     def _holds(self, name: str, option: str, script: str) -> bool:
         return name in self._env and f"#SBATCH {option}=" not in script
 

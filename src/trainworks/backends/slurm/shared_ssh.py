@@ -47,15 +47,16 @@ class SharedSsh:
         self._run = run
         self._env = dict(env)
 
-    def command(self, remote: str, *, connect_s: float) -> list[str]:
+    def command(self, remote: str, *, connect_s: float, terminal: bool = False) -> list[str]:
         """Argument vector that runs a line of shell there; it never asks for a password.
 
         Args:
             remote: the line.
             connect_s: longest time until the other side greets; rounded up to seconds.
+            terminal: whether the line gets a terminal there.
         """
         batch = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(connect_s)}"]
-        return ["ssh", *batch, *self._options, self._destination, remote]
+        return ["ssh", *(["-t"] if terminal else []), *batch, *self._options, self._destination, remote]
 
     def is_open(self) -> bool:
         """Whether a process listens on the socket; it does so too while the network is gone."""
