@@ -32,7 +32,8 @@ from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.run_file import Guard
 from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.worker.checkpoint.checkpointer import Checkpointer, _state
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.state import whole_state
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig
 from trainworks.worker.models.weights import draw_weights
@@ -148,7 +149,9 @@ def measure(loop: Loop, folder: Path, rounds: int) -> tuple[dict[str, list[float
 def sync(loop: Loop, ours: Checkpointer, group: dist.ProcessGroup, folder: Path, number: int) -> tuple[float, float]:
     """PyTorch's blocking save."""
     started = time.perf_counter()
-    dcp.save(_state(loop.parallel.parts, loop.optimizer), checkpoint_id=folder / f"sync-{number}", process_group=group)
+    dcp.save(
+        whole_state(loop.parallel.parts, loop.optimizer), checkpoint_id=folder / f"sync-{number}", process_group=group
+    )
     stall_s = time.perf_counter() - started
     return stall_s, stall_s + loop.steps_s()
 
@@ -158,7 +161,7 @@ def asynchronous(
 ) -> tuple[float, float]:
     """PyTorch's asynchronous save, by thread."""
     started = time.perf_counter()
-    state = _state(loop.parallel.parts, loop.optimizer)
+    state = whole_state(loop.parallel.parts, loop.optimizer)
     done = dcp.async_save(state, checkpoint_id=folder / f"async-{number}", process_group=group)
     stall_s = time.perf_counter() - started
     following_s = loop.steps_s()
@@ -174,7 +177,7 @@ def cached(
     The update of the next step waits for the copy; that wait is a standstill too.
     """
     started = time.perf_counter()
-    state = _state(loop.parallel.parts, loop.optimizer)
+    state = whole_state(loop.parallel.parts, loop.optimizer)
     saving = dcp.async_save(state, checkpoint_id=folder / f"cached-{number}", process_group=group, async_stager=stager)
     stall_s = time.perf_counter() - started
     assert isinstance(saving, AsyncSaveResponse)

@@ -16,7 +16,8 @@ from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFo
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError, UsageError
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+_FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted([*_FOLDER.glob("*.yaml"), *(_FOLDER / "finetune").glob("*.yaml")])
 WORKLOAD = {
     "task": "causal-lm",
     "model": {"layers": 2, "hidden": 64, "heads": 4},
@@ -252,13 +253,6 @@ def test_a_command_has_no_hang_timeout():
 def test_what_needs_the_steps_of_a_workload_is_refused_beside_a_command(extra: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="needs `workload`"):
         RunFile.model_validate({"name": "a", "run": "true", **extra})
-
-
-def test_checkpoints_in_the_memory_of_several_nodes_are_refused() -> None:
-    wanted = {"name": "a", "workload": WORKLOAD, "checkpoint": {"memory_every": 5}}
-    RunFile.model_validate(wanted | {"cluster": {"engine": "local", "nodes": 2}})
-    with pytest.raises(ValidationError, match="for jobs on one node, got 2"):
-        RunFile.model_validate(wanted | {"cluster": {"engine": "slurm", "nodes": 2}})
 
 
 def test_a_profile_beyond_the_last_step_is_refused() -> None:

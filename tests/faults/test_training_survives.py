@@ -95,18 +95,19 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
     assert program.curve() == uninterrupted
 
 
-def test_a_killed_rank_or_agent_repeats_few_steps_with_checkpoints_in_memory(program, write_run_file, uninterrupted):
-    changes = {"checkpoint__every": f"{STEPS} steps", "checkpoint__memory_every": 1}
+def test_a_killed_rank_or_node_repeats_few_steps_with_checkpoints_in_memory(program, write_run_file, uninterrupted):
+    changes = TWO_NODES | {"checkpoint__every": f"{STEPS} steps", "checkpoint__memory_every": 1}
     running = program.start("run", write_run_file(program.folder, **changes))
     program.wait_for_step(36)
     program.rank(1).kill()
     wait_until(lambda: len(of_kind(program, "attempt")) == 2)
     program.wait_for_step(70)
-    program.agent(0).kill()
+    program.agent(1).kill()
+    shutil.rmtree(memory_folder(program.run_dir) / "node-1")
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
     _, first, second = (event["resumed_from_step"] for event in of_kind(program, "attempt"))
-    assert first >= 34 and second >= 68
+    assert first >= 24 and second >= 58  # a save takes several of these steps
     assert not memory_folder(program.run_dir).exists()
     program.assert_nothing_left()
 

@@ -39,8 +39,9 @@ from trainworks.record.manifest import (
 from trainworks.record.run_dir import RunDir
 from trainworks.worker import session
 from trainworks.worker.checkpoint import checksums
-from trainworks.worker.checkpoint.checkpointer import Checkpointer, _state
+from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.state import whole_state
 from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
@@ -183,7 +184,7 @@ def write_as_before(run: RunDir, *, checksums: bool = False) -> Path:
     training = Training(run.path)
     training.resume()
     shutil.rmtree(folder)
-    dcp.save(_state([training.module], training.optimizer), checkpoint_id=folder)
+    dcp.save(whole_state([training.module], training.optimizer), checkpoint_id=folder)
     del fields["crc32"]
     manifest = Manifest.model_validate_json(json.dumps(fields))
     files = {file.name: file.stat().st_size for file in folder.iterdir()}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock, write_atomic
+from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 # the file system in memory that Linux gives everyone
@@ -23,24 +25,46 @@ def memory_folder(run_dir: RunDir, root: Path = SHARED_MEMORY) -> Path:
     return _of_user(root) / name
 
 
-def make_memory_folder(run_dir: RunDir, root: Path = SHARED_MEMORY) -> Path | None:
-    """Make that folder, for this user alone; None without shared memory, or if another user made the folder."""
+def place_of_node(node: int, events: Sequence[Event]) -> int:
+    """Number among all nodes of the job of the node that has this number among those in use."""
+    places = next((event["places"] for event in reversed(events) if event["kind"] == "resized"), None)
+    return node if places is None else int(places[node])
+
+
+def make_memory_folder(run_dir: RunDir, place: int, root: Path = SHARED_MEMORY) -> Path | None:
+    """Make the part of that folder that belongs to one node, for this user alone.
+
+    Args:
+        run_dir: of the run.
+        place: number of the node among all nodes of the job; several nodes may stand on one machine.
+        root: shared memory of this machine.
+
+    Returns:
+        The folder; None without shared memory, or if another user made one on the way to it.
+    """
     folder = memory_folder(run_dir, root)
+    own = folder / f"node-{place}"
     try:
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, exist_ok=True)
             found = each.lstat()
             if each.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 return None
+        own.mkdir(exist_ok=True)
         write_atomic(folder / _OWNER_FILE, str(run_dir.path.resolve()), durable=False)
     except (OSError, TrainworksError):
         return None
-    return folder
+    return own
 
 
 def forget_memory(run_dir: RunDir, root: Path = SHARED_MEMORY) -> None:
     """Free the memory of a run that has ended, and of all others whose supervisor is gone."""
     shutil.rmtree(memory_folder(run_dir, root), ignore_errors=True)
+    forget_ended(root)
+
+
+def forget_ended(root: Path = SHARED_MEMORY) -> None:
+    """Free the memory of every run whose supervisor is gone: a node of a cluster may have kept that of a failed one."""
     with suppress(OSError):
         for folder in _of_user(root).iterdir():
             if not _is_alive(folder):

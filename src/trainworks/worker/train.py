@@ -26,8 +26,11 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.memory_checkpoints import place_of_node
+from trainworks.worker.callbacks import load_callbacks
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.interval import measured_interval
+from trainworks.worker.checkpoint.memory import MemoryTier
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
 from trainworks.worker.determinism import make_deterministic
@@ -40,6 +43,7 @@ from trainworks.worker.health.rank_failure import explain, fingerprint
 from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, install_stall_reporter
 from trainworks.worker.loop import Trainer, warm_up
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.weights import fingerprint_of_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.profiling import StepProfiler
@@ -107,6 +111,7 @@ def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState)
     trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt, fault_policy)
     _train_to_the_end(trainer, resolved.plan, resolved.run_file.workload, rank, attempt)
     dist.barrier()
+    trainer.checkpointer.memory.forget()
     rank.state.parts, rank.state.optimizer = (), None
     del trainer  # DDP before its process group: torch aborts at exit otherwise, now and then
     gc.collect()
@@ -273,6 +278,7 @@ def _build(
         ),
         stop=rank.stop,
         heartbeat=rank.state.heartbeat,
+        callbacks=load_callbacks(workload.callbacks, Path(resolved.working_folder)),
         evaluator=build_evaluator(workload, opened, parallel, rank.device, timeline, rank.state.heartbeat),
     )
 
@@ -289,18 +295,36 @@ def _telemetry(plan: Plan, rank: _Rank, attempt: int, *, loss_scaling: bool) -> 
 
 
 def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, dataset: Dataset) -> Checkpointer:
+    settings = resolved.run_file.checkpoint
+    group = dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP)
+    memory = MemoryTier(
+        rank.run_dir,
+        settings.memory_every,
+        group,
+        place=place_of_node(rank.node, read_events(rank.run_dir.events_file)),
+        ranks_per_node=resolved.processes.processes_per_node,
+    )
     return Checkpointer(
         rank.run_dir,
-        dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP),
-        keep=resolved.run_file.checkpoint.keep,
-        memory_every=resolved.run_file.checkpoint.memory_every if _is_one_machine(resolved) else None,
-        template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
+        group,
+        keep=settings.keep,
+        memory=memory,
+        template={
+            "attempt": attempt,
+            "layout": plan.layout,
+            "data_fingerprint": dataset.fingerprint,
+            "base_fingerprint": _base_fingerprint(resolved.run_file.workload),
+        },
     )
 
 
-def _is_one_machine(resolved: ResolvedRun) -> bool:
-    """Whether all ranks share one memory."""
-    return resolved.processes.nodes == 1 or resolved.run_file.cluster.engine == "local"
+def _base_fingerprint(workload: Workload | None) -> str | None:
+    """Fingerprint of the frozen weights of `model.hf`, which checkpoints do not hold; None where all weights train."""
+    if workload is None or not workload.is_fine_tuned or workload.model.hf is None:
+        return None
+    from trainworks.worker.models.transformer import checkpoint_folder  # noqa: PLC0415  # such a run has it
+
+    return fingerprint_of_weights(checkpoint_folder(workload.model.hf))
 
 
 def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:

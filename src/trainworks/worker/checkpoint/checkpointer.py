@@ -12,16 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Protocol
+from queue import SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.stateful import Stateful
-from torch.utils._pytree import tree_map_only
+from torch.distributed.checkpoint.staging import DefaultStager
 
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.record.events import EventKind, append_event
@@ -35,28 +34,14 @@ from trainworks.record.manifest import (
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, gather_checksums
+from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, of_all_ranks
 from trainworks.worker.checkpoint.failures import explained_failure, load_failure
 from trainworks.worker.checkpoint.memory import Found, MemoryTier
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError
+from trainworks.worker.checkpoint.peers import WrittenFile
 from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.state import HasState, staging_options, unchanging, whole_state
 from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
-from trainworks.worker.models.adapters import trained_state
-
-
-class HasState(Protocol):
-    """State of a training run beside the model: the optimizer and what belongs to it."""
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        """State by name: `optimizer`, under parameter names common to all layouts, and further entries.
-
-        `random` holds the state of each rank's generators, which other ranks do not load.
-        """
-        ...
-
-    def fill_state(self) -> None:
-        """Make the state that the first step would make, so that a checkpoint has something to be loaded into."""
-        ...
 
 
 class Checkpointer:
@@ -67,7 +52,7 @@ class Checkpointer:
         group: a process group of its own: saving talks to the other ranks from a thread while training does too.
         keep: complete checkpoints to keep.
         template: the manifest's fields that do not change from one checkpoint to the next.
-        memory_every: steps between checkpoints in shared memory, where all ranks are on one node; None for none.
+        memory: tier in the shared memory of the nodes; none when None.
     """
 
     def __init__(
@@ -77,16 +62,16 @@ class Checkpointer:
         *,
         keep: int,
         template: dict[str, Any],
-        memory_every: int | None = None,
+        memory: MemoryTier | None = None,
     ) -> None:
-        self.memory = MemoryTier(run_dir, memory_every, group)
+        self.memory = memory or MemoryTier(run_dir, None, group)
         self._run_dir = run_dir
         self._group = group
         self._keep = keep
         self._template = template
         self._pending: Future[Any] | None = None
         self._may_complete = threading.Event()
-        self._stager = DefaultStager(_staging())
+        self._stager = DefaultStager(staging_options())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._copied: Future[Any] | None = None
         self._stall_s = 0.0
@@ -102,6 +87,7 @@ class Checkpointer:
         """Takes the costs of each checkpoint on disk, on rank 0."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
+        self._completed: SimpleQueue[Path] = SimpleQueue()
 
     @property
     def is_saving(self) -> bool:
@@ -133,16 +119,20 @@ class Checkpointer:
         if not to_memory:
             self._damaged.pop(step, None)
         folder = self.memory.folder(step) if to_memory else self._run_dir.checkpoint(step)
-        if dist.get_rank() == 0:
+        if self.memory.completes(folder):
             delete_checkpoint(folder)
         if torch.cuda.is_initialized():  # the copy runs on its own stream, which does not wait for this one
             torch.cuda.current_stream().synchronize()
-        copied = self._stager.stage(_unchanging(_state(parts, optimizer), parts))
+        copied = self._stager.stage(unchanging(whole_state(parts, optimizer), parts))
         assert isinstance(copied, Future)
         self._copied = copied
         self._stall_s = time.perf_counter() - started
         fields = {"step": step, "samples_consumed": samples_consumed, **self._template}
         self._pending = self._writer.submit(self._write, copied, folder, fields, started)
+
+    def take_completed(self) -> list[Path]:
+        """Checkpoints on disk that have been completed since the last call; none on other ranks than 0."""
+        return [self._completed.get() for _ in range(self._completed.qsize())]
 
     def await_copy(self) -> None:
         """Wait until weights and optimizer state may change."""
@@ -172,34 +162,51 @@ class Checkpointer:
 
     def _write(self, copied: Future[Any], folder: Path, fields: dict[str, Any], started: float) -> None:
         """Runs in the writing thread."""
+        is_copied = False
         try:
             writer = ShardWriter(folder, durable=not self.memory.holds(folder))
             dcp.save(copied.result(), storage_writer=writer, planner=SavePlannerOfValues(), process_group=self._group)
-            fields["checksums"] = gather_checksums(writer.checksums, self._group)
+            written = of_all_ranks(writer.written, self._group)
+            files = {name: file for each in written for name, file in each.items()}
+            if self.memory.holds(folder):
+                self.memory.copy_to_peer(folder, written)
+                is_copied = True
             self._may_complete.wait()
-            if dist.get_rank() == 0:
+            if self.memory.holds(folder):
+                self.memory.await_record()
+            if self.memory.completes(folder):
                 if self._abandoned:
                     delete_checkpoint(folder)
                 else:
-                    self._complete(folder, fields, started)
+                    self._complete(folder, files, fields, started)
         except BaseException as error:  # CheckpointException is one; the loop reports it and ends the run
-            problem = explained_failure(error, folder)
-            if in_memory := self.memory.holds(folder):
-                self.memory.problem = problem.message  # the disk has its own, and training goes on
-            else:
-                self.failure = problem
-            if dist.get_rank() == 0:
-                delete_checkpoint(folder)
-                kind: EventKind = "memory_checkpoints_ended" if in_memory else "checkpoint_failed"
-                self._note_failure(kind, fields["step"], problem)
+            self._fail(error, folder, fields["step"], keeps_files=is_copied)
 
-    def _complete(self, folder: Path, fields: dict[str, Any], started: float) -> None:
-        files = {name: (folder / name).stat().st_size for name in fields["checksums"]}
-        manifest = Manifest(created_at=time.time(), torch=torch.__version__, files=files, **fields)
+    def _fail(self, error: BaseException, folder: Path, step: int, *, keeps_files: bool) -> None:
+        """Note why a save failed; files that have copies stay, as another node may have completed the checkpoint."""
+        problem = explained_failure(error, folder)
+        if in_memory := self.memory.holds(folder):
+            self.memory.problem = problem.message  # the disk has its own, and training goes on
+        else:
+            self.failure = problem
+        if self.memory.completes(folder) and not keeps_files:
+            delete_checkpoint(folder)
+        if dist.get_rank() == 0:
+            self._note_failure("memory_checkpoints_ended" if in_memory else "checkpoint_failed", step, problem)
+
+    def _complete(self, folder: Path, files: dict[str, WrittenFile], fields: dict[str, Any], started: float) -> None:
+        manifest = Manifest(
+            created_at=time.time(),
+            torch=torch.__version__,
+            files={name: file.num_bytes for name, file in files.items()},
+            checksums={name: file.crc32 for name, file in files.items()},
+            **fields,
+        )
         write_manifest(folder, manifest)
         if self.memory.holds(folder):
             self.memory.keep_only(manifest.step)
             return
+        self._completed.put(folder)
         write_s = time.perf_counter() - started
         append_event(
             self._run_dir.events_file,
@@ -264,13 +271,12 @@ class Checkpointer:
         Each rank compares the checksums of a share of the files. Damaged checkpoints are reported, and left where they
         are; what was being written at a kill is deleted.
         """
-        shared: list[Any] = [self._candidates() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(shared, src=0)
-        for step, folder, checked in shared[0]:
+        for step, folder, checked in self._candidates():
             if step in self._damaged and not self.memory.holds(folder):
                 continue
-            damage = checked if isinstance(checked, Damage) else find_damage(checked, folder, self._group)
+            damage = checked if isinstance(checked, Damage) else self._find_damage(checked, folder)
             if damage is None:
+                assert isinstance(checked, Manifest)
                 self._report_damage(fallback_step=step)
                 return checked, folder
             self._pass_over(step, folder, damage)
@@ -278,9 +284,15 @@ class Checkpointer:
         return None
 
     def _candidates(self) -> list[Found]:
-        """Checkpoints on disk and in memory, newest first; of one step, that in memory first."""
-        found = [*self.memory.found(), *self._on_disk()]
-        return sorted(found, key=lambda each: each[0], reverse=True)
+        """Checkpoints on disk and in memory, newest first, the same on every rank; of one step, memory first."""
+        on_disk: list[Any] = [self._on_disk() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(on_disk, src=0)
+        return sorted([*self.memory.found(), *on_disk[0]], key=lambda each: each[0], reverse=True)
+
+    def _find_damage(self, manifest: Manifest, folder: Path) -> Damage | None:
+        if self.memory.holds(folder):
+            return self.memory.restore(manifest, folder)
+        return find_damage(manifest, folder, self._group)
 
     def _on_disk(self) -> list[Found]:
         """Every checkpoint that was complete once, newest first."""
@@ -295,7 +307,7 @@ class Checkpointer:
     def _pass_over(self, step: int, folder: Path, damage: Damage) -> None:
         if self.memory.holds(folder):
             dist.barrier(self._group)  # no rank reads it any more
-            if dist.get_rank() == 0:
+            if self.memory.completes(folder):
                 delete_checkpoint(folder)
             dist.barrier(self._group)
             return
@@ -319,7 +331,7 @@ class Checkpointer:
 
     def continue_behind(self, manifest: Manifest, folder: Path, *, samples_consumed: int) -> None:
         """A run that resumes from this checkpoint continues after that sample."""
-        if dist.get_rank() == 0:
+        if self.memory.completes(folder):
             write_manifest(folder, manifest.model_copy(update={"samples_consumed": samples_consumed}))
         dist.barrier(self._group)
 
@@ -328,16 +340,26 @@ class Checkpointer:
 
         Raises:
             UsageError: the checkpoint was made by another model.
-            EnvironmentProblem: the checkpoint was made from other data, or cannot be read.
+            EnvironmentProblem: the checkpoint was made from other data or beside other frozen weights, or cannot be
+                read.
         """
         if manifest.data_fingerprint != self._template["data_fingerprint"]:
             raise EnvironmentProblem(
                 f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
             )
+        if (
+            None not in (then := manifest.base_fingerprint, now := self._template.get("base_fingerprint"))
+            and then != now
+        ):
+            raise EnvironmentProblem(
+                f"the frozen weights in `model.hf` changed since step {manifest.step}: what was trained beside them "
+                "does not fit them any more",
+                hint="restore the folder, or start a new run",
+            )
         self.await_copy()
         optimizer.fill_state()
-        state = _state(parts, optimizer)
+        state = whole_state(parts, optimizer)
         if manifest.layout.world_size != dist.get_world_size():
             state.pop("random", None)
         if (error := self._load_state(state, folder)) is not None:
@@ -359,30 +381,3 @@ class Checkpointer:
         except Exception as error:  # of a state that takes what was read itself; it may not survive pickling
             own = RuntimeError(f"{type(error).__name__}: {error}")
         return first_of_any_rank(own, self._group)
-
-
-def _state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
-    """Names and shapes are those of the whole model: each rank provides its part of each tensor, in any layout."""
-    return {
-        "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
-        **optimizer.checkpoint_state(),
-    }
-
-
-def _unchanging(state: dict[str, Any], parts: Sequence[nn.Module]) -> dict[str, Any]:
-    """The state with copies of what forward and backward change: buffers of the model, and the small rest."""
-    parameters = {name for part in parts for name, _ in part.named_parameters()}
-    model = {name: value if name in parameters else value.clone() for name, value in state["model"].items()}
-    rest = {
-        key: value.state_dict() if isinstance(value, Stateful) else value
-        for key, value in state.items()
-        if key != "model"
-    }
-    small = {key: tree_map_only(Tensor, Tensor.clone, value) for key, value in rest.items() if key != "optimizer"}
-    return {"model": model, "optimizer": rest["optimizer"], **small}
-
-
-def _staging() -> StagingOptions:
-    """Copies go to buffers that are kept for the next save, pinned where an accelerator copies by itself."""
-    accelerator = torch.accelerator.is_available()
-    return StagingOptions(accelerator, False, True, accelerator)

@@ -18,11 +18,6 @@ _SHARD = re.compile(r"(?:rank-|__)(\d+)[._]")
 """Start of a shard's file name: the rank that wrote it; with underscores in versions before metadata.json."""
 
 
-def gather_checksums(own: dict[str, int], group: dist.ProcessGroup) -> dict[str, int]:
-    """Checksum of every file, each computed by the rank that wrote it."""
-    return {name: value for each in _gathered(own, group) for name, value in each.items()}
-
-
 def find_damage(manifest: Manifest, folder: Path, group: dist.ProcessGroup) -> Damage | None:
     """The first damaged file of a checkpoint; every file is read once, by one rank."""
     found = (check_file(folder, manifest, name) for name in _share(manifest.files))
@@ -58,10 +53,11 @@ def _damaged(run_dir: RunDir, step: int, damage: Damage) -> EnvironmentProblem:
 
 def first_of_any_rank(own: _T | None, group: dist.ProcessGroup) -> _T | None:
     """The value of the first rank that has one."""
-    return next((each for each in _gathered(own, group) if each is not None), None)
+    return next((each for each in of_all_ranks(own, group) if each is not None), None)
 
 
-def _gathered(own: _T, group: dist.ProcessGroup) -> list[_T]:
+def of_all_ranks(own: _T, group: dist.ProcessGroup) -> list[_T]:
+    """The value of each rank, in order."""
     every: list[_T] = [own] * dist.get_world_size(group)
     dist.all_gather_object(every, own, group=group)
     return every

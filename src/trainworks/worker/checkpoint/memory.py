@@ -1,34 +1,67 @@
-"""The tier of checkpoints in a node's shared memory, beside those on disk."""
+"""The tier of checkpoints in the shared memory of nodes, beside those on disk.
+
+Each node holds the files of its own ranks and copies of those of the node before it in a ring, so that the loss of one
+node loses no file. A checkpoint exists if one node has its manifest and every file is intact on some node; before
+it is loaded, each node gets the files that it lacks.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
 
-from trainworks.record.manifest import MANIFEST, Damage, Manifest, check_manifest, delete_checkpoint
+from trainworks.errors import EnvironmentProblem
+from trainworks.record.manifest import (
+    MANIFEST,
+    Damage,
+    Manifest,
+    check_file,
+    delete_checkpoint,
+    parse_manifest,
+    write_manifest,
+)
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.memory_checkpoints import make_memory_folder
-from trainworks.worker.checkpoint.checksums import first_of_any_rank
+from trainworks.recover.memory_checkpoints import forget_ended, make_memory_folder
+from trainworks.worker.checkpoint.checksums import first_of_any_rank, of_all_ranks
+from trainworks.worker.checkpoint.peers import Incoming, WrittenFile, swap_files, transfers
 
 Found = tuple[int, Path, Manifest | Damage]
-"""Step, folder, and manifest of a checkpoint that was complete once."""
+"""Step, folder on this node, and manifest of a checkpoint that was complete once."""
 
 
 class MemoryTier:
-    """Where checkpoints in memory are; all ranks are on one node.
+    """Where checkpoints in memory are.
 
     Args:
         run_dir: of the run.
         every: steps between two of them; no checkpoint goes to memory when None.
         group: of the checkpointer; the tier is off if one rank cannot have it.
+        place: number of this rank's node among all nodes of the job; nodes on one machine have a folder each.
+        ranks_per_node: same number on every node, whose ranks are numbered one after the other; all when None.
     """
 
-    def __init__(self, run_dir: RunDir, every: int | None, group: dist.ProcessGroup) -> None:
-        folder = None if every is None else make_memory_folder(run_dir)
+    def __init__(
+        self,
+        run_dir: RunDir,
+        every: int | None,
+        group: dist.ProcessGroup,
+        *,
+        place: int = 0,
+        ranks_per_node: int | None = None,
+    ) -> None:
+        self._rank, world_size = dist.get_rank(), dist.get_world_size()
+        self._per_node = ranks_per_node or world_size
+        self._nodes = world_size // self._per_node
+        if every is not None and self._is_first:
+            forget_ended()
+        folder = None if every is None else make_memory_folder(run_dir, place)
         has_none = every is not None and first_of_any_rank(None if folder else True, group)
         self._place = None if folder is None or has_none else RunDir(folder)
         self._every = every
+        self._group = group
         self.problem: str | None = None
         """Why this rank could not write to memory; the ranks agree at the next flush to stop."""
 
@@ -37,13 +70,47 @@ class MemoryTier:
         return self._every is not None and step % self._every == 0 and self._place is not None
 
     def folder(self, step: int) -> Path:
-        """Folder of a checkpoint."""
+        """Folder of a checkpoint on this node."""
         assert self._place is not None
         return self._place.checkpoint(step)
 
     def holds(self, folder: Path) -> bool:
         """Whether a checkpoint is in memory."""
         return self._place is not None and folder.parent == self._place.checkpoints
+
+    def completes(self, folder: Path) -> bool:
+        """Whether this rank completes and deletes the checkpoint: the first of its node in memory, rank 0 on disk."""
+        return self._is_first if self.holds(folder) else self._rank == 0
+
+    def copy_to_peer(self, folder: Path, written: Sequence[Mapping[str, WrittenFile]]) -> None:
+        """Send this rank's files to the next node and take those of the node before; every rank calls this.
+
+        Rank r sends to r + ranks per node and receives from r - ranks per node, modulo the number of ranks.
+
+        Args:
+            folder: of the checkpoint on this node.
+            written: files by name, of each rank.
+
+        Raises:
+            EnvironmentProblem: the copy of a file failed, on any rank.
+        """
+        if self._nodes == 1:
+            return
+        to, source = ((self._rank + step) % len(written) for step in (self._per_node, -self._per_node))
+        damage = swap_files(
+            [folder / name for name in written[self._rank]],
+            [Incoming(folder / name, file) for name, file in written[source].items()],
+            to=to,
+            source=source,
+            group=self._group,
+        )
+        if (failed := first_of_any_rank(damage, self._group)) is not None:
+            raise EnvironmentProblem(f"cannot copy a checkpoint to the memory of the next node: {failed}")
+
+    def await_record(self) -> None:
+        """Wait until rank 0 allows completion, too: other nodes do not see what it has written to the record."""
+        if self._nodes > 1:
+            dist.barrier(self._group)
 
     def keep_only(self, step: int) -> None:
         """Delete all others: two are in memory only while one is written."""
@@ -52,14 +119,72 @@ class MemoryTier:
                 delete_checkpoint(folder)
 
     def found(self) -> list[Found]:
-        """Every checkpoint that is complete; what was being written at a kill is deleted."""
-        found: list[Found] = []
-        for step, folder in self._folders():
-            if (folder / MANIFEST).exists():
-                found.append((step, folder, check_manifest(folder)))
-            else:
-                delete_checkpoint(folder)
-        return found
+        """Every checkpoint that some node completed; every rank calls this. Incomplete ones are deleted."""
+        if self._place is None:
+            return []
+        own = {step: _manifest(folder) for step, folder in self._folders()} if self._is_first else {}
+        by_step: dict[int, list[Manifest]] = {}
+        for each in of_all_ranks(own, self._group):
+            for step, manifest in each.items():
+                by_step.setdefault(step, []).extend([manifest] if manifest else [])
+        for step, manifests in by_step.items():
+            if not manifests and self._is_first:
+                delete_checkpoint(self.folder(step))
+        return [  # a kill during a rollback leaves manifests that differ: the later one skips what it was for
+            (step, self.folder(step), max(manifests, key=lambda manifest: manifest.samples_consumed))
+            for step, manifests in by_step.items()
+            if manifests
+        ]
+
+    def restore(self, manifest: Manifest, folder: Path) -> Damage | None:
+        """Give every node all files of a checkpoint, each from a node where it is intact; every rank calls this.
+
+        Returns:
+            A file that no node has or that could not be copied, the same on every rank.
+        """
+        names = sorted(manifest.files)
+        share = names[self._rank % self._per_node :: self._per_node]
+        intact = of_all_ranks({name for name in share if check_file(folder, manifest, name) is None}, self._group)
+        held = [
+            frozenset[str]().union(*intact[node * self._per_node : (node + 1) * self._per_node])
+            for node in range(self._nodes)
+        ]
+        planned = transfers(names, held)
+        if isinstance(planned, str):
+            return Damage(planned, "no node has an intact copy")
+        damage: Damage | None = None
+        if self._is_first:
+            folder.mkdir(parents=True, exist_ok=True)
+            node = self._rank // self._per_node
+            for each in planned:
+                file = WrittenFile(manifest.checksums[each.name], manifest.files[each.name])
+                if node == each.source:
+                    swap_files([folder / each.name], [], to=each.target * self._per_node, source=-1, group=self._group)
+                elif node == each.target:
+                    incoming = [Incoming(folder / each.name, file)]
+                    peer = each.source * self._per_node
+                    damage = swap_files([], incoming, to=-1, source=peer, group=self._group) or damage
+            if damage is None and _manifest(folder) != manifest:
+                write_manifest(folder, manifest)
+        return first_of_any_rank(damage, self._group)
+
+    def forget(self) -> None:
+        """Free the memory of this node: the run is over, or all of it is on disk."""
+        if self._place is not None and self._is_first:
+            shutil.rmtree(self._place.path, ignore_errors=True)
+
+    @property
+    def _is_first(self) -> bool:
+        return self._rank % self._per_node == 0
 
     def _folders(self) -> list[tuple[int, Path]]:
         return [] if self._place is None else self._place.checkpoint_folders()
+
+
+def _manifest(folder: Path) -> Manifest | None:
+    """The manifest of a checkpoint of which this node may have some files only; None if it was not completed here."""
+    try:
+        manifest = parse_manifest((folder / MANIFEST).read_bytes())
+    except OSError:
+        return None
+    return manifest if isinstance(manifest, Manifest) else None

@@ -33,6 +33,7 @@ from trainworks.errors import UsageError
 from trainworks.record.manifest import METADATA
 from trainworks.worker.checkpoint.legacy import LegacyReader
 from trainworks.worker.checkpoint.metadata import ByteRange, UnreadableCheckpointError, decode, encode
+from trainworks.worker.checkpoint.peers import WrittenFile
 
 _Extents = dict[MetadataIndex, tuple[int, int]]
 """Start and size in bytes."""
@@ -68,12 +69,12 @@ class ShardWriter(StorageWriter):
         super().__init__()
         self._folder = folder
         self._durable = durable
-        self.checksums: dict[str, int] = {}
-        """CRC-32 of what this rank wrote, by file; computed from the bytes in memory."""
+        self.written: dict[str, WrittenFile] = {}
+        """What this rank wrote, by file name; checksums are computed from the bytes in memory."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save."""
-        self.checksums = {}
+        self.written = {}
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """No rank has a special part."""
@@ -101,21 +102,21 @@ class ShardWriter(StorageWriter):
         header, starts = _header(plan.items, values)
         places = {index: ByteRange(name, len(header) + start, size) for index, (start, size) in starts.items()}
         with (self._folder / name).open("wb") as file:
-            crc = _append(file, header, 0)
+            crc, size = _append(file, header, 0), len(header)
             for item in plan.items:
                 content = values[item.index] if item.index in values else _tensor_bytes(planner, item)
                 if len(content) != places[item.index].num_bytes:
                     raise AssertionError(f"{item.index}: {len(content)} bytes instead of {places[item.index]}")
-                crc = _append(file, content, crc)
+                crc, size = _append(file, content, crc), size + len(content)
             self._flush(file)
-        self.checksums[name] = crc
+        self.written[name] = WrittenFile(crc, size)
         return [WriteResult(item.index, places[item.index].num_bytes, places[item.index]) for item in plan.items]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the metadata; rank 0 alone is asked to."""
         content = encode(metadata, {each.index: each.storage_data for written in results for each in written})
         with (self._folder / METADATA).open("wb") as file:
-            self.checksums[METADATA] = _append(file, content, 0)
+            self.written[METADATA] = WrittenFile(_append(file, content, 0), len(content))
             self._flush(file)
 
     def _flush(self, file: BinaryIO) -> None:

@@ -1,0 +1,56 @@
+"""The state of a training run that a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.staging import StagingOptions
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.utils._pytree import tree_map_only
+
+from trainworks.worker.models.adapters import trained_state
+
+
+class HasState(Protocol):
+    """State of a training run beside the model: the optimizer and what belongs to it."""
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """State by name: `optimizer`, under parameter names common to all layouts, and further entries.
+
+        `random` holds the state of each rank's generators, which other ranks do not load.
+        """
+        ...
+
+    def fill_state(self) -> None:
+        """Make the state that the first step would make, so that a checkpoint has something to be loaded into."""
+        ...
+
+
+def whole_state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
+    """State to save or to load, under names and shapes of the whole model: each rank has its part, in any layout."""
+    return {
+        "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
+        **optimizer.checkpoint_state(),
+    }
+
+
+def unchanging(state: dict[str, Any], parts: Sequence[nn.Module]) -> dict[str, Any]:
+    """The state with copies of what forward and backward change: buffers of the model, and the small rest."""
+    parameters = {name for part in parts for name, _ in part.named_parameters()}
+    model = {name: value if name in parameters else value.clone() for name, value in state["model"].items()}
+    rest = {
+        key: value.state_dict() if isinstance(value, Stateful) else value
+        for key, value in state.items()
+        if key != "model"
+    }
+    small = {key: tree_map_only(Tensor, Tensor.clone, value) for key, value in rest.items() if key != "optimizer"}
+    return {"model": model, "optimizer": rest["optimizer"], **small}
+
+
+def staging_options() -> StagingOptions:
+    """Copies go to buffers that are kept for the next save, pinned where an accelerator copies by itself."""
+    accelerator = torch.accelerator.is_available()
+    return StagingOptions(accelerator, False, True, accelerator)
