@@ -3,7 +3,8 @@
     python benchmarks/recovery.py --rounds 5
 
 Two ranks of a tiny model on one node, a checkpoint every 20 steps. The contenders take turns; each run is killed once,
-after two checkpoints. The peer is a bare loop that imports torch alone, so it starts as fast as torchrun allows.
+after two checkpoints. The peer is a bare loop that imports torch alone, so it starts as fast as torchrun allows. The
+steps that are lost are those of this run, and of another with checkpoints in memory after every step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import Any
 from contenders import PEERS_FOLDER, provenance, torchrun
 
 from trainworks.host.clock import SystemClock
+from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.outcome import Injection, outcome
 
 STEPS, EVERY, KILL_AT = 100_000, 20, 60
 PEER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -42,7 +45,6 @@ RUN_FILE = {
         "train_for": f"{STEPS} steps",
     },
     "cluster": {"engine": "local", "processes_per_node": 2},
-    "checkpoint": {"every": f"{EVERY} steps"},
     "layout": {"dp_replicate": 2, "micro_batch": 4},
 }
 
@@ -57,24 +59,27 @@ def wait(until: Callable[[], Any], timeout_s: float = 300.0) -> Any:
     return found
 
 
-def of_trainworks(folder: Path) -> dict[str, float]:
-    """Parts of one recovery, from the record of the run."""
+def of_trainworks(folder: Path, **checkpoint: Any) -> tuple[dict[str, float], int]:
+    """Parts of one recovery, and the steps that it lost, from the record of the run."""
     folder.mkdir()
-    (folder / "run.yaml").write_text(json.dumps(RUN_FILE))
+    run_file = RUN_FILE | {"checkpoint": {"every": f"{EVERY} steps", **checkpoint}}
+    (folder / "run.yaml").write_text(json.dumps(run_file))
     run = DrilledRun(folder / "run.yaml", name="recovery", runs=folder, clock=SystemClock())
     run.start()
     try:
         wait(lambda: run.run_dir.metrics_file.exists() and run.last_step() >= KILL_AT)
-        killed_at = time.time()
+        killed_at, written = time.time(), run.last_step()
         os.kill(run.ranks()[1], signal.SIGKILL)
         first = wait(lambda: next((row for row in run.rows() if row["attempt"] > 1), None))
+        killed = Injection(DrillFault.KILL_RANK, killed_at, written)
+        lost = outcome(killed, first["t"] + 1, run.events(), run.rows(), {}).steps_lost
         at = {event["kind"]: event["t"] for event in run.events() if event["t"] > killed_at}
         noticed = min(event["t"] for event in run.events() if event["kind"] == "failure")
         started = max(run.run_dir.rank_starts(rank)[-1][1] for rank in (0, 1))
     finally:
         run.end()
     marks = [killed_at, noticed, at["ranks_started"], started, at["attempt"], first["t"]]
-    return {part: after - before for part, (before, after) in zip(PARTS, pairwise(marks), strict=True)}
+    return {part: after - before for part, (before, after) in zip(PARTS, pairwise(marks), strict=True)}, lost
 
 
 def of_torchrun(folder: Path) -> float:
@@ -106,10 +111,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     ours: list[dict[str, float]] = []
+    lost: dict[str, list[int]] = {"disk": [], "memory": []}
     theirs: list[float] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for number in range(options.rounds):
-            ours.append(of_trainworks(Path(folder) / f"trainworks-{number}"))
+            parts, on_disk = of_trainworks(Path(folder) / f"trainworks-{number}")
+            ours.append(parts)
+            lost["disk"].append(on_disk)
+            lost["memory"].append(of_trainworks(Path(folder) / f"memory-{number}", memory_every=1)[1])
             theirs.append(of_torchrun(Path(folder) / f"torchrun-{number}"))
             ratio = sum(ours[-1].values()) / theirs[-1]
             sys.stderr.write(f"round {number}: {sum(ours[-1].values()):.2f} s, {theirs[-1]:.2f} s, {ratio:.2f}\n")
@@ -120,6 +129,7 @@ def main() -> None:
         "ratio": median(ratios),
         "ratios": ratios,
         "parts_s": {part: median(parts[part] for parts in ours) for part in PARTS},
+        "steps_lost": lost,
         "load": os.getloadavg()[0],
     }
     sys.stdout.write(json.dumps(figures, indent=2) + "\n")

@@ -8,6 +8,8 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from trainworks.measure.drill.outcome import FaultOutcome
 from trainworks.plan.reliability.scenario import Scenario
 from trainworks.plan.reliability.simulation import simulate
@@ -105,10 +107,11 @@ def soak_goodput(
 ) -> Goodput | None:
     """Goodput of a run until a time, and what the planner's simulation predicts for what its parts cost.
 
-    The simulation gets the rate of the faults, the means of detection and restart, the interval of checkpoints and
-    the cost of a save. It has to find out how much work they lose. A fault that damages the newest checkpoint costs one
-    interval more than a failure that the simulation knows, so that its share of the faults times the interval is added
-    to the restart.
+    The simulation gets the rate of the faults, the interval of checkpoints and the cost of a save. It has to find out
+    how much work is lost. A drill hits a run only once it trains again. The rate is therefore that of the time outside
+    recovery, and the mean time to be back is added for each simulated fault. A fault that damages the newest checkpoint
+    costs one interval more than a failure that the simulation knows, so that its share of the faults times the interval
+    is added, too.
 
     Args:
         rows: all steps in the order of writing, the repeated ones too.
@@ -131,7 +134,6 @@ def soak_goodput(
     saved = [event for event in events if event["kind"] == "checkpoint"]
     interval_s = steps * work_s / len(counting)
     save_s, write_s = (median(float(event[key]) for event in saved) for key in ("stall_s", "write_s"))
-    detect_s = mean(each.noticed_s or 0.0 for each in came_back)
     back_s = mean(each.back_s or 0.0 for each in came_back) - step_s
     damaged = mean(each.fault.damages_checkpoint for each in came_back)
     outcome = simulate(
@@ -139,21 +141,15 @@ def soak_goodput(
             num_nodes=1,
             work_s=work_s,
             interval_s=interval_s,
-            other_mttf_s=wall_s / len(outcomes),
+            other_mttf_s=(wall_s - back_s * len(outcomes)) / len(outcomes),
             save_s=save_s,
             write_s=min(write_s, interval_s),
-            detect_s=detect_s,
-            restart_s=max(0.0, back_s - detect_s) + damaged * (interval_s + save_s),
         ),
         trials=_TRIALS,
     )
-    return Goodput(
-        work_s,
-        wall_s,
-        simulated=outcome.ettr,
-        low=work_s / outcome.quantile_s(0.9),
-        high=work_s / outcome.quantile_s(0.1),
-    )
+    goodput = outcome.work_s / (outcome.wall_s + outcome.failures * (back_s + damaged * (interval_s + save_s)))
+    low, high = np.quantile(goodput, (0.1, 0.9))
+    return Goodput(work_s, wall_s, simulated=float(goodput.mean()), low=float(low), high=float(high))
 
 
 def _steps_between_checkpoints(events: Sequence[Event]) -> float | None:
