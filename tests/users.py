@@ -52,6 +52,18 @@ class User:
             stderr=subprocess.DEVNULL,
         )
 
+    def popen(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command in their home, whose output can be read."""
+        return subprocess.Popen(
+            [*_as_user(self.uid), *self.program, *arguments],
+            cwd=self.home,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def _environment(self, **env: str) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], "HOME": str(self.home), **self.env, **env}
 
