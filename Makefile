@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo drill cluster-demo test quick check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo test pytest quick check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -19,10 +19,13 @@ cluster-demo: $(VENV)/.cluster
 drill: $(VENV)/.train
 	$(BIN)/trainworks drill examples/drill.yaml
 
+test: $(VENV)/.test
+	$(MAKE) --no-print-directory --jobs 2 check pytest
+
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3
 
-test: check
+pytest: $(VENV)/.test
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # The lane for work: everything that starts no run, no cluster and no group of ranks.

@@ -1,4 +1,6 @@
-"""Write the data of this example: texts for a tiny base model, and conversations to tune it on, some held out."""
+"""Write the data of this example: texts for a tiny base model, conversations and pairs of answers to tune it on, some
+of both held out.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,27 @@ def chat(left: int, right: int) -> dict[str, list[dict[str, str]]]:
     }
 
 
+def pair(left: int, right: int) -> dict[str, object]:
+    """A question with a short answer, which is preferred, and with a long one."""
+    return {
+        "prompt": [{"role": "user", "content": f"What is {left} plus {right}?"}],
+        "chosen": f"{left + right}.",
+        "rejected": f"{left} plus {right} is {left + right}.",
+    }
+
+
 def main(folder: Path) -> None:
-    """Write texts/sums.jsonl, chats.jsonl and held-out.jsonl."""
+    """Write texts/sums.jsonl, chats.jsonl, held-out.jsonl, pairs.jsonl and held-out-pairs.jsonl."""
     (folder / "texts").mkdir(parents=True, exist_ok=True)
     texts = [{"text": f"{left} plus {right} is {left + right}. "} for left, right in sums(4_000, seed=1)]
     (folder / "texts" / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
-    for name, count, seed in (("chats", 600, 2), ("held-out", 100, 3)):
-        lines = [json.dumps(chat(*pair)) + "\n" for pair in sums(count, seed)]
+    for name, record, count, seed in (
+        ("chats", chat, 600, 2),
+        ("held-out", chat, 100, 3),
+        ("pairs", pair, 400, 4),
+        ("held-out-pairs", pair, 100, 5),
+    ):
+        lines = [json.dumps(record(*numbers)) + "\n" for numbers in sums(count, seed)]
         (folder / f"{name}.jsonl").write_text("".join(lines))
 
 

@@ -14,6 +14,7 @@ import requests
 
 from tests.worker.object_store import s3_server
 from trainworks.api.checkpointing.copier import Copier, linked
+from trainworks.api.checkpointing.copies import prune_copies
 from trainworks.api.checkpointing.places import CheckpointPlace, FolderPlace, place_of
 from trainworks.api.checkpointing.s3 import S3Place
 from trainworks.config.checkpointing.copies import CheckpointCopy
@@ -234,6 +235,16 @@ def test_the_newest_checkpoints_are_kept_there(run_dir: RunDir, place: Checkpoin
     assert sorted(place.manifests()) == [20, 30]
     assert watched.events() == [("checkpoint_copied", 10), ("checkpoint_copied", 20), ("checkpoint_copied", 30)]
     assert not list(run_dir.path.glob("copying-*"))
+
+
+def test_the_copy_of_the_best_checkpoint_is_spared(run_dir: RunDir, place: CheckpointPlace) -> None:
+    copier = Copier(run_dir, place, keep=1, state=lambda: JobState.RUNNING, best_step=lambda: 10)
+    for step in (10, 20, 30):
+        save(run_dir, step)
+        copier.send()
+    assert sorted(place.manifests()) == [10, 30]
+    assert prune_copies([place], 1, 30) > 0
+    assert sorted(place.manifests()) == [30]
 
 
 def test_a_checkpoint_of_before_a_rollback_is_replaced(run_dir: RunDir, place: CheckpointPlace, tmp_path: Path) -> None:

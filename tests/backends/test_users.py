@@ -273,3 +273,21 @@ def test_a_user_without_account_and_home_gets_one_error(apart: tuple[User, ...])
     _, ann, _ = apart
     done = ann.run(["env", "-u", "HOME", *ann.program, "ps"])
     assert (done.returncode, "Traceback" in done.stderr, "set HOME" in done.stderr) == (3, False, True)
+
+
+def test_users_of_a_team_share_its_quota_and_none_can_raise_it(apart: tuple[User, ...], common: Path) -> None:
+    _, ann, bob = apart
+    policy = common / "queue.yaml"
+    policy.write_text(json.dumps({"teams": {"vision": {"members": [ann.uid, bob.uid], "max_cores": 1}}}))
+    policy.chmod(0o644)
+    env = {"TRAINWORKS_QUEUE_POLICY": str(policy)}
+    ann, bob = (replace(user, env={**user.env, **env}) for user in (ann, bob))
+    first = busy(ann, resources={"cpus": 1})
+    second = submit(bob, "second", "true", resources={"cpus": 0.5})
+    job = until(lambda: seen(bob, second), lambda job: job.reason == "Quota")
+    assert job.detail == f"needs 0.5 cores; team vision holds 1 of its 1 core, by uid {ann.uid} ({first})"
+    assert f"by uid {ann.uid} ({first})" in bob.ok("describe", second)
+    refused = bob.trainworks("run", str(bob.home / "second.yaml"))
+    assert (refused.returncode, "team vision holds 1 of its 1 core" in refused.stderr) == (3, True), refused.stderr
+    ann.ok("stop", first, "--now")
+    wait_for(bob, second, "SUCCEEDED")

@@ -38,6 +38,25 @@ def test_prepare_says_what_it_made_and_where(trainworks):
     assert made["num_tokens"] == made["num_items"] > 1000
 
 
+def test_prepare_of_a_run_file_holds_out_what_the_run_will(trainworks, tmp_path):
+    """The run then finds both sides made."""
+    workload = {
+        "task": "causal-lm",
+        "model": {"layers": 1, "hidden": 16, "heads": 2},
+        "data": {"source": "texts", "sequence_length": 8, "vocabulary": 300},
+        "global_batch": 4,
+        "train_for": "2 steps",
+    }
+    evaluation = {"split": 0.2, "every": "1 steps"}
+    whole = json.loads(trainworks("prepare", "texts", "--vocabulary", "300", "--json").stdout)["num_tokens"]
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "held", "workload": workload | {"eval": evaluation}}))
+    made = json.loads(trainworks("prepare", "run.yaml", "--json").stdout)
+    assert made["num_tokens"] < 0.9 * whole
+    assert made["held_out_samples"] * 8 > 0.1 * whole
+    again = trainworks("prepare", "run.yaml").stdout
+    assert f"held out     {made['held_out']}, {made['held_out_samples']:,} samples" in again
+
+
 def test_verify_finds_a_flipped_byte_and_exits_with_1(trainworks, tmp_path):
     trainworks("prepare", "texts", "--vocabulary", "300", "--to", "out")
     assert trainworks("verify", "out").stdout.endswith("all as written\n")

@@ -16,6 +16,8 @@ from trainworks.api.run_request import array_members, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
 from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
+from trainworks.jobs.job_row import Placement
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
 
@@ -307,3 +309,16 @@ def test_what_a_job_has_held_is_said_with_its_price() -> None:
     run_id = submit("sleep 0.2", cluster={"usd_per_accelerator_hour": 2.0})
     wait_for(run_id, JobState.SUCCEEDED)
     assert "core hours" in run("describe", run_id)
+
+
+def test_ps_shows_what_a_job_with_a_price_has_cost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWORKS_DATA", str(folder / "data"))
+    store, node = open_store(store_url()), NodeResources(cores=1.0, accelerators=8)
+    spec = JobSpec(run_id="lm-1", name="lm", min_nodes=1, max_nodes=1, node=node)
+    for number, price in enumerate([{"usd_per_accelerator_hour": 2.0}, {}]):
+        ended = f"/runs/lm-{number}"
+        job = store.add(spec, run_dir=ended, owner="ada", engine="slurm", now=0.0, cluster=json.dumps(price))
+        store.start(job, (Placement("node1", 1.0),), now=0.0)
+        store.move(job.id, JobState.FAILED, now=1800.0)
+    head, *rows = run("ps", "--all").splitlines()
+    assert ("cost so far" in head, [("8.00 USD" in row) for row in rows]) == (True, [False, True])

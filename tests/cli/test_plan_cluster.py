@@ -323,6 +323,25 @@ def goal(deadline_s: float, *, budget: str = "") -> str:
     return SMALL.replace(written_cluster, price) + f"goal: {{deadline: {deadline_s:.0f} s{budget}}}\n"
 
 
+def test_evaluations_are_a_part_of_the_run_time() -> None:
+    """Ten evaluations of 20 batches, each with about a third of the work of a step."""
+    plain = planned(SMALL)
+    plan = planned(SMALL.replace("  train_for", "  eval: {data: texts, every: 100 steps, steps: 20}\n  train_for"))
+    assert plan.evaluation is not None and plan.evaluation.count == 10
+    extra = plan.run_time_s - plain.run_time_s
+    assert extra == pytest.approx(plan.evaluation.total_s)
+    assert 0.2 * 200 * plain.best[0].step_time_s < extra < 0.6 * 200 * plain.best[0].step_time_s
+    assert plan.work.value == pytest.approx(plan.run_time_s)
+    assert plan.run_interval_s[0] < plan.run_time_s < plan.run_interval_s[1]
+    assert "10 times, every 100 steps, 20 batches" in render_text(build_document(plan))
+
+
+def test_evaluations_of_data_that_are_not_counted_are_named_as_left_out() -> None:
+    plan = planned(SMALL.replace("  train_for", "  eval: {data: texts, every: 100 steps, steps: all}\n  train_for"))
+    assert plan.run_time_s == planned(SMALL).run_time_s
+    assert any("evaluations are left out" in note for note in plan.notes)
+
+
 def test_without_a_goal_only_the_cluster_is_planned() -> None:
     assert planned(SMALL).scales == []
 

@@ -16,7 +16,8 @@ from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFo
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError, UsageError
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+_FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted([*_FOLDER.glob("*.yaml"), *(_FOLDER / "finetune").glob("*.yaml")])
 WORKLOAD = {
     "task": "causal-lm",
     "model": {"layers": 2, "hidden": 64, "heads": 4},

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from importlib import import_module
 
 import pytest
+
+from tests.worker.object_store import s3_server
 
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 SHORT = TWO_NODES | {"workload__train_for": "240 steps", "checkpoint__every": "20 steps"}
@@ -19,12 +23,25 @@ def drilled(program, *arguments: str) -> dict:
 
 def test_a_run_survives_a_killed_rank_and_a_damaged_checkpoint(program, write_run_file):
     write_run_file(program.folder, **SHORT)
-    report = drilled(program, "--fault", "kill-rank", "--fault", "flip-bit", "--seed", "7")
+    report = drilled(program, "--fault", "kill-rank", "--fault", "flip-bit", "--fault", "fail-store", "--seed", "7")
     found = {each["fault"]: each for each in report["outcomes"]}
+    assert "needs an `s3://` place in `checkpoint.copies`" in found.pop("fail-store")["skipped"]
     assert found["kill-rank"]["decision"] == "restart in place"
     assert found["flip-bit"]["decision"] == "restart in place, roll back one checkpoint"
     assert found["flip-bit"]["steps_lost"] > found["kill-rank"]["steps_lost"]
-    assert [each["loss_difference"] for each in report["outcomes"]] == [0.0, 0.0]
+    assert [each["loss_difference"] for each in found.values()] == [0.0, 0.0]
+    program.assert_nothing_left()
+
+
+def test_a_soak_of_seconds_trains_every_step_once_and_measures_its_goodput(program, write_run_file):
+    write_run_file(program.folder, **SHORT)
+    report = drilled(program, "--for", "12s", "--fault", "kill-rank", "--fault", "truncate-shard")
+    soak = report["soak"]
+    assert report["checks"] == {"steps_missing": 0, "steps_twice": 0}
+    assert soak["faults"] == len(report["outcomes"]) == len(soak["usage"]) > 0
+    assert all(each["back_s"] > 0 for each in report["outcomes"])
+    assert 0 < soak["goodput"]["work_s"] < soak["goodput"]["wall_s"]
+    assert 0 < soak["goodput"]["low"] <= soak["goodput"]["high"] < 1
     program.assert_nothing_left()
 
 
@@ -34,6 +51,16 @@ def test_a_run_survives_every_fault(program, write_run_file):
     report = drilled(program)
     assert [each["fault"] for each in report["outcomes"] if not each["skipped"]] != []
     assert {each["loss_difference"] for each in report["outcomes"] if not each["skipped"]} == {0.0}
+    program.assert_nothing_left()
+
+
+def test_copies_arrive_in_a_store_that_fails_every_tenth_request_and_are_deleted_afterwards(program, write_run_file):
+    with s3_server():
+        program.env |= {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        write_run_file(program.folder, **SHORT, checkpoint__copies=["s3://bucket/drill"])
+        (found,) = drilled(program, "--fault", "fail-store")["outcomes"]
+        assert (found["skipped"], found["problem"], found["loss_difference"]) == ("", "", 0.0)
+        assert import_module("s3fs").S3FileSystem().find("bucket/drill") == []
     program.assert_nothing_left()
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.fakes import processes, resolved_command
 from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.agent.launch import run_mark
+from trainworks.api.run_handle import Run
 from trainworks.backends.backend import RenderedJob
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.wake import wake
@@ -155,10 +156,32 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_
     pid = run_dir.read_status().supervisor_pid
     assert pid is not None
     process.kill(pid)
+    assert Run(run_dir).wait() is JobState.SUCCEEDED
     (job,) = wait_for_all()
     assert (job.state, job.restarts, job.attempt) == (JobState.SUCCEEDED, 1, 2)
     assert book(folder) == {"begin 0": 2, "end 0": 1}
     wait_until(lambda: not [found for found in of_queue(folder / "data") if "sleep" in found.name()])
+
+
+@pytest.mark.slow
+def test_a_job_whose_supervisor_is_killed_by_its_own_stop_is_stopped(folder: Path) -> None:
+    submitted, run_dir = script_of(folder, 0)
+    command = f"touch {folder}/begun; sleep 300"
+    resolved = run_dir.read_resolved()
+    run_dir.write_resolved(
+        resolved.model_copy(update={"run_file": resolved.run_file.model_copy(update={"run": command})})
+    )
+    number = LocalBackend().submit(submitted, run_dir)
+    wait_until(folder.joinpath("begun").exists)
+    pid = run_dir.read_status().supervisor_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # as one that has not come to its signal handlers
+    LocalBackend().stop(number, at_once=True)
+    process.kill(pid)
+    assert Run(run_dir).wait() is JobState.STOPPED
+    (job,) = wait_for_all()
+    assert job.state is JobState.STOPPED
+    assert run_dir.read_status().state == "STOPPED"
 
 
 @pytest.mark.slow

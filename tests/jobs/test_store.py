@@ -118,6 +118,13 @@ def test_a_billed_attempt_has_all_that_its_job_holds_and_who_pays(store: JobStor
     assert store.billed_attempts() == [BilledAttempt(job.id, "ada", Billing("vision", 2.0), 1, 3.0, 9.0, 5.0, 16)]
 
 
+def test_an_attempt_costs_what_it_has_held_so_far() -> None:
+    running = BilledAttempt(1, "ada", Billing("", 2.0), 1, 3600.0, None, 5.0, 16)
+    assert (running.usd(1.5 * 3600.0), running.usd(0.0)) == (16.0, 0.0)
+    assert replace(running, ended_at=2 * 3600.0).usd(9 * 3600.0) == 32.0
+    assert replace(running, billing=Billing()).usd(9 * 3600.0) is None
+
+
 def test_a_job_that_was_started_is_not_started_again(store: JobStore) -> None:
     job = add(store)
     assert store.start(job, (), now=3.0) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.chat_data import letters_tokenizer, write_chats
-from tests.worker.harness import TinyRun, make_run
+from tests.worker.harness import TinyRun, events, make_run
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.export import export
@@ -234,6 +236,21 @@ def test_a_killed_run_resumes_bit_for_bit_from_its_adapter(tune):
     killed.train(until=killed.a_checkpoint_is_complete)
     assert killed.train() == [0, 0]
     assert killed.curve() == whole.curve()
+
+
+def test_a_base_that_has_changed_is_refused_at_the_resume(tune, checkpoint, tmp_path):
+    """Its weights are read again, and the adapter fits those that it was trained beside."""
+    base = shutil.copytree(checkpoint("llama"), tmp_path / "base")
+    model = {"hf": str(base), "weights": "pretrained"}
+    run = tune("llama", adapter=LORA, ranks=1, workload__model=model, workload__train_for="40 steps")
+    run.train(until=run.a_checkpoint_is_complete)
+    other = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.01)
+    other.save_pretrained(base)
+    assert run.train() == [ExitCode.ENVIRONMENT]
+    assert "the frozen weights in `model.hf` changed since step" in events(run, "failure")[-1]["message"]
 
 
 def test_a_checkpoint_holds_the_adapter_and_its_optimizer_alone(tune):

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.worker.harness import TinyRun, events
+from trainworks.api.checkpointing.checkpoints import prune_checkpoints
+from trainworks.api.run_handle import Run
+from trainworks.api.worker_tasks import export_model
 from trainworks.config.data import Evaluation
 from trainworks.record.evaluations import EvaluatedStep, best_evaluation, read_evaluations, standing
-from trainworks.record.events import read_events
+from trainworks.record.events import append_event, read_events
 from trainworks.record.history import build_history
 from trainworks.record.ledger import build_ledger
 from trainworks.record.manifest import complete_checkpoints
@@ -80,7 +85,9 @@ def test_an_early_stop_is_the_same_after_kills(new_run: NewRun, held_out: str) -
     assert [row["step"] for row in killed.rows()] == [row["step"] for row in untouched.rows()]
 
 
-def test_the_best_checkpoint_is_kept_beside_the_newest_ones(new_run: NewRun, corpus: Path) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_newest_ones_pruned_never_and_exported(
+    new_run: NewRun, tmp_path: Path
+) -> None:
     """A learning rate far too high makes the model worse from some step on."""
     run = new_run(
         workload__eval={"split": 0.34, "every": "2 steps", "steps": 2},
@@ -94,6 +101,17 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_ones(new_run: NewRun, cor
     kept = [manifest.step for manifest, _ in complete_checkpoints(run.run_dir)]
     assert best.step < 28, "the planted run improves to its end"
     assert kept == [best.step, 28, 30]
+
+    ended = Run(run.run_dir)
+    prune_checkpoints(ended, keep=1)
+    assert [manifest.step for manifest, _ in complete_checkpoints(run.run_dir)] == [best.step, 30]
+    append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+    made = export_model(run.run_dir, tmp_path / "best", step=None, best=True, dtype="fp32", progress=lambda *_: None)
+    assert made["step"] == best.step
+    newest = export_model(run.run_dir, tmp_path / "newest", step=None, dtype="fp32", progress=lambda *_: None)
+    assert newest["step"] == 30
+    ours, other = (load_file(tmp_path / name / "model.safetensors") for name in ("best", "newest"))
+    assert any(not torch.equal(ours[name], other[name]) for name in ours)
 
 
 def settings(**changes: Any) -> Evaluation:

@@ -146,15 +146,15 @@ class _PaidRun:
 def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
     run_file, source = described_run(run, on, task="a run is priced")
     plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source)
-    best, workload = plan.best[0], run_file.workload
+    best, workload, (low_s, high_s) = plan.best[0], run_file.workload, plan.run_interval_s
     written = source.name if source else "the run file"
     run_time = computed(
         "run time",
         plan.run_time_s,
         "s",
         by=f"`trainworks plan`: {plan.steps:,} steps with {describe_layout(best.layout)}, 80 % interval",
-        low=plan.steps * best.low_s,
-        high=plan.steps * best.high_s,
+        low=low_s,
+        high=high_s,
     )
     length = 1 if workload is None or workload.task == "image-classification" else workload.data.sequence_length
     usd = run_file.cluster.usd_per_accelerator_hour

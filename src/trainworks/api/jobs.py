@@ -37,6 +37,7 @@ __all__ = [
     "array_states",
     "backend_on",
     "cause_text",
+    "costs_so_far",
     "current_user",
     "describe",
     "drain",
@@ -312,6 +313,17 @@ def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
     """Jobs by state of each array that one of these jobs belongs to."""
     arrays = {job.row.spec.array for job in listed if job.row.spec.array}
     return open_store(store_url()).array_states(arrays) if arrays else {}
+
+
+def costs_so_far(listed: Sequence[Job], now: float) -> dict[int, float]:
+    """Cost of each of these jobs whose run file gives a price, in USD, by number of the job."""
+    if not any(job.row.cluster and "usd_per_accelerator_hour" in job.row.cluster for job in listed):
+        return {}
+    costs: dict[int, float] = {}
+    for one in open_store(store_url()).billed_attempts([job.id for job in listed]):
+        if (usd := one.usd(now)) is not None:
+            costs[one.job_id] = costs.get(one.job_id, 0.0) + usd
+    return costs
 
 
 def jobs_of_array(name: str, *, notify: Notify = warn) -> list[Job]:

@@ -190,6 +190,7 @@ def plan_cluster(
             belief=belief,
             all_sizes=all_sizes,
             advise=advise,
+            evaluation=workload.eval,
         )
         return plan_request(request, measurements, price_note)
 

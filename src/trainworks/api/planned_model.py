@@ -37,7 +37,7 @@ class PlannedModel:
         """The model trained on a cluster."""
         if isinstance(self.shape, ConvNetShape):
             return ConvJob(self.shape, workload.precision, cluster, self.software)
-        if workload.adapter is not None:
+        if workload.is_fine_tuned:
             return described_job(workload, self.shape, cluster)
         return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
 
@@ -54,15 +54,15 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     if workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
     steps = _steps(workload, source)
-    if workload.adapter is not None and run_file.software is not None:
+    if workload.is_fine_tuned and run_file.software is not None:
         raise UsageError(
-            "an adapter is planned as Trainworks trains it",
+            "`adapter` and `preference` are planned as Trainworks trains them",
             place=source.place(("software",)) if source else None,
             hint="remove `software`",
         )
     compiled = workload.compile if "compile" in workload.model_fields_set else None
     software = planned_software(run_file.software, compiled=compiled)
-    if workload.adapter is not None:
+    if workload.is_fine_tuned:
         software = software_of_workload(workload, "cuda")
     if workload.model.preset is None:
         return PlannedModel(model_shape(workload), workload.data.sequence_length, steps, software)

@@ -273,7 +273,7 @@ def _plan_by_calibration(decided: DecidedRun, job: RunJob, planning: Planning) -
     request = calibration_request(
         job.shape,
         processes,
-        micro_batch=decided.micro_batch,
+        micro_batch=decided.micro_batch * job.workload.sequences_per_sample,
         sequence_length=job.sequence_length,
         precision=job.precision,
         machines=processes.nodes if decided.machines else 1,

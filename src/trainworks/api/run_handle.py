@@ -15,6 +15,8 @@ from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
 from trainworks.jobs.state import JobState
+from trainworks.record.events import read_events
+from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, list_runs
 from trainworks.record.run_dir import find_run as find_run_dir
@@ -85,8 +87,21 @@ class Run:
 
     @property
     def state(self) -> JobState:
-        """State of the run; LOST if its supervisor died without writing a final state."""
-        return current_state(self.status)
+        """State of the run; LOST if its supervisor died without writing a final state, and no queue has the run."""
+        return self._said_by_its_queue(current_state(self.status))
+
+    def _said_by_its_queue(self, state: JobState) -> JobState:
+        """The state of a run whose supervisor is gone: what its queue says, which decides whether it starts again."""
+        if state is not JobState.LOST:
+            return state
+        try:
+            job = self.job
+        except EnvironmentProblem:  # no queue can be asked
+            return state
+        if job is None:
+            return state
+        found = job.state if job.state.is_final else job.refresh()
+        return found if found.is_final or found.waits else JobState.RECOVERING
 
     @property
     def job(self) -> Job | None:
@@ -122,10 +137,22 @@ class Run:
         while True:
             poll_backend()
             progress = follower.look(since=since)
+            progress.state = self._said_by_its_queue(progress.state)
             yield progress
             if progress.state.is_final:
                 return
             SystemClock().sleep(poll_s)
+
+    def pending_copies(self) -> list[str]:
+        """Places of `checkpoint.copies` that lack the newest checkpoint; a process of the run still copies it."""
+        complete = complete_checkpoints(self.run_dir)
+        copies = self.resolved.run_file.checkpoint.copies
+        if not copies or not complete:
+            return []
+        newest = complete[-1][0].step
+        events = [event for event in read_events(self.run_dir.events_file) if event["kind"] == "checkpoint_copied"]
+        made = {event["to"]: event["step"] for event in events}
+        return [address for copy in copies if made.get(address := copy.address(self.id)) != newest]
 
     def wait(self) -> JobState:
         """Wait for the end of the run; returns its final state."""

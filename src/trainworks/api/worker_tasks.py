@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.data import Data
+from trainworks.config.data import Data, Evaluation
 from trainworks.config.load import invalid_value, load_run_file
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.host import process
-from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
 from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
@@ -62,8 +62,8 @@ def _error(answer: dict[str, Any]) -> TrainworksError:
     return kinds.get(answer["exit_code"], TrainworksError)(answer["error"], hint=answer["hint"])
 
 
-def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> Data:
-    """The data of a run file, or of a source with options.
+def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple[Data, Evaluation | None]:
+    """The data of a run file with its evaluation, or of a source with options.
 
     Args:
         target: path of a run file, or a source as in `data.source`.
@@ -81,14 +81,15 @@ def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> Data:
         run_file, source = load_run_file(Path(target))
         if run_file.workload is None or not run_file.workload.data.sources:
             raise UsageError(f"`{target}` has no `workload.data.source`", place=source.place(("workload", "data")))
-        return anchored_data(run_file.workload.data)
+        evaluation = run_file.workload.eval
+        return anchored_data(run_file.workload.data), anchored_evaluation(evaluation)
     try:
         data = Data.model_validate({"source": target} | dict(options) | ({"image_size": 224} if images else {}))
     except ValidationError as error:
         detail = error.errors()[0]
         message, hint = invalid_value(detail, detail["loc"])
         raise UsageError(message, hint=hint) from None
-    return anchored_data(data)
+    return anchored_data(data), None
 
 
 def _require(*packages: str) -> None:
@@ -98,12 +99,27 @@ def _require(*packages: str) -> None:
 
 
 def prepare_data(
-    data: Data, *, to: str | None = None, processes: int | None = None, progress: ByteProgress
+    data: Data,
+    evaluation: Evaluation | None = None,
+    *,
+    to: str | None = None,
+    processes: int | None = None,
+    progress: ByteProgress,
 ) -> dict[str, Any]:
-    """Write shards with checksums; continues after an interruption. Returns counts, folder and fingerprint."""
+    """Write shards with checksums; continues after an interruption. Returns counts, folders and fingerprint.
+
+    Args:
+        data: of a workload.
+        evaluation: of the same workload; what it holds out is prepared apart.
+        to: destination of the shards, which then hold everything: a split of them holds out whole shards.
+        processes: that tokenize; as many as there are cores when None.
+        progress: receives the bytes done.
+    """
     check_sources(data.sources)
     shards_of_images = data.image_size is not None and len(data.sources) == 1
     request = {"data": data.model_dump(mode="json"), "to": to, "processes": processes, "images": shards_of_images}
+    if evaluation is not None and to is None and not shards_of_images:
+        request["evaluation"] = evaluation.model_dump(mode="json")
     return ask("prepare", request, progress)
 
 

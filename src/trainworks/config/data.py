@@ -204,6 +204,8 @@ class Data(Spec):
             raise FieldError("`column` names a text, and `chat` reads messages", hint="remove one of them")
         if self.chat is not None and self.image_size is not None:
             raise FieldError("`chat` is for text, and `image_size` for images", hint="remove one of them")
+        if self.chat is not None and self.chat.pairs and self.pack:
+            raise FieldError("`pack` does not support `chat.pairs`: a pair is two rows of one conversation each")
         return self
 
     @property
@@ -264,7 +266,8 @@ class Evaluation(Spec):
     steps: Annotated[int, up_to("steps")] | Literal["all"] = 20
     """Global batches of each evaluation, always the same ones; `all` takes all held-out data."""
     metric: Metric = "loss"
-    """Metric that decides which checkpoint is the best; `accuracy` for masked-lm and image-classification."""
+    """Metric that decides which checkpoint is the best; `accuracy` for masked-lm, image-classification and
+    `preference`, where it is the share of pairs whose order the model has right."""
     keep_best: bool = True
     """Save the best checkpoint, and keep it beside the newest ones."""
     patience: Annotated[int, Field(ge=1)] | None = None
@@ -285,13 +288,17 @@ class Evaluation(Spec):
         """Optimizer steps between two evaluations."""
         return self.every.amount
 
-    def check_task(self, task: str) -> None:
+    def check_task(self, task: str, *, has_accuracy: bool = False) -> None:
         """Check that the task has this metric and takes its held-out data from the run file.
+
+        Args:
+            task: of the workload.
+            has_accuracy: the workload counts right predictions though others of its task do not.
 
         Raises:
             FieldError: it has not.
         """
-        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification"):
+        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification") and not has_accuracy:
             raise FieldError(f"`task: {task}` has no accuracy", hint="set `metric: loss`")
         written = next((name for name in ("data", "split") if getattr(self, name) is not None), None)
         if task == "module" and written is not None:

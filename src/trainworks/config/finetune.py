@@ -1,4 +1,4 @@
-"""Fine-tuning: conversations as training data, and adapters, a few new weights beside those of a checkpoint."""
+"""Fine-tuning: conversations as training data, adapters beside the weights of a checkpoint, and preferences."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Chat(Spec):
     """Tokens that the loss counts: those of the assistant's messages and completions, or all."""
     too_long: TooLong = "cut"
     """What to do with a conversation longer than `sequence_length`: cut its end off, drop it, or refuse the data."""
+    pairs: bool = False
+    """Each record has two conversations, of which one is preferred: `chosen` and `rejected`, and perhaps `prompt`."""
 
 
 class Adapter(Spec):
@@ -38,3 +40,12 @@ class Adapter(Spec):
     base: Literal["auto", "fp32", "bf16", "nf4"] = "auto"
     """Format of the frozen weights: bf16 with `precision: bf16`, else fp32. nf4 keeps the linear layers of the blocks
     in 4 bits (QLoRA, Dettmers et al. 2023)."""
+
+
+class Preference(Spec):
+    """Direct preference optimization (DPO, Rafailov et al. 2023): the preferred answer becomes likelier than the other
+    one, measured against a reference, the checkpoint that the run starts from.
+    """
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """Scale of the log-probability ratios; a larger one keeps the model closer to the reference."""

@@ -17,7 +17,7 @@ from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm
 from trainworks.config.environment import RunEnvironment, environment_from_text
-from trainworks.config.finetune import Adapter
+from trainworks.config.finetune import Adapter, Preference
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
@@ -66,6 +66,20 @@ RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "str
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
+_CALLBACK = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+
+def _callback_class(text: str) -> str:
+    if not re.fullmatch(_CALLBACK, text, re.ASCII):
+        raise FieldError(f"`{text[:100]}` does not name a class", hint="write it like `package.module:Class`")
+    return text
+
+
+CallbackClass = Annotated[
+    str, AfterValidator(_callback_class), WithJsonSchema({"type": "string", "pattern": _CALLBACK})
+]
+
+
 class Workload(Spec):
     """A training run of Trainworks."""
 
@@ -74,17 +88,22 @@ class Workload(Spec):
     model: Model
     adapter: Adapter | None = None
     """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
+    preference: Preference | None = None
+    """Train on pairs of answers (DPO) instead of on the next token; `{}` for the defaults."""
     data: Data = Data()
     """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
     """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. By default bf16, or fp32 on a
     processor that only emulates bf16. tf32 and fp8 need accelerators with support; fp4 can be planned, not trained."""
     global_batch: Annotated[int, up_to("global_batch")]
-    """Sequences, images or samples per optimizer step, over all ranks."""
+    """Sequences, pairs, images or samples per optimizer step, over all ranks."""
     train_for: TrainForField
     optimizer: Optimizer = Optimizer()
     eval: Evaluation | None = None
     """Evaluation on held-out data during training; none by default."""
+    callbacks: tuple[CallbackClass, ...] = ()
+    """Classes of your own, `package.module:Class`, whose methods every rank calls during training; modules are found
+    in the folder that the run was started in, and among installed packages."""
     compile: bool = False
     """Compile each block with torch.compile."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
@@ -98,6 +117,26 @@ class Workload(Spec):
         """Unit of the throughput."""
         return {"module": "samples", "image-classification": "images"}.get(self.task, "tokens")  # type: ignore[return-value]
 
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether the loss is a cross-entropy of tokens."""
+        return self.unit == "tokens" and self.preference is None
+
+    @property
+    def is_fine_tuned(self) -> bool:
+        """Whether a checkpoint with an adapter or a reference trains, which replicas and shards alone can do."""
+        return self.adapter is not None or self.preference is not None
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Two for a pair of answers."""
+        return 1 if self.preference is None else 2
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch."""
+        return self.global_batch * self.sequences_per_sample * self.data.sequence_length
+
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> Workload:
         if self.deterministic and self.compile:
@@ -110,7 +149,7 @@ class Workload(Spec):
     @model_validator(mode="after")
     def _has_held_out_data(self) -> Workload:
         if self.eval is not None:
-            self.eval.check_task(self.task)
+            self.eval.check_task(self.task, has_accuracy=self.preference is not None)
         return self
 
     @model_validator(mode="after")
@@ -149,6 +188,23 @@ class Workload(Spec):
             raise FieldError(f"`adapter.base: bf16` needs `precision: bf16`, not {self.precision}")
         if self.precision == "fp8":
             raise FieldError("`adapter` does not support `precision: fp8`", hint="set `precision: bf16`")
+        return self
+
+    @model_validator(mode="after")
+    def _has_preferences(self) -> Workload:
+        pairs = self.data.chat is not None and self.data.chat.pairs
+        if self.preference is None:
+            if pairs:
+                raise FieldError("`data.chat.pairs` is for `preference`", hint="set `preference: {beta: 0.1}`")
+            return self
+        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+            raise FieldError(
+                "`preference` needs `task: causal-lm` and a checkpoint, the reference", hint="set `weights: pretrained`"
+            )
+        if not pairs:
+            raise FieldError("`preference` trains on pairs of answers", hint="set `data.chat: {pairs: true}`")
+        if self.precision == "fp8":
+            raise FieldError("`preference` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self
 
     @model_validator(mode="after")

@@ -53,6 +53,8 @@ class Share(Frozen):
     cores: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
     devices: Annotated[tuple[Annotated[int, Field(ge=0, le=65535)], ...], Field(max_length=1024)] = ()
     """Accelerators, by CUDA's index."""
+    team: Annotated[str, Field(max_length=253)] = ""
+    """Team that the job names; the quotas of this machine decide whether its owner is a member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ def _written(path: Path, share: Share) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        content = share.model_dump_json().encode()
+        content = share.model_dump_json(exclude_defaults=True).encode()  # as versions without teams read it
         if os.write(handle, content) != len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fchmod(handle, 0o644)

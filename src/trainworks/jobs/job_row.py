@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.units import HOUR_S
 
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
 """Reason of a request to end a job."""
@@ -120,6 +121,16 @@ class BilledAttempt:
     cores: float
     accelerators: int
     """Sum over all nodes."""
+
+    def hours(self, now: float) -> float:
+        """Hours for which it has held its nodes; never negative, though clocks differ."""
+        ended_at = now if self.ended_at is None else self.ended_at
+        return max(0.0, ended_at - self.started_at) / HOUR_S
+
+    def usd(self, now: float) -> float | None:
+        """Cost so far; None if the run file gives no price."""
+        price = self.billing.usd_per_accelerator_hour
+        return self.hours(now) * self.accelerators * price if price else None
 
 
 @lru_cache(maxsize=1024)

@@ -176,6 +176,11 @@ class ConvJob:
         return slice(None)
 
     @property
+    def tokens_per_sample(self) -> int:
+        """1: an image counts as a token."""
+        return self.sequence_length
+
+    @property
     def flops_per_sequence(self) -> float:
         """Model FLOPs of one image, forward and backward."""
         return model_flops_per_image(self.shape)

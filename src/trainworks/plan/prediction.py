@@ -81,7 +81,7 @@ def predictions(
     selection_s = (factor - 1) * times.total_s
     seconds = times.total_s + selection_s
     low, high = interval_s(parts * factor, belief)
-    tokens = global_batch * job.sequence_length
+    tokens = global_batch * job.tokens_per_sample
     flops = global_batch * job.flops_per_sequence
     peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
     terms_s = {term.name.removesuffix("_s"): getattr(times, term.name) for term in fields(times)}

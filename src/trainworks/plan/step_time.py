@@ -70,6 +70,11 @@ class TrainingJob:
         return slice(None)
 
     @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sequence, or patches of an image."""
+        return self.sequence_length
+
+    @property
     def flops_per_sequence(self) -> float:
         """Model FLOPs, forward and backward."""
         return model_flops_per_sequence(self.shape, self.sequence_length)

@@ -1,7 +1,8 @@
 """Scheduling decision: which jobs start now, which are preempted, and why the others wait.
 
 The queue is ordered by priority, submission time and job number. Jobs that are held, too early or dependent are not
-eligible, nor are those for which too few nodes are in service. The queue is served from the front:
+eligible, nor are those for which too few nodes are in service, nor those whose team or user has no quota left; see
+`quota.py`. The queue is served from the front:
 
 1. A job that fits starts on as many nodes as are free, up to its maximum. No job gets a part of its minimum.
 2. A job that fits once the ending jobs are gone has those nodes promised.
@@ -24,6 +25,7 @@ from trainworks.queueing.backfill import Backfill, reserve
 from trainworks.queueing.forecast import StartForecast
 from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits, place
 from trainworks.queueing.preemption import jobs_to_preempt
+from trainworks.queueing.quota import Accounts
 from trainworks.queueing.reasons import leaving_text, short_text, unavailable_text
 from trainworks.queueing.snapshot import (
     Cancel,
@@ -47,8 +49,9 @@ def decide(snapshot: Snapshot) -> Decision:
     line, aside, cancels = _sorted_out(snapshot)
     resources = FreeResources.of(snapshot)
     service = _Service(snapshot, resources)
-    for position, job in enumerate(line):
-        if not service.serve(job):
+    for position, waiting in enumerate(line):
+        job = service.admit(waiting)
+        if job is not None and not service.serve(job):
             service.backfill(job, line[position + 1 :])
             break
     _estimate(service.waits, resources)
@@ -104,10 +107,19 @@ class _Service:
         self._running = snapshot.running
         self._everywhere = NodeIndex(snapshot.nodes)
         self._resources = resources
+        self._accounts = Accounts(snapshot.quotas)
         self._unavailable: dict[int, str] = {}
         self.starts: list[Start] = []
         self.preempts: list[Preempt] = []
         self.waits: list[_Wait] = []
+
+    def admit(self, job: QueuedJob) -> QueuedJob | None:
+        """The job with as many nodes as its quotas allow; None if it waits for them."""
+        admitted = self._accounts.admit(job)
+        if isinstance(admitted, str):
+            self.waits.append(_Wait(job, Reason.QUOTA, admitted))
+            return None
+        return admitted
 
     def serve(self, job: QueuedJob) -> bool:
         """Do for a job what can be done; False if that is nothing, so that all behind it have to mind it."""
@@ -131,9 +143,13 @@ class _Service:
         reservation = reserve(gang, resources)
         short = short_text(head.shape, gang, resources)
         self.waits.append(_Wait(head, Reason.RESOURCES, short, reservation.starts_at, gang, reservation.nodes))
+        self._accounts.charge(head, head.shape.nodes_min)
         filling = Backfill(resources, reservation)
         behind = f"behind job {head.job_id} (priority {head.priority})"
-        for job in others:
+        for waiting in others:
+            job = self.admit(waiting)
+            if job is None:
+                continue
             gang = resources.node_index.gang(job.shape)
             if not gang.candidates:
                 self._wait_for_nodes(job, gang)
@@ -143,6 +159,7 @@ class _Service:
                 self.waits.append(_Wait(job, Reason.PRIORITY, behind, None, gang))
 
     def _started(self, job: QueuedJob, nodes: Sequence[int]) -> None:
+        self._accounts.charge(job, len(nodes))
         names = tuple(self._resources.node_index.nodes[index].name for index in nodes)
         self.starts.append(Start(job_id=job.job_id, nodes=names))
 
@@ -166,6 +183,7 @@ class _Service:
 
     def _promise(self, job: QueuedJob, gang: Gang, nodes: Sequence[int]) -> None:
         """Keep nodes for a job that waits for others to go."""
+        self._accounts.charge(job, len(nodes))
         resources = self._resources
         short = {index for index in nodes if not fits(gang.need, resources.unused[index])}
         leaving = [(other, stay) for other, stay in resources.leaving if short.intersection(stay.nodes)]

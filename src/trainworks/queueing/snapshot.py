@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -65,6 +66,8 @@ class QueuedJob:
     """Not before; None is any time."""
     depends: Literal["met", "waiting", "failed"] = "met"
     """State of the jobs that must succeed before this one."""
+    accounts: tuple[str, ...] = ()
+    """Accounts that it counts against, such as `team vision`; see `Quota`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,20 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Most that the running jobs of an account hold at once, and what they hold."""
+
+    account: str
+    """Such as `team vision` or `user ann`."""
+    max_cores: float = math.inf
+    max_accelerators: float = math.inf
+    cores_used: float = 0.0
+    accelerators_used: int = 0
+    holders: tuple[str, ...] = ()
+    """Who holds that, for messages: `ann (lm-1)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that a decision rests on; the order of the tuples does not matter."""
 
@@ -94,6 +111,8 @@ class Snapshot:
     nodes: tuple[NodeInfo, ...]
     waiting: tuple[QueuedJob, ...] = ()
     running: tuple[RunningJob, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    """An account without one has no limit."""
 
 
 def queue_key(priority: int, submitted_at: float, number: int) -> tuple[int, float, int]:
@@ -114,6 +133,8 @@ class Reason(enum.StrEnum):
     """Slurm's JobHeldUser."""
     NODES_UNAVAILABLE = "NodesUnavailable"
     """Too few nodes that could have it are in service, even if they were empty."""
+    QUOTA = "Quota"
+    """Its team or user holds as much as it may at once; Slurm's AssocGrpCpuLimit and AssocGrpGRES."""
     PREEMPTING = "Preempting"
     """The jobs that are preempted for it have not gone yet."""
 

@@ -76,6 +76,12 @@ def read_evaluations(run_dir: RunDir, metric: Metric, *, until_step: int | None 
     return evaluated_steps(recorded.where(~recorded.is_lost(returns_of(read_events(run_dir.events_file)))), metric)
 
 
+def best_step(run_dir: RunDir) -> int | None:
+    """Step of the best evaluation of a run so far, whose checkpoint is kept; None if there is none."""
+    best = best_evaluation(run_dir)
+    return best.step if best else None
+
+
 def best_evaluation(run_dir: RunDir) -> EvaluatedStep | None:
     """The best evaluation of a run so far; None if it does not evaluate, or has not yet."""
     workload = run_dir.read_resolved().run_file.workload

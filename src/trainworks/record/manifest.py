@@ -38,6 +38,8 @@ class Manifest(Spec):
     """Sequences read so far; with the seed, the complete state of the reader."""
     data_fingerprint: str
     """Fingerprint of the tokenized data; a checkpoint resumes with the same data only."""
+    base_fingerprint: str | None = None
+    """Fingerprint of the frozen weights that it was trained beside; None where all weights train."""
     torch: str
     files: dict[str, int]
     """Size in bytes of every file of the checkpoint."""

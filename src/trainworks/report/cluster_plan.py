@@ -15,6 +15,7 @@ from trainworks.plan.conv_net import AnyJob, ConvJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.plan.software import describe_software
+from trainworks.report.local_plan import evaluation_text
 from trainworks.report.rendering.document import (
     NARROW,
     Block,
@@ -73,9 +74,9 @@ def _thinned(front: list[Prediction]) -> list[Prediction]:
 def _facts(plan: ClusterPlan) -> dict[str, str]:
     best, job = plan.best[0], plan.job
     count, noun = job.cluster.num_accelerators, "images" if isinstance(job, ConvJob) else "tokens"
-    tokens = plan.global_batch * job.sequence_length
+    tokens = plan.global_batch * job.tokens_per_sample
     steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(tokens)} {noun}"
-    low, high = format_duration(plan.steps * best.low_s), format_duration(plan.steps * best.high_s)
+    low, high = map(format_duration, plan.run_interval_s)
     mfu = f"MFU {_percent(best.mfu)} of the data sheet's peak"
     settings = "; ".join(f"{each.name}={each.value}: {each.why}" for each in nccl_settings(job.cluster))
     facts = {
@@ -88,6 +89,7 @@ def _facts(plan: ClusterPlan) -> dict[str, str]:
         "throughput": f"{format_count(best.tokens_per_s)} {noun}/s, {mfu}",
         "memory": _memory(best, job),
         "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
+        "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),
         "NCCL": settings,
         "goal": plan.goal,
     }
@@ -203,6 +205,7 @@ def to_json(plan: ClusterPlan) -> dict[str, Any]:
         "num_parameters": plan.job.shape.num_parameters,
         "steps": plan.steps,
         "run_time_s": plan.run_time_s,
+        "evaluation": plan.evaluation.model_dump(mode="json") if plan.evaluation else None,
         "goal": plan.goal,
         "best": [row.model_dump(mode="json") for row in plan.best],
         "front": [row.model_dump(mode="json") for row in plan.front],

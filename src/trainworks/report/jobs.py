@@ -27,7 +27,7 @@ from trainworks.report.rendering.document import (
     left,
 )
 from trainworks.report.request_text import request_text
-from trainworks.units import format_duration
+from trainworks.units import format_duration, format_usd
 
 STATE_STYLES: dict[JobState, Style] = {
     JobState.RUNNING: "good",
@@ -47,20 +47,23 @@ def list_document(
     *,
     address: str = "",
     arrays: _StatesOfArrays = MappingProxyType({}),
+    costs: Mapping[int, float] = MappingProxyType({}),
 ) -> Document:
-    """A row per job; with an owner if jobs of several users or machines are listed, and a team where one is named.
+    """A row per job; with an owner if jobs of several users or machines are listed, and a team or cost where known.
 
     Args:
         jobs: in the order to list them.
         now: the time, in seconds since the epoch.
         address: of a run's page, with `{}` for the number of its job; without links by default.
-        arrays: jobs by state of each array whose jobs share the line of the one that is listed.
+        arrays: jobs by state of each array whose jobs share the line of the one that is listed; it has no cost.
+        costs: so far in USD, of each job that has a price.
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
     more = {
         **({"owner": [_owner(job) for job in jobs]} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
+        **({"cost so far": [_cost(job, costs, arrays) for job in jobs]} if costs else {}),
     }
     columns = left(*_COLUMNS, *more, wrap=True)
     lines = [
@@ -69,6 +72,10 @@ def list_document(
     ]
     rows = [[*line, *rest] for line, *rest in zip(lines, *more.values(), strict=True)]
     return Document("Jobs", "jobs", [Section("", [Table(columns, rows)])])
+
+
+def _cost(job: JobRow, costs: Mapping[int, float], arrays: _StatesOfArrays) -> str:
+    return format_usd(costs[job.id]) if job.id in costs and job.spec.array not in arrays else ""
 
 
 def _is_elsewhere(job: JobRow) -> bool:

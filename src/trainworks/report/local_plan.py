@@ -10,7 +10,7 @@ from trainworks.config.run_file import Workload
 from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.run.energy import run_energy
 from trainworks.record.environment import HostFacts
-from trainworks.record.resolved import Plan, ResolvedRun
+from trainworks.record.resolved import Plan, PlannedEvaluation, ResolvedRun
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
 from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity
 
@@ -70,6 +70,14 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
     return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
 
 
+def _preference(workload: Workload) -> str:
+    """How pairs are compared; empty for a run without preferences."""
+    if workload.preference is None:
+        return ""
+    reference = "a frozen copy" if workload.adapter is None else "the model without its adapter"
+    return f"DPO with beta {workload.preference.beta:g} on pairs of answers; the reference is {reference}"
+
+
 def _energy(plan: Plan, power_limit_w: float | None) -> str:
     """Energy of the accelerators with its range; empty without their power limit."""
     if power_limit_w is None:
@@ -87,6 +95,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
         **_adapter(plan, workload),
+        "preference": _preference(workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
@@ -97,7 +106,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         f" + allocator {format_bytes(memory.allocator_bytes)}"
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
         "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
-        "evaluation": _evaluation(plan),
+        "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),
         "run time": f"{format_duration(plan.run_time_s)} predicted",
         "energy": _energy(plan, resolved.power_limit_w),
         "learning": _learning(plan),
@@ -133,12 +142,12 @@ def _rest(plan: Plan) -> str:
     return f"; the last {count:,} samples do not fill a batch and are left out" if count else ""
 
 
-def _evaluation(plan: Plan) -> str:
-    each = plan.evaluation
+def evaluation_text(each: PlannedEvaluation | None, run_time_s: float) -> str:
+    """Number and cost of the evaluations; empty without any."""
     if each is None:
         return ""
     times = f"{each.count:,} times, every {each.every_steps:,} steps, {each.batches:,} batches"
-    share = each.total_s / plan.run_time_s
+    share = each.total_s / run_time_s
     return f"{times}: {format_duration(each.evaluation_s)} each, {share:.0%} of the run time"
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainworks.errors import DivergedError, EnvironmentProblem
 from trainworks.record.evaluations import EvaluatedStep, standing
+from trainworks.record.metrics import EvaluationResult
 from trainworks.record.resolved import Plan
+from trainworks.worker.callbacks import Callbacks, CallbackState
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.interval import MeasuredInterval
 from trainworks.worker.data.reader import BatchReader, on_device
@@ -60,12 +63,17 @@ class Trainer:
     """Time between checkpoints, on rank 0; None on other ranks, and where steps count."""
     evaluator: Evaluator | None = None
     """None for a run that does not evaluate."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
     evaluations: list[EvaluatedStep] = field(default_factory=list)
     """Evaluations so far that led to the present weights."""
     batches_left_out: int = 0
     """Batches skipped by rollbacks: step s trains on batch s - 1 + batches_left_out."""
     _fault: SkippedStep | None = None
     """The skipped step that asks for a rollback."""
+    _last: tuple[Tensor, Tensor] | None = None
+    """Loss and gradient norm of the last step."""
+    _result: EvaluationResult | None = None
+    """Result of the last evaluation."""
     _last_saved_step: int = 0
     _last_save_at: float = field(default_factory=time.monotonic)
 
@@ -86,10 +94,11 @@ class Trainer:
             step += 1
             marks = self._train_step(step, reader)
             evaluated = self._evaluate(step, marks)
-            asked = save_due or (evaluated and self._best_step == step)
-            saved, save_due = self._save_if_due(step, agreed, asked=asked), False
+            saved = self._save_if_due(step, agreed, asked=save_due or (evaluated and self._best_step == step))
+            save_due = False
             marks.end = self.timeline.mark()
             self.profiler.end_step(step)
+            self._call_back(step, evaluated=evaluated)
             if saved or evaluated or step == steps_done + 1 or self._is_logging_step(step):
                 agreed = self._flush(step)
                 save_due = save_due or agreed.checkpoint
@@ -99,12 +108,46 @@ class Trainer:
                 break
         reader.close()
         self.profiler.close()
+        self._finish(step)
+        return step
+
+    def _finish(self, step: int) -> None:
+        """Complete a checkpoint of the last step."""
         if self._last_saved_step < step:
             self._save(step)
             self.checkpointer.allow_completion()
         self.checkpointer.wait()
         self._raise_failure()
-        return step
+        self._announce_checkpoints(step)
+        if self.callbacks:
+            self.callbacks.on_end(self._state(step))
+
+    def _call_back(self, step: int, *, evaluated: bool) -> None:
+        """Call the user's code after a step; its time counts as that of logging."""
+        if not self.callbacks:
+            return
+        self.callbacks.on_step(self._state(step))
+        if evaluated and self._result is not None:
+            self.callbacks.on_eval(self._state(step), self._result)
+        self._announce_checkpoints(step)
+
+    def _announce_checkpoints(self, step: int) -> None:
+        for folder in self.checkpointer.take_completed():
+            if self.callbacks:
+                self.callbacks.on_checkpoint(self._state(step), folder)
+
+    def _state(self, step: int) -> CallbackState:
+        loss, grad_norm = self._last or (None, None)
+        return CallbackState(
+            step=step,
+            num_steps=self.plan.num_steps,
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=self.optimizer.lr,
+            parts=self.parallel.parts,
+        )
 
     def _begin(self, steps_done: int) -> None:
         self._last_saved_step = steps_done
@@ -132,6 +175,7 @@ class Trainer:
         marks.free = self.timeline.mark()
         self.heartbeat.mark(Phase.OPTIMIZER, step)
         grad_norm = self.optimizer.step(step - 1, loss)
+        self._last = loss, grad_norm
         marks.optimizer = self.timeline.mark()
         self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks)
         return marks
@@ -140,7 +184,7 @@ class Trainer:
         """Evaluate after this step if it is due; returns whether it was."""
         if self.evaluator is None or not self.evaluator.settings.is_due(step, self.plan.num_steps):
             return False
-        result = self.evaluator.evaluate(step)
+        result = self._result = self.evaluator.evaluate(step)
         marks.evaluated = self.timeline.mark()
         self.telemetry.add_evaluation(result)
         metric = self.evaluator.settings.metric

@@ -23,7 +23,7 @@ from trainworks.worker.timing import Timeline, all_reduce
 IGNORED = -100
 """The label of a token that does not count."""
 
-_CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 32 << 20
 """Size of the fp32 logits of one chunk: larger products are not faster, smaller ones do not fit caches better."""
 
 
@@ -104,7 +104,7 @@ def _loss_and_gradients(
     grad_x_ND = torch.empty_like(x_ND) if needed[0] else None
     grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needed[1] else None
     total = torch.zeros(1, dtype=torch.float32, device=x_ND.device)
-    step = max(1, _CHUNK_BYTES // (4 * num_rows))
+    step = max(1, CHUNK_BYTES // (4 * num_rows))
     for start in range(0, num_tokens, step):
         piece = slice(start, min(start + step, num_tokens))
         labels = labels_N[piece]

@@ -17,6 +17,7 @@ from trainworks.config.run_file import Guard
 from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.optimizers.adamw8 import AdamW8bit
 from trainworks.worker.optimizers.lion import Lion
 from trainworks.worker.optimizers.muon import MuonWithAdamW
 from trainworks.worker.parallel.build import tied_embedding
@@ -105,6 +106,10 @@ class StepOptimizer:
         if settings.name == "muon":
             self._check_whole()
             return MuonWithAdamW([(each.name, each.local) for each in self.parameters], settings)
+        if settings.name == "adamw-8bit":
+            self._check_whole_rows()
+            groups = _parameter_groups(local, settings.weight_decay)
+            return AdamW8bit(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
         if settings.name == "lion":
             groups = _parameter_groups(local, settings.weight_decay)
             return Lion(groups, lr=settings.lr, betas=settings.betas)
@@ -112,6 +117,21 @@ class StepOptimizer:
             groups = _parameter_groups(local, settings.weight_decay)
             return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], foreach=True)
         return _adamw(local, settings)
+
+    def _check_whole_rows(self) -> None:
+        """Refuse 8-bit moments where this rank has parts of rows: their blocks would depend on the layout.
+
+        Raises:
+            LayoutError: there is one.
+        """
+        matrices = (each for each in self.parameters if each.whole.ndim > 1)
+        part = next((each.name for each in matrices if each.local.shape[-1] != each.whole.shape[-1]), None)
+        if part is not None:
+            raise LayoutError(
+                f"`optimizer.name: adamw-8bit` scales rows, and this rank has a part of those of `{part}`",
+                field="tp",
+                hint="use `dp_shard` instead of `tp`, or take another optimizer",
+            )
 
     def _check_whole(self) -> None:
         """Refuse Muon where this rank has parts of matrices.
@@ -272,16 +292,26 @@ class _Parameter:
         return gradient.to_local()
 
     def like_whole(self, value: Any) -> Any:
-        """A state tensor as the distributed tensor of which it is this rank's part; a scalar as it is."""
-        if not isinstance(self.whole, DTensor) or not isinstance(value, Tensor) or value.shape != self.local.shape:
+        """A state tensor as the distributed tensor of which it is this rank's part; a scalar as it is.
+
+        It has a value per weight, or some per row, such as the scales of 8-bit moments.
+        """
+        if not isinstance(self.whole, DTensor) or not isinstance(value, Tensor):
+            return value
+        by_row = value.ndim == self.local.ndim > 1 and value.shape[:-1] == self.local.shape[:-1]
+        if value.shape == self.local.shape:
+            shape = self.whole.shape
+        elif by_row:
+            shape = torch.Size([*self.whole.shape[:-1], value.shape[-1]])
+        else:
             return value
         return DTensor.from_local(
             value,
             self.whole.device_mesh,
             self.whole.placements,
             run_check=False,
-            shape=self.whole.shape,
-            stride=self.whole.stride(),
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
         )
 
 

@@ -27,6 +27,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.memory_checkpoints import place_of_node
+from trainworks.worker.callbacks import load_callbacks
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.interval import measured_interval
 from trainworks.worker.checkpoint.memory import MemoryTier
@@ -42,6 +43,7 @@ from trainworks.worker.health.rank_failure import explain, fingerprint
 from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, install_stall_reporter
 from trainworks.worker.loop import Trainer, warm_up
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.models.weights import fingerprint_of_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.profiling import StepProfiler
@@ -276,6 +278,7 @@ def _build(
         ),
         stop=rank.stop,
         heartbeat=rank.state.heartbeat,
+        callbacks=load_callbacks(workload.callbacks, Path(resolved.working_folder)),
         evaluator=build_evaluator(workload, opened, parallel, rank.device, timeline, rank.state.heartbeat),
     )
 
@@ -306,8 +309,22 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, 
         group,
         keep=settings.keep,
         memory=memory,
-        template={"attempt": attempt, "layout": plan.layout, "data_fingerprint": dataset.fingerprint},
+        template={
+            "attempt": attempt,
+            "layout": plan.layout,
+            "data_fingerprint": dataset.fingerprint,
+            "base_fingerprint": _base_fingerprint(resolved.run_file.workload),
+        },
     )
+
+
+def _base_fingerprint(workload: Workload | None) -> str | None:
+    """Fingerprint of the frozen weights of `model.hf`, which checkpoints do not hold; None where all weights train."""
+    if workload is None or not workload.is_fine_tuned or workload.model.hf is None:
+        return None
+    from trainworks.worker.models.transformer import checkpoint_folder  # noqa: PLC0415  # such a run has it
+
+    return fingerprint_of_weights(checkpoint_folder(workload.model.hf))
 
 
 def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:

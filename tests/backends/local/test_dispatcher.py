@@ -18,7 +18,7 @@ from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.users import this_host
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
-from trainworks.jobs.state import JobState
+from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events import Event
 from trainworks.record.status import RunStatus
@@ -115,8 +115,9 @@ class FakeMachine:
             self.records.setdefault(job.id, []).append(waits)
         self.says[job.id] = RunStatus(state="QUEUED")
 
-    def refused(self, job: JobRow, message: str) -> None:
-        self.says[job.id] = RunStatus(state="FAILED", cause="launch_failed", message=message)
+    def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
+        if not parse_state(self.status(job).state).is_final:
+            self.says[job.id] = RunStatus(state=outcome.state, cause=outcome.cause, message=outcome.message)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes import FakeClock, spec
 from trainworks.backends.local.launcher import Launcher
+from trainworks.backends.local.outcome import launch_failed
 from trainworks.errors import NotOwnerError
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger, Share, claim_key
@@ -98,7 +99,14 @@ def test_what_the_run_directory_of_another_user_says_is_not_believed(
 
 
 def test_a_run_that_cannot_be_started_says_so_to_those_who_wait_for_it(launcher: Launcher, job: JobRow) -> None:
-    launcher.refused(job, "no space left on device")
+    launcher.concluded(job, launch_failed("no space left on device"))
     status = RunDir(Path(job.run_dir)).read_status()
     assert (status.state, status.cause, status.message) == ("FAILED", "launch_failed", "no space left on device")
     assert status.exit_code == 3
+
+
+def test_the_end_that_a_supervisor_wrote_stays(launcher: Launcher, job: JobRow) -> None:
+    run_dir = RunDir(Path(job.run_dir))
+    run_dir.write_status(RunStatus(state="SUCCEEDED", exit_code=0))
+    launcher.concluded(job, launch_failed("no space left on device"))
+    assert run_dir.read_status().state == "SUCCEEDED"

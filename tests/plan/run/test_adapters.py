@@ -83,6 +83,16 @@ def test_only_the_adapter_has_gradients_and_optimizer_state():
     assert terms.total_bytes < job(None).memories(layouts).terms().total_bytes
 
 
+def test_8_bit_moments_are_planned_for_an_adapter_and_for_all_weights():
+    layouts = of(dp_replicate=2)[1]
+    for lora, weights in (({"rank": 4}, adapter_parameters(SHAPE, Adapter(rank=4))), (None, SHAPE.num_parameters)):
+        small, full = (
+            job(lora, optimizer={"name": name}).memories(layouts).terms() for name in ("adamw-8bit", "adamw")
+        )
+        assert full.optimizer_bytes == pytest.approx(8 * weights, rel=1e-3)
+        assert small.optimizer_bytes == pytest.approx(2 * (1 + 4 / 64) * weights, rel=1e-3)  # rows of 64
+
+
 def test_shards_share_the_frozen_weights_too():
     whole, shared = (job({"rank": 4}).memories(of(**{axis: 2})[1]).terms() for axis in ("dp_replicate", "dp_shard"))
     assert shared.weights_bytes == pytest.approx(whole.weights_bytes / 2)

@@ -25,7 +25,7 @@ from trainworks.api.run_handle import Run, as_run
 from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in
-from trainworks.record.evaluations import best_evaluation
+from trainworks.record.evaluations import best_step
 from trainworks.record.manifest import (
     Damage,
     Manifest,
@@ -224,7 +224,7 @@ def prune_checkpoints(
         run: the run, its id or its folder; the newest run when None.
         folder: folder of all runs.
         keep: complete checkpoints to keep, at least 1.
-        copies: delete older copies in the places of `checkpoint.copies`, too.
+        copies: delete older copies in the places of `checkpoint.copies`, too, and spare that of the best one.
 
     Returns:
         Bytes that were freed.
@@ -240,13 +240,13 @@ def prune_checkpoints(
         complete = [path for _, path in complete_checkpoints(found.run_dir)]
         if not complete:
             raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
-        best, freed = best_evaluation(found.run_dir), 0
-        kept = {*complete[-keep:], *([found.run_dir.checkpoint(best.step)] if best else [])}
+        best, freed = best_step(found.run_dir), 0
+        kept = {*complete[-keep:], *([found.run_dir.checkpoint(best)] if best else [])}
         for _, path in found.run_dir.checkpoint_folders():
             if path not in kept:
                 freed += bytes_in(path)
                 delete_checkpoint(path)
-        return freed + (prune_copies(places(found.run_dir), keep) if copies else 0)
+        return freed + (prune_copies(places(found.run_dir), keep, best) if copies else 0)
 
 
 @contextmanager

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainworks.api.checkpointing.copies import outdated
 from trainworks.api.checkpointing.places import CheckpointPlace, place_of
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.observe.following import SettledState, follow, stay_behind, take_turn
+from trainworks.record.evaluations import best_step
 from trainworks.record.events import append_event
 from trainworks.record.manifest import MANIFEST, Manifest, complete_checkpoints
 from trainworks.record.run_dir import RunDir
@@ -31,10 +33,20 @@ class Copier:
         place: of the copies.
         keep: complete copies to keep there.
         state: of the run.
+        best_step: step of the best evaluation, whose copy is spared.
     """
 
-    def __init__(self, run_dir: RunDir, place: CheckpointPlace, *, keep: int, state: Callable[[], JobState]) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        place: CheckpointPlace,
+        *,
+        keep: int,
+        state: Callable[[], JobState],
+        best_step: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._run_dir = run_dir
+        self._best_step = best_step
         self._place = place
         self._keep = keep
         self._state = state
@@ -76,7 +88,7 @@ class Copier:
             self._place.delete(manifest.step)
         if before is None or before.checksums != manifest.checksums:
             self._place.put(manifest, folder)
-        for step in sorted({*there, manifest.step})[: -self._keep]:
+        for step in outdated({*there, manifest.step}, self._keep, self._best_step()):
             self._place.delete(step)
 
     def note(self, problem: str) -> None:
@@ -118,7 +130,8 @@ def main(run_folder: str, number: str) -> int:
     stay_behind(state, clock)
     take_turn(run_dir, f"copier-{number}", clock)
     copy = run_dir.read_resolved().run_file.checkpoint.copies[int(number)]
-    copier = Copier(run_dir, place_of(copy, run_dir.run_id), keep=copy.keep, state=state)
+    place = place_of(copy, run_dir.run_id)
+    copier = Copier(run_dir, place, keep=copy.keep, state=state, best_step=lambda: best_step(run_dir))
     return 0 if follow(copier, state, clock) else 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -172,12 +172,21 @@ def place_at(address: str) -> tuple[CheckpointPlace, int | None]:
     return FolderPlace(Path(where)), step
 
 
-def prune_copies(where: Sequence[CheckpointPlace], keep: int) -> int:
-    """Delete all but the newest copies of each place; returns the bytes that were freed."""
+def outdated(steps: Iterable[int], keep: int, best: int | None) -> list[int]:
+    """Steps of copies that are neither among the newest nor the best one.
+
+    >>> outdated([10, 20, 30, 40], 2, 10)
+    [20]
+    """
+    return [step for step in sorted(steps)[:-keep] if step != best]
+
+
+def prune_copies(where: Sequence[CheckpointPlace], keep: int, best: int | None = None) -> int:
+    """Delete all but the newest copies of each place and that of the best step; returns the bytes that were freed."""
     freed = 0
     for place in where:
         there = place.manifests()
-        for step in sorted(there)[:-keep]:
+        for step in outdated(there, keep, best):
             freed += there[step].num_bytes
             place.delete(step)
     return freed

@@ -75,6 +75,5 @@ def place_of(copy: CheckpointCopy, run_id: str) -> CheckpointPlace:
     Raises:
         MissingExtraError: the place is a store, and `trainworks[s3]` is not installed.
     """
-    if copy.is_s3:
-        return S3Place(f"{copy.to}/{run_id}", endpoint=copy.endpoint, region=copy.region)
-    return FolderPlace(Path(copy.to).expanduser() / run_id)
+    address = copy.address(run_id)
+    return S3Place(address, endpoint=copy.endpoint, region=copy.region) if copy.is_s3 else FolderPlace(Path(address))

@@ -17,7 +17,6 @@ from trainworks.jobs.job_row import BilledAttempt
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.report.observing.job_costs import HeldTime, Usage
-from trainworks.units import HOUR_S
 
 __all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "usage"]
 
@@ -171,12 +170,11 @@ def _usage(store: JobStore, by: Sequence[UsageKey], now: float) -> Usage:
 
 
 def _held(one: BilledAttempt, now: float) -> HeldTime:
-    price = one.billing.usd_per_accelerator_hour
-    hours = max(0.0, (one.ended_at or now) - one.started_at) / HOUR_S
+    hours, usd = one.hours(now), one.usd(now)
     return HeldTime(
         jobs=int(one.number == 1),
         accelerator_hours=hours * one.accelerators,
         core_hours=hours * one.cores,
-        usd=hours * one.accelerators * price if price else 0.0,
-        unpriced_hours=0.0 if price else hours * one.accelerators,
+        usd=usd or 0.0,
+        unpriced_hours=hours * one.accelerators if usd is None else 0.0,
     )

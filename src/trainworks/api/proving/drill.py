@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -14,19 +15,29 @@ from typing import Any
 import yaml
 
 from trainworks.api.anchor import anchor
+from trainworks.api.checkpointing.checkpoints import checkpoint_copies
+from trainworks.api.checkpointing.copies import places
 from trainworks.api.run_request import RunTarget, read_request
+from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.measure.drill.drill_fault import HARMLESS_AFTERWARDS, DrillFault, ordered, why_skipped
-from trainworks.measure.drill.drill_report import DrillReport, Soak
+from trainworks.measure.drill.drill_fault import (
+    HARMLESS_AFTERWARDS,
+    IN_RUNS_OF_THEIR_OWN,
+    DrillFault,
+    ordered,
+    why_skipped,
+)
+from trainworks.measure.drill.drill_report import DrillReport
 from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.failing_store import FailingStore
 from trainworks.measure.drill.injection import Namespace, SmallDisk
 from trainworks.measure.drill.outcome import FaultOutcome, check_record
 from trainworks.measure.drill.scenario import FaultScenario
-from trainworks.plan.reliability import scenario as reliability
-from trainworks.plan.reliability.simulation import simulate
+from trainworks.measure.drill.soak import Soak, soak_goodput
+from trainworks.record.manifest import complete_checkpoints
 from trainworks.units import parse_duration
 
 _MANY = 1_000_000
@@ -34,10 +45,16 @@ _DISK_CHECKPOINTS = 6
 _DISK_MARGIN = 64_000_000
 """Space for the record and its reserve."""
 _ENDS_S = 24 * 3600.0
-_SOAK_SHARE = 0.6
-"""Share of a soak in which steps are trained: an assumption that only decides their number."""
-_GAPS_S = (20.0, 60.0)
-_TRIALS = 200
+_COPIED_S = 300.0
+"""Longest wait, after the end of a run, for the copy of its last checkpoint."""
+_COPIED_LOOK_S = 0.2
+_SOAK_SHARE = 0.85
+"""Steps of a soak over those that fit into its time without faults: a run that ends early shortens the soak."""
+_LONGEST_GAP_S = 60.0
+"""Between a run that is ready and the next fault of a soak; the shortest is a third of it."""
+_NO_STORE = "needs an `s3://` place in `checkpoint.copies`, and its `http://` address there or in AWS_ENDPOINT_URL"
+_FAULTS_AT_LEAST = 5
+"""Faults for which a short soak makes its pauses shorter."""
 
 
 def drill(
@@ -102,14 +119,18 @@ def _own_folder(runs: Path) -> Path:
     raise AssertionError
 
 
-def _written(run_file: RunFile, runs: Path, name: str, **workload: Any) -> Path:
-    """Write the run file of a drill: the user's, with restarts enough for all faults and without messages."""
+def _written(
+    run_file: RunFile, runs: Path, name: str, *, copies: Sequence[CheckpointCopy] = (), **workload: Any
+) -> Path:
+    """Write the run file of a drill: the user's, with restarts enough for all faults, other copies and no messages."""
     data = run_file.model_dump(mode="json", exclude_unset=True)
     data["recover"] = {**data.get("recover", {}), "max_restarts": _MANY}
     data["workload"] |= workload
     for key in ("notify", "track", "resume"):
         data.pop(key, None)
-    data.get("checkpoint", {}).pop("to", None)
+    checkpoint = data.setdefault("checkpoint", {})
+    checkpoint.pop("to", None)
+    checkpoint["copies"] = [copy.model_dump(mode="json", exclude_none=True) for copy in copies]
     path = runs / f"{name}.yaml"
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     return path
@@ -137,23 +158,30 @@ def _faults(
     undisturbed: DrilledRun,
     progress: Callable[[str], None],
 ) -> DrillReport:
-    """Most faults in one run; a full disk in one of its own, on a disk of its own."""
+    """Most faults in one run; a full disk and a failing store in runs of their own."""
+    copy = _copy_in_a_store(run_file)
     skipped = {fault: why for fault in faults if (why := why_skipped(fault)) is not None}
+    if DrillFault.FAIL_STORE in faults and copy is None:
+        skipped[DrillFault.FAIL_STORE] = _NO_STORE
     able = [fault for fault in ordered(faults, seed) if fault not in skipped]
     rng = random.Random(seed)  # noqa: S311  # victims, not secrets
     with ExitStack() as open_until_end:
         network = ""
         if DrillFault.CUT_NETWORK in able:
             network = open_until_end.enter_context(Namespace(f"drill-{undisturbed.supervisor()}")).name
-        in_one = [fault for fault in able if fault is not DrillFault.FULL_DISK]
-        main = _scenario(_written(run_file, runs, "faults"), runs, rng, progress, network=network)
-        open_until_end.callback(main.run.end)
-        main.play(in_one)
-        outcomes = main.outcomes(_losses(undisturbed))
+        in_one = [fault for fault in able if fault not in IN_RUNS_OF_THEIR_OWN]
+        reported, outcomes = undisturbed, list[FaultOutcome]()
+        if in_one:
+            main = _scenario(_written(run_file, runs, "faults"), runs, rng, progress, network=network)
+            open_until_end.callback(main.run.end)
+            main.play(in_one)
+            reported, outcomes = main.run, main.outcomes(_losses(undisturbed))
         if DrillFault.FULL_DISK in able:
             outcomes += _full_disk(run_file, runs, rng, undisturbed, progress)
+        if DrillFault.FAIL_STORE in able and copy is not None:
+            outcomes += _failing_store(run_file, runs, rng, undisturbed, progress, copy)
     outcomes += [FaultOutcome(fault, skipped=why) for fault, why in skipped.items()]
-    return _report(main.run, seed, outcomes)
+    return _report(reported, seed, outcomes)
 
 
 def _scenario(
@@ -164,10 +192,11 @@ def _scenario(
     *,
     network: str = "",
     disk: Path | None = None,
+    store: FailingStore | None = None,
 ) -> FaultScenario:
     prefix = ("ip", "netns", "exec", network) if network else ()
     run = DrilledRun(run_file, name=run_file.stem, runs=disk or runs, clock=SystemClock(), prefix=prefix)
-    return FaultScenario(run, rng, progress, network=network, disk=disk)
+    return FaultScenario(run, rng, progress, network=network, disk=disk, store=store)
 
 
 def _full_disk(
@@ -188,6 +217,60 @@ def _full_disk(
             return scenario.outcomes(_losses(undisturbed))
         finally:
             scenario.run.end()
+
+
+def _copy_in_a_store(run_file: RunFile) -> CheckpointCopy | None:
+    """The first place of copies in a store that a proxy can stand in front of."""
+    with_address = (
+        copy.model_copy(update={"endpoint": copy.endpoint or os.environ.get("AWS_ENDPOINT_URL", "")})
+        for copy in run_file.checkpoint.copies
+        if copy.is_s3
+    )
+    return next((copy for copy in with_address if (copy.endpoint or "").startswith("http://")), None)
+
+
+def _failing_store(
+    run_file: RunFile,
+    runs: Path,
+    rng: random.Random,
+    undisturbed: DrilledRun,
+    progress: Callable[[str], None],
+    copy: CheckpointCopy,
+) -> list[FaultOutcome]:
+    """A run whose copies go through a failing proxy; its last copy has to load, and all are deleted again."""
+    assert copy.endpoint is not None
+    with FailingStore(copy.endpoint) as store:
+        folder = f"{copy.to}/{runs.name}-{SystemClock().now():.0f}"
+        own = copy.model_copy(update={"to": folder, "endpoint": store.address})
+        scenario = _scenario(_written(run_file, runs, "fail-store", copies=[own]), runs, rng, progress, store=store)
+        try:
+            scenario.play([DrillFault.FAIL_STORE])
+            problem = _copy_problem(scenario.run)
+            if not store.failed:
+                scenario.skipped[DrillFault.FAIL_STORE] = "fewer than ten requests went to the store"
+                scenario.injections.clear()
+            return [
+                each if each.skipped else replace(each, problem=problem)
+                for each in scenario.outcomes(_losses(undisturbed))
+            ]
+        finally:
+            store.recover()
+            scenario.run.end()
+            for place in places(scenario.run.run_dir):
+                for step in place.manifests():
+                    place.delete(step)
+
+
+def _copy_problem(run: DrilledRun) -> str:
+    """What is wrong with the copy of the last checkpoint, which may still be on its way; empty if it loads."""
+    deadline = run.clock.now() + _COPIED_S
+    last = complete_checkpoints(run.run_dir)[-1][0].step
+    while last not in (event["step"] for event in run.events() if event["kind"] == "checkpoint_copied"):
+        if run.clock.now() > deadline:
+            return f"the last checkpoint, of step {last:,}, was not copied"
+        run.clock.sleep(_COPIED_LOOK_S)
+    (copy,) = checkpoint_copies(str(run.run_dir.path), rehearsed=True)
+    return copy.problem or ""
 
 
 def _report(run: DrilledRun, seed: int, outcomes: Sequence[FaultOutcome], soak: Soak | None = None) -> DrillReport:
@@ -214,66 +297,19 @@ def _soak(
     undisturbed: DrilledRun,
     progress: Callable[[str], None],
 ) -> DrillReport:
-    """Random faults until the time is over; the run is as long as it trains meanwhile."""
+    """Random faults until the time is over; the run has steps enough for it, and ends without faults."""
     rng = random.Random(seed)  # noqa: S311  # victims, not secrets
     step_s = median(row["step_s"] for row in undisturbed.rows())
-    steps = max(10, round(_SOAK_SHARE * seconds / step_s))
-    written = _written(run_file, runs, "soak", train_for=f"{steps} steps")
+    written = _written(run_file, runs, "soak", train_for=f"{max(10, round(_SOAK_SHARE * seconds / step_s))} steps")
     scenario = _scenario(written, runs, rng, progress)
-    run, clock = scenario.run, scenario.run.clock
-    began = clock.now()
-    run.start()
-    before = after = (0, 0)
+    run = scenario.run
+    longest_s = min(_LONGEST_GAP_S, seconds / _FAULTS_AT_LEAST)
     try:
-        while scenario.await_ready():
-            after = run.usage()
-            before = after if before == (0, 0) else before
-            gap_end = clock.now() + rng.uniform(*_GAPS_S)
-            if clock.now() - began > seconds or not run.wait(lambda: clock.now() > gap_end, _GAPS_S[1] + 1):  # noqa: B023
-                break
-            fault = rng.choice(list(faults))
-            progress(f"{clock.now() - began:.0f} s, step {run.last_step()}: {fault}")
-            scenario.hit(fault)
-        scenario.finish()
+        usage = scenario.soak(faults, seconds, (longest_s / 3, longest_s))
     finally:
         run.end()
     outcomes = scenario.outcomes({})
-    found = _soak_figures(scenario, outcomes, began, step_s, steps, before, after)
-    return _report(run, seed, outcomes, found)
-
-
-def _soak_figures(
-    scenario: FaultScenario,
-    outcomes: Sequence[FaultOutcome],
-    began: float,
-    step_s: float,
-    steps: int,
-    before: tuple[int, int],
-    after: tuple[int, int],
-) -> Soak:
-    """Goodput from the first step to the last, against a simulation with the measured rates of its inputs."""
-    rows = scenario.run.rows()
-    wall_s = rows[-1]["t"] - rows[0]["t"]
-    back = [each.back_s for each in outcomes if each.back_s is not None]
-    checkpoints = [event for event in scenario.run.events() if event["kind"] == "checkpoint"]
-    every = (max(event["step"] for event in checkpoints) / len({event["step"] for event in checkpoints})) * step_s
-    model = reliability.Scenario(
-        num_nodes=1,
-        work_s=steps * step_s,
-        interval_s=every,
-        other_mttf_s=wall_s / len(outcomes) if outcomes else math.inf,
-        save_s=median(float(event["stall_s"]) for event in checkpoints),
-        write_s=min(every, median(float(event["write_s"]) for event in checkpoints)),
-        restart_s=median(back) if back else 0.0,
-    )
-    simulated = simulate(model, trials=_TRIALS)
-    return Soak(
-        seconds=scenario.run.clock.now() - began,
-        faults=len(outcomes),
-        goodput=steps * step_s / wall_s,
-        simulated_goodput=simulated.ettr,
-        files_before=before[0],
-        files_after=after[0],
-        bytes_before=before[1],
-        bytes_after=after[1],
-    )
+    rows = run.rows()
+    ends = min(rows[0]["t"] + seconds, rows[-1]["t"])
+    goodput = soak_goodput(rows, run.events(), outcomes, ends)
+    return _report(run, seed, outcomes, Soak(ends - rows[0]["t"], len(outcomes), goodput, tuple(usage)))

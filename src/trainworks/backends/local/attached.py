@@ -13,6 +13,7 @@ from typing import ClassVar, final
 from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.local.machine import held_text
+from trainworks.backends.local.quotas import QueuePolicy, queue_policy
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -22,6 +23,7 @@ from trainworks.host.users import user_name
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
+from trainworks.queueing.snapshot import GangShape
 from trainworks.record.events import append_event
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -108,7 +110,7 @@ class AttachedBackend(Backend):
         with contextlib.ExitStack() as handles:
             lock = take_run(run_dir) if self._lock is None else self._lock
             handles.callback(os.close, lock)
-            claim, env = _claim(processes, run_dir)
+            claim, env = _claim(processes, run_dir, self._resolved.run_file.job.team or "")
             handles.callback(os.close, claim)
             make_ready(run_dir, processes, self._clock.now())
             arguments = (str(run_dir.path), str(os.getpid()), str(lock), str(claim))
@@ -260,12 +262,29 @@ def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
     return [claim for claim in claims if (claim.uid, claim.share.key) != outer_key]
 
 
-def _claim(processes: Processes, run_dir: RunDir) -> tuple[int, dict[str, str]]:
+def _check_quotas(policy: QueuePolicy, share: Share, others: Sequence[Claim]) -> None:
+    shape = GangShape(
+        nodes_min=1,
+        nodes_max=1,
+        cores_per_node=share.cores,
+        accelerators_per_node=len(share.devices),
+        accelerator=None,
+        memory_per_node_bytes=0,
+    )
+    if why := policy.refusal(shape, share.team, others):
+        raise EnvironmentProblem(f"cannot start `{share.run}` now: it {why}", hint="see `trainworks nodes`")
+
+
+def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[str, str]]:
     """Claim the job's share of this machine in the ledger.
 
     Returns:
         The open file that keeps the claim, and CUDA_VISIBLE_DEVICES if the job gets other accelerators than the first.
+
+    Raises:
+        EnvironmentProblem: other jobs hold the accelerators it needs, or its team or user has too little quota left.
     """
+    policy = queue_policy()
     shares: list[Share] = []
 
     def choose(claims: Sequence[Claim]) -> Share:
@@ -276,7 +295,10 @@ def _claim(processes: Processes, run_dir: RunDir) -> tuple[int, dict[str, str]]:
             key=claim_key(run_dir.path.resolve()),
             cores=0.0 if is_inside else _cores(processes),
             devices=_free_devices(processes, others),
+            team=team,
         )
+        if policy and not is_inside:
+            _check_quotas(policy, share, others)
         shares.append(share)
         return share
 

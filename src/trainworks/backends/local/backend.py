@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
+from trainworks.backends.local.quotas import queue_policy
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
-from trainworks.errors import TrainworksError, UsageError
+from trainworks.errors import InfeasibleError, TrainworksError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
@@ -60,6 +61,10 @@ class LocalBackend(Backend):
         super().check(spec)
         machine = self._machine()
         check_feasible(shape_of(spec, machine), snapshot_nodes(machine, {}))
+        if policy := queue_policy():
+            policy.check_team(spec.team)
+            if why := policy.refusal(shape_of(spec, machine), spec.team):
+                raise InfeasibleError(f"`{spec.name}` can never start here: it {why}")
 
     def _machine(self) -> list[LocalNode]:
         return local_nodes(probe_host(store_folder()))

@@ -26,9 +26,10 @@ from trainworks.backends.local.machine import (
     waiting_job,
     wanted_of,
 )
-from trainworks.backends.local.outcome import outcome_of
+from trainworks.backends.local.outcome import launch_failed, outcome_of
+from trainworks.backends.local.quotas import Holding, QueuePolicy, holding_of, queue_policy
 from trainworks.backends.ownership import may_end, obeyed_drains
-from trainworks.errors import NotOwnerError, TrainworksError
+from trainworks.errors import EnvironmentProblem, NotOwnerError, RunFileError, TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim
 from trainworks.host.users import this_host
@@ -37,7 +38,7 @@ from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.queueing.decide import decide
-from trainworks.queueing.snapshot import Decision, Reason, Snapshot, Start
+from trainworks.queueing.snapshot import Decision, Pending, Reason, Snapshot, Start, queue_key
 from trainworks.record.events import Event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
@@ -153,10 +154,8 @@ class Dispatcher:
         self._asked_at.pop(job.id, None)
         if outcome.state.waits:
             self._launcher.back_in_line(job, outcome, ended_at)
-        elif outcome.cause is Cause.LAUNCH_FAILED:
-            self._launcher.refused(job, outcome.message or "the job could not be started")
         else:
-            self._launcher.forget(job)
+            self._launcher.concluded(job, outcome, ended_at)
         self._store.move(
             job.id,
             outcome.state,
@@ -190,7 +189,12 @@ class Dispatcher:
             return
         elsewhere = self._launcher.elsewhere(job for job in self._jobs.values() if not job.state.waits)
         held = held_elsewhere(elsewhere, self._machine, self._taken())
-        decision = decide(self._snapshot(waiting, held))
+        try:
+            policy = queue_policy() or QueuePolicy()
+        except (EnvironmentProblem, RunFileError) as error:  # nobody starts anything until the limits are known again
+            self._explain(Decision(pending=_all_wait(waiting, error)), elsewhere)
+            return
+        decision = decide(self._snapshot(waiting, held, policy, elsewhere))
         for start in decision.starts:
             job = self._jobs[start.job_id]
             placement = self._placed(job, start, held)
@@ -216,15 +220,30 @@ class Dispatcher:
         """Resources held by jobs of this queue."""
         return [one for job in self._jobs.values() for one in job.placement]
 
-    def _snapshot(self, waiting: Sequence[JobRow], held: Sequence[Placement]) -> Snapshot:
-        drained = obeyed_drains(self._store)
+    def _snapshot(
+        self, waiting: Sequence[JobRow], held: Sequence[Placement], policy: QueuePolicy, elsewhere: frozenset[Claim]
+    ) -> Snapshot:
+        drained, uid = obeyed_drains(self._store), os.getuid()
         running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
         return Snapshot(
             now=self._clock.now(),
             nodes=snapshot_nodes(self._machine, drained),
-            waiting=tuple(waiting_job(job, self._machine, self._dependencies(job)) for job in waiting),
+            waiting=tuple(
+                waiting_job(job, self._machine, self._dependencies(job), policy.accounts_of(uid, job.team))
+                for job in waiting
+            ),
             running=running + running_elsewhere(held, self._clock.now()),
+            quotas=policy.quotas([*map(holding_of, elsewhere), *self._holdings()]),
         )
+
+    def _holdings(self) -> list[Holding]:
+        """What each running job of this queue holds."""
+        return [
+            Holding(os.getuid(), job.run_id, job.team, one.cores, len(one.devices))
+            for job in self._jobs.values()
+            for one in job.placement
+            if not job.state.waits
+        ]
 
     def _dependencies(self, job: JobRow) -> Literal["met", "waiting", "failed"]:
         """States of the jobs this one depends on; an unknown job counts as failed."""
@@ -265,7 +284,7 @@ class Dispatcher:
                 job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
             )
             if is_final:
-                self._launcher.refused(started, str(error))
+                self._launcher.concluded(started, launch_failed(str(error)))
 
     def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
         taken = [*self._taken(), *held]
@@ -292,6 +311,13 @@ class Dispatcher:
         news = {job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why}
         self._store.explain(news)
         self._explained = pending
+
+
+def _all_wait(waiting: Sequence[JobRow], error: TrainworksError) -> dict[int, Pending]:
+    """Every job waits for an administrator to mend the quotas."""
+    why = ": ".join(part for part in (error.place, error.message) if part)
+    ordered = sorted(waiting, key=lambda job: queue_key(job.priority, job.submitted_at, job.id))
+    return {job.id: Pending(Reason.QUOTA, why, position, None) for position, job in enumerate(ordered, start=1)}
 
 
 def _trusted(job: JobRow) -> JobRow:

@@ -23,9 +23,8 @@ from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.host.prefork import Order, Spare
 from trainworks.jobs.job_row import JobRow, Placement
-from trainworks.jobs.state import Cause
+from trainworks.jobs.state import parse_state
 from trainworks.record.events import Event, append_event, read_events
-from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -106,7 +105,7 @@ class Launcher:
         """
         devices = tuple(device for one in placement for device in one.devices)
         cores = sum(one.cores for one in placement)
-        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices)
+        share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices, team=job.team)
         handle = self._ledger.claim(lambda claims: share if self._of_others(claims) <= known else None)
         if handle is None:
             return False
@@ -212,19 +211,26 @@ class Launcher:
             append_event(self._run_dir(job).events_file, "state", state="STOPPED", cause=None, message=None)
         self.forget(job)
 
-    def refused(self, job: JobRow, message: str) -> None:
-        """Record that the job cannot be started, if its run directory can be written; `wait` then returns."""
-        cause = str(Cause.LAUNCH_FAILED)
-        status = RunStatus(
-            state="FAILED",
-            cause=cause,
-            message=message,
-            exit_code=int(ExitCode.ENVIRONMENT),
-            updated_at=self._clock.now(),
-        )
+    def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
+        """Record a final outcome, unless the supervisor did, if the run directory can be written.
+
+        A supervisor that was killed leaves a status that is not final, and readers of the run would wait for its end.
+
+        Args:
+            job: the job.
+            outcome: its end.
+            ended_at: time of that end; now by default.
+        """
         with suppress(OSError, NotOwnerError):
-            self._run_dir(job).write_status(status)
-            append_event(self._run_dir(job).events_file, "state", state="FAILED", cause=cause, message=message)
+            run_dir = self._run_dir(job)
+            if not parse_state(run_dir.read_status().state).is_final:
+                now, cause, message = self._clock.now(), outcome.cause and str(outcome.cause), outcome.message
+                status = RunStatus(
+                    state=outcome.state, cause=cause, message=message, exit_code=outcome.exit_code, updated_at=now
+                )
+                run_dir.write_status(status)
+                words = {"state": str(outcome.state), "cause": cause, "message": message}
+                append_event(run_dir.events_file, "state", **words, ended_at=now if ended_at is None else ended_at)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:

@@ -178,7 +178,12 @@ def shape_of(spec: JobSpec, machine: list[LocalNode]) -> GangShape:
     )
 
 
-def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "waiting", "failed"]) -> QueuedJob:
+def waiting_job(
+    job: JobRow,
+    machine: list[LocalNode],
+    depends: Literal["met", "waiting", "failed"],
+    accounts: tuple[str, ...] = (),
+) -> QueuedJob:
     """A job in the queue, as the policy sees it."""
     return QueuedJob(
         job_id=job.id,
@@ -188,6 +193,7 @@ def waiting_job(job: JobRow, machine: list[LocalNode], depends: Literal["met", "
         time_limit_s=job.spec.time_limit_s,
         held=job.held,
         depends=depends,
+        accounts=accounts,
     )
 
 

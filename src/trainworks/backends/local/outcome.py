@@ -73,4 +73,9 @@ def _never_began(job: JobRow, events: Sequence[Event]) -> Outcome:
     message = "its supervisor ended before it had started anything"
     if job.attempt < _MAX_LAUNCHES + restarts_used(events):
         return Outcome(JobState.QUEUED, Cause.LAUNCH_FAILED, message)
+    return launch_failed(message)
+
+
+def launch_failed(message: str) -> Outcome:
+    """The end of a job that cannot be started."""
     return Outcome(JobState.FAILED, Cause.LAUNCH_FAILED, message, int(ExitCode.ENVIRONMENT))

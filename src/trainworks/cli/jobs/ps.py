@@ -30,7 +30,7 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Newest first: waiting and running jobs, or all. The jobs of an array share a line."""
-    from trainworks.api.jobs import JobState, array_states, missing_runs
+    from trainworks.api.jobs import JobState, array_states, costs_so_far, missing_runs
     from trainworks.report import jobs as view
 
     states = None if everything else [each for each in JobState if not each.is_final]
@@ -53,7 +53,8 @@ def command(
         typer.echo(json.dumps([view.facts(row) for row in rows], indent=2))
     else:
         arrays = array_states(found) if array is None else {}
-        show_document(view.list_document(rows, time.time(), arrays=arrays))
+        now = time.time()
+        show_document(view.list_document(rows, now, arrays=arrays, costs=costs_so_far(found, now)))
 
 
 def _warn_of_missing(folder: Path, missing: list[str]) -> None:

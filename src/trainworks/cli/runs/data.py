@@ -59,11 +59,11 @@ def command(
     if pack is not None:
         options |= {"pack": True, "sequence_length": pack}
     given = {name: value for name, value in options.items() if value is not None}
-    data = worker_tasks.read_data(target, given, images=images)
+    data, evaluation = worker_tasks.read_data(target, given, images=images)
     damaged: list[Any] = []
     if action is DataAction.PREPARE:
         with byte_bar("preparing") as progress:
-            result = worker_tasks.prepare_data(data, to=to, processes=processes, progress=progress)
+            result = worker_tasks.prepare_data(data, evaluation, to=to, processes=processes, progress=progress)
         lines = prepared_lines(result, len(data.sources))
     else:
         with byte_bar("verifying") as progress:

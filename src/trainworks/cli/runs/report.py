@@ -38,3 +38,10 @@ def print_report(run: Run, *, html: bool = True) -> None:
     if html:
         report.write_html(page)
         say(f"page: {page}", err=True)
+    say_pending_copies(run)
+
+
+def say_pending_copies(run: Run) -> None:
+    """Say which places of `checkpoint.copies` are still to get the newest checkpoint."""
+    for place in run.pending_copies():
+        say(f"{run.id}: the newest checkpoint is still to be copied to {place}", err=True)

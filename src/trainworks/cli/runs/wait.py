@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainworks.cli.options import Runs, RunsOption, find_each
+from trainworks.cli.runs.report import say_pending_copies
 from trainworks.report.rendering.printable import say
 
 
@@ -14,5 +15,6 @@ def command(names: Runs = None, runs: RunsOption = None) -> None:
     found = find_each(names, runs)
     for run in found:
         say(f"{run.id} {run.wait()}")
+        say_pending_copies(run)
     for run in found:
         run.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ class CheckpointCopy(Spec):
     """A folder, such as that of a file server, or `s3://bucket/prefix` of an S3-compatible store; the run's id is
     added. Keys come from the environment, as for every tool of AWS."""
     keep: Annotated[int, Field(ge=1)] = 2
-    """Number of complete copies to keep there."""
+    """Number of complete copies to keep there, beside that of the best evaluation."""
     endpoint: str | None = None
     """Address of the store; by default `AWS_ENDPOINT_URL`, else AWS."""
     region: str | None = None
@@ -51,6 +52,10 @@ class CheckpointCopy(Spec):
         if self.endpoint is not None and "@" in self.endpoint:
             raise FieldError("an endpoint holds no keys; they come from the environment")
         return self
+
+    def address(self, run_id: str) -> str:
+        """Folder or URL of the copies of a run."""
+        return f"{self.to}/{run_id}" if self.is_s3 else str(Path(self.to).expanduser() / run_id)
 
     @property
     def is_s3(self) -> bool:

@@ -23,6 +23,7 @@ class DrillFault(enum.StrEnum):
     DELETE_SHARD = "delete-shard"
     CUT_NETWORK = "cut-network"
     FULL_DISK = "full-disk"
+    FAIL_STORE = "fail-store"
 
     @property
     def what(self) -> str:
@@ -47,6 +48,7 @@ _WHAT = {
     DrillFault.DELETE_SHARD: "a shard of the newest checkpoint deleted, then SIGKILL to a rank",
     DrillFault.CUT_NETWORK: "no network between the ranks for some seconds",
     DrillFault.FULL_DISK: "no space left for checkpoints",
+    DrillFault.FAIL_STORE: "every tenth request to the store of copies fails",
 }
 HARMLESS_AFTERWARDS = (
     DrillFault.KILL_RANK,
@@ -57,6 +59,9 @@ HARMLESS_AFTERWARDS = (
     DrillFault.DELETE_SHARD,
 )
 """Faults of a soak: the run survives them by itself."""
+
+IN_RUNS_OF_THEIR_OWN = (DrillFault.FULL_DISK, DrillFault.FAIL_STORE)
+"""Faults that need another disk or another store from the start of the run."""
 
 
 def why_skipped(fault: DrillFault) -> str | None:

@@ -5,25 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.measure.drill.outcome import FaultOutcome, RecordChecks
+from trainworks.measure.drill.soak import Soak
 from trainworks.results import Result
-
-
-@dataclass(frozen=True, slots=True)
-class Soak:
-    """What a run under faults shows besides their outcomes."""
-
-    seconds: float
-    faults: int
-    goodput: float
-    """Share of the time in which steps that count were trained, at the step time of the undisturbed run."""
-    simulated_goodput: float
-    """The simulation's, for these failures, restarts and checkpoints."""
-    files_before: int
-    files_after: int
-    """Open files of supervisor and agents."""
-    bytes_before: int
-    bytes_after: int
-    """Their resident memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +25,7 @@ class DrillReport(Result):
 
     @property
     def is_survived(self) -> bool:
-        """True if the run finished, each step counts once, and it survived every fault that was injected."""
+        """True if the run finished, each step counts once, it survived every fault, and a soak used no more at last."""
         clean = self.checks == RecordChecks(0, 0) and self.state == "SUCCEEDED"
-        return clean and all(outcome.is_survived for outcome in self.outcomes)
+        is_flat = self.soak is None or self.soak.is_flat is not False
+        return clean and is_flat and all(outcome.is_survived for outcome in self.outcomes)

@@ -16,7 +16,8 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.record.events import Event, read_events, read_lines_from
+from trainworks.measure.drill.soak import UsageSample
+from trainworks.record.events import Event, read_lines_from
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
@@ -45,6 +46,8 @@ class DrilledRun:
         self.run_dir: RunDir = RunDir(runs / f"{name}-1")
         self.resumed_at: list[float] = []
         """Times at which the drill resumed the run."""
+        self._events = _Lines()
+        self._rows = _Lines()
 
     def start(self) -> None:
         """Start the run, and return at once."""
@@ -78,11 +81,11 @@ class DrilledRun:
 
     def events(self) -> list[Event]:
         """Its record so far."""
-        return read_events(self.run_dir.events_file)
+        return self._events.read(self.run_dir.events_file)
 
     def rows(self) -> list[dict[str, Any]]:
         """Its steps so far, those that were repeated too."""
-        return read_lines_from(self.run_dir.metrics_file, 0)[0]
+        return self._rows.read(self.run_dir.metrics_file)
 
     def last_step(self) -> int:
         """Last step of its newest attempt that it has written down; 0 before the first."""
@@ -126,14 +129,15 @@ class DrilledRun:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def usage(self) -> tuple[int, int]:
-        """Open files, and resident bytes, of its supervisor and its agents: they live as long as the run."""
+    def usage(self) -> UsageSample:
+        """Open files and memory of its supervisor and its agents, and all its processes."""
         files = resident = 0
         for pid in [self.supervisor(), *self.agents()]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
                 files, resident = files + one.num_fds(), resident + one.memory_info().rss
-        return files, resident
+        processes = len(process.processes_with(run_mark(self.run_dir)))
+        return UsageSample(self.clock.now(), processes, files, resident)
 
     def end(self) -> None:
         """End all processes that are left of the run."""
@@ -142,6 +146,20 @@ class DrilledRun:
         if self._command is not None and self._command.exit_code() is None:
             self._command.signal_group(signal.SIGKILL)
             self._command.wait(5.0)
+
+
+class _Lines:
+    """A JSON-lines file that grows: each look reads the new lines alone."""
+
+    def __init__(self) -> None:
+        self._found: list[dict[str, Any]] = []
+        self._read_bytes = 0
+
+    def read(self, path: Path) -> list[dict[str, Any]]:
+        """All its lines so far."""
+        new, self._read_bytes = read_lines_from(path, self._read_bytes)
+        self._found += new
+        return self._found
 
 
 def _arguments(child: psutil.Process) -> list[str]:

@@ -12,6 +12,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.failing_store import FailingStore
 
 Undo = Callable[[], None]
 CUT_FOR_S = 3.0
@@ -21,7 +22,15 @@ _SIGNALS = {DrillFault.PREEMPT: signal.SIGTERM, DrillFault.STOP_RANK: signal.SIG
 _CHUNK = b"\0" * (1 << 16)
 
 
-def inject(fault: DrillFault, run: DrilledRun, rng: random.Random, *, network: str, disk: Path | None) -> Undo | None:
+def inject(
+    fault: DrillFault,
+    run: DrilledRun,
+    rng: random.Random,
+    *,
+    network: str,
+    disk: Path | None,
+    store: FailingStore | None,
+) -> Undo | None:
     """Inject a fault.
 
     Args:
@@ -30,6 +39,7 @@ def inject(fault: DrillFault, run: DrilledRun, rng: random.Random, *, network: s
         rng: chooses the victim.
         network: name of the namespace of the run; empty if it has none.
         disk: mount point of the small file system that the run writes to.
+        store: the proxy through which the run reaches the store of its copies.
 
     Returns:
         Takes the fault back, for one that lasts; None for the others.
@@ -48,6 +58,9 @@ def inject(fault: DrillFault, run: DrilledRun, rng: random.Random, *, network: s
         case DrillFault.FULL_DISK:
             assert disk is not None
             return _fill(disk)
+        case DrillFault.FAIL_STORE:
+            assert store is not None
+            store.fail()
         case _:
             run.signal_all([rng.choice(run.ranks())], _SIGNALS.get(fault, signal.SIGKILL))
     return None

@@ -52,6 +52,8 @@ class FaultOutcome:
     """Largest difference of a loss to the undisturbed run until the next fault; None without a step to compare."""
     has_new_layout: bool = False
     """Whether the run continued with another layout, whose sums round differently."""
+    problem: str = ""
+    """What is wrong besides, such as a copy that is missing in the store."""
     skipped: str = ""
     """Why it was not injected."""
 
@@ -59,7 +61,8 @@ class FaultOutcome:
     def is_survived(self) -> bool:
         """True if the run trained on, with the losses of an undisturbed run; within rounding in another layout."""
         allowed = _ROUNDING if self.has_new_layout else 0.0
-        return bool(self.skipped) or (self.back_s is not None and (self.loss_difference or 0.0) <= allowed)
+        is_back = self.back_s is not None and (self.loss_difference or 0.0) <= allowed
+        return bool(self.skipped) or (is_back and not self.problem)
 
 
 def outcome(

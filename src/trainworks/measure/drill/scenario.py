@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from trainworks.jobs.state import JobState
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.failing_store import FailingStore
 from trainworks.measure.drill.injection import Undo, inject, lasts_s
 from trainworks.measure.drill.outcome import FaultOutcome, Injection, outcome
+from trainworks.measure.drill.soak import UsageSample
 
 _START_S = 300.0
 _RECOVER_S = 300.0
@@ -34,6 +37,7 @@ class FaultScenario:
         say: receives a line per fault.
         network: namespace of the run; empty if it has none.
         disk: small file system that it writes to, if it has one.
+        store: proxy of the store of its copies, if it has one.
     """
 
     run: DrilledRun
@@ -41,6 +45,7 @@ class FaultScenario:
     say: Say
     network: str = ""
     disk: Path | None = None
+    store: FailingStore | None = None
     injections: list[Injection] = field(default_factory=list)
     skipped: dict[DrillFault, str] = field(default_factory=dict)
 
@@ -60,7 +65,7 @@ class FaultScenario:
         run = self.run
         self.injections.append(Injection(fault, run.clock.now(), run.last_step()))
         attempt = self._attempt()
-        undo = inject(fault, run, self.rng, network=self.network, disk=self.disk)
+        undo = inject(fault, run, self.rng, network=self.network, disk=self.disk, store=self.store)
         if undo is not None and (lasting_s := lasts_s(fault)):
             until = run.clock.now() + lasting_s
             run.wait(lambda: run.clock.now() >= until, lasting_s + 1)
@@ -69,6 +74,32 @@ class FaultScenario:
             self._await_steps(lambda: self._last_row_at() > undone_at, None)
         else:
             self._await_steps(lambda: self._attempt() > attempt, undo)
+
+    def soak(self, faults: Sequence[DrillFault], seconds: float, gaps_s: tuple[float, float]) -> list[UsageSample]:
+        """Inject random faults with random pauses until the time is over or the run ends; then await the end.
+
+        Args:
+            faults: to draw from.
+            seconds: from the first attempt of the ranks.
+            gaps_s: shortest and longest pause, from a run that is ready to the next fault.
+
+        Returns:
+            A sample of its use before each fault.
+        """
+        run, samples = self.run, list[UsageSample]()
+        run.start()
+        while self.await_ready():
+            until = run.clock.now() + self.rng.uniform(*gaps_s)
+            ends = next(event["t"] for event in run.events() if event["kind"] == "attempt") + seconds
+            run.wait(lambda: run.clock.now() > min(until, ends), gaps_s[1] + 1)  # noqa: B023
+            if run.has_ended or run.clock.now() > ends:
+                break
+            samples.append(run.usage())
+            fault = self.rng.choice(faults)
+            self.say(f"{seconds - ends + run.clock.now():.0f} s, step {run.last_step():,}: {fault}")
+            self.hit(fault)
+        self.finish()
+        return samples
 
     def finish(self) -> None:
         """Wait for the end of the run."""
@@ -101,12 +132,10 @@ class FaultScenario:
         return self.run.wait(self._is_ready, _START_S) and not self.run.has_ended
 
     def _is_ready(self) -> bool:
-        events = self.run.events()
-        met = max((number for number, event in enumerate(events) if event["kind"] == "attempt"), default=None)
-        if met is None or self.run.state is not JobState.RUNNING:
+        if self.run.state is not JobState.RUNNING:
             return False
-        saved = [event for event in events[met:] if event["kind"] == "checkpoint"]
-        return len(saved) >= _CHECKPOINTS
+        newest = takewhile(lambda event: event["kind"] != "attempt", reversed(self.run.events()))
+        return len([event for event in newest if event["kind"] == "checkpoint"]) >= _CHECKPOINTS
 
     def _await_steps(self, trains_again: Callable[[], bool], undo: Undo | None) -> None:
         """Wait for a step after the fault, and resume a run that has ended instead."""

@@ -95,7 +95,8 @@ _LARGEST_EXPONENT = 700.0
 
 def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     """The metrics of one optimizer step; MFU where the peak of the accelerator is known."""
-    unit = resolved.run_file.workload.unit if resolved.run_file.workload else "samples"
+    workload = resolved.run_file.workload
+    unit = workload.unit if workload else "samples"
     training_s = row["step_s"] - row.get("evaluation_s", 0.0)
     rate = row["tokens"] / training_s if training_s > 0 else 0.0
     values = {
@@ -111,16 +112,17 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     if "memory_peak_bytes" in row:
         values["memory/peak_bytes"] = row["memory_peak_bytes"]
     if "evaluation" in row:
-        values |= _evaluation_values(row["evaluation"], in_tokens=unit == "tokens")
+        has_perplexity = workload is not None and workload.has_perplexity
+        values |= _evaluation_values(row["evaluation"], has_perplexity=has_perplexity)
     if "skipped" in row:
         values["train/skipped"] = 1.0
     return MetricPoint(row["step"], row["t"], values)
 
 
-def _evaluation_values(found: EvaluationResult, *, in_tokens: bool) -> dict[str, float]:
+def _evaluation_values(found: EvaluationResult, *, has_perplexity: bool) -> dict[str, float]:
     """Held-out loss, perplexity of tokens, and accuracy where the task has one."""
     values = {"eval/loss": found["loss"]}
-    if in_tokens:
+    if has_perplexity:
         values["eval/perplexity"] = math.exp(min(found["loss"], _LARGEST_EXPONENT))
     if "accuracy" in found:
         values["eval/accuracy"] = found["accuracy"]

@@ -25,6 +25,7 @@ from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.record.measured.measurement import ClusterMeasurement
+from trainworks.record.resolved import PlannedEvaluation
 from trainworks.results import Result
 from trainworks.units import format_step_time
 
@@ -49,11 +50,26 @@ class ClusterPlan(Result):
     goal: str | None
     """The goal, and the number of nodes on which it is likely met."""
     notes: list[str]
+    evaluation: PlannedEvaluation | None = None
+    """Evaluations during training; None without any, and of all of data that are not counted."""
 
     @property
     def run_time_s(self) -> float:
-        """Time of all steps, without failures and checkpoints."""
-        return self.steps * self.best[0].step_time_s
+        """Time of all steps and evaluations, without failures and checkpoints."""
+        return self._run_time_s(self.best[0].step_time_s)
+
+    @property
+    def run_interval_s(self) -> tuple[float, float]:
+        """The 80 % interval of the same time."""
+        return self._run_time_s(self.best[0].low_s), self._run_time_s(self.best[0].high_s)
+
+    def _run_time_s(self, step_time_s: float) -> float:
+        return step_time_s * (self.steps + self._evaluation_steps)
+
+    @property
+    def _evaluation_steps(self) -> float:
+        """Steps that take as long as all evaluations."""
+        return self.evaluation.total_s / self.best[0].step_time_s if self.evaluation else 0.0
 
     @property
     def work(self) -> Traced:
@@ -61,7 +77,10 @@ class ClusterPlan(Result):
         best, by = self.best[0], "trainworks plan, proposed layout"
         step = computed("step time", best.step_time_s, "s", by=by, low=best.low_s, high=best.high_s)
         steps = fact("steps", self.steps, "", source="the run file")
-        return (steps * step).named("work", "s")
+        if self.evaluation is None:
+            return (steps * step).named("work", "s")
+        evaluations = computed("evaluations", self._evaluation_steps, "", by=f"{by}, in steps of that time")
+        return ((steps + evaluations) * step).named("work", "s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +135,7 @@ def plan_request(
         _calibration_note(measurements),
         above_published(request.job, rows[0].mfu),
         *outside_measured(request.job, cluster.num_accelerators),
+        _uncounted_note(request),
     ]
     return ClusterPlan(
         job=request.job,
@@ -127,6 +147,7 @@ def plan_request(
         scales=other_scales,
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
         notes=[*filter(None, notes)],
+        evaluation=request.evaluations(rows[0]),
     )
 
 
@@ -139,6 +160,12 @@ def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
         f"{describe_layout(fastest.layout)} is predicted {saved:.1%} faster: too little for what it adds, since every "
         "complication of a layout has to save 1 % of the step"
     )
+
+
+def _uncounted_note(request: PlanRequest) -> str | None:
+    if request.evaluation is None or request.evaluation.steps != "all":
+        return None
+    return "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
 
 
 def _calibration_note(measurements: Sequence[ClusterMeasurement]) -> str | None:

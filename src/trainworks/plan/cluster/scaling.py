@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainworks.config.data import Evaluation
 from trainworks.config.limits import LIMITS
 from trainworks.config.run_file import Goal
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.layout import fixed_at
 from trainworks.plan.conv_net import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
+from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.search import TIGHT_SHARE, Rejection, SearchResult, limit_bytes, search, search_layouts
 from trainworks.plan.space import Fixed, Space
 from trainworks.plan.uncertainty import Belief
+from trainworks.record.resolved import PlannedEvaluation, StepTimeTerms
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib
 
 Chance = Literal["unlikely", "about even", "likely"]
@@ -28,6 +31,7 @@ _ROUND = (1, 3, 5, 7, 9, 15)
 _NEAR, _NEAREST = 0.75, 3
 TABLE_LENGTH = 10
 """Families of layouts that a plan lists, and among which the proposed one is chosen."""
+_TERMS = tuple(name.removesuffix("_s") for name in StepTimeTerms.model_fields)
 _LARGEST_SCALE = 8
 """Largest multiple of the described cluster to plan, where that one misses the goal."""
 
@@ -49,6 +53,25 @@ class PlanRequest:
     advise: bool = True
     """Whether to look further: at unusual layouts and more nodes where nothing fits, at fewer where the batch divides
     badly."""
+
+    evaluation: Evaluation | None = None
+    """Evaluations during training; their time adds to that of the steps."""
+
+    def evaluations(self, best: Prediction) -> PlannedEvaluation | None:
+        """Number and cost of the evaluations in a layout; None without any, and of all of data that are not counted."""
+        terms = {f"{term}_s": best.terms_s.get(term, 0.0) for term in _TERMS}
+        return planned_evaluation(
+            self.evaluation,
+            StepTimeTerms(**terms),
+            global_batch=self.global_batch,
+            num_steps=self.steps,
+            held_out_samples=None,
+        )
+
+    def run_time_s(self, best: Prediction, step_time_s: float) -> float:
+        """Time of all steps and evaluations, which take as long in proportion to a step as predicted."""
+        planned = self.evaluations(best)
+        return step_time_s * (self.steps + (planned.total_s / best.step_time_s if planned else 0.0))
 
     @property
     def has_goal(self) -> bool:
@@ -128,7 +151,7 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
         belief=request.belief,
         families=result.families[:TABLE_LENGTH],
     )[0]
-    num_accelerators, run_time_s = job.cluster.num_accelerators, request.steps * best.step_time_s
+    num_accelerators, run_time_s = job.cluster.num_accelerators, request.run_time_s(best, best.step_time_s)
     hours = run_time_s / HOUR_S * num_accelerators
     return Scale(
         num_nodes=num_nodes,
@@ -143,9 +166,9 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
 def goal_chance(request: PlanRequest, best: Prediction, num_accelerators: int) -> Chance:
     """Whether the 80 % interval of the whole run is within deadline and budget, around them, or beyond."""
     limit_s = _limit_s(request, num_accelerators)
-    if request.steps * best.high_s <= limit_s:
+    if request.run_time_s(best, best.high_s) <= limit_s:
         return "likely"
-    return "unlikely" if request.steps * best.low_s > limit_s else "about even"
+    return "unlikely" if request.run_time_s(best, best.low_s) > limit_s else "about even"
 
 
 def _limit_s(request: PlanRequest, num_accelerators: int) -> float:

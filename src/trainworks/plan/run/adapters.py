@@ -53,15 +53,22 @@ def _is_named(name: str, targets: tuple[str, ...]) -> bool:
 
 
 def adapted_memories(
-    memories: RunMemories, shape: ModelShape, layouts: Layouts, adapter: Adapter, *, precision: str, device: str
+    memories: RunMemories,
+    shape: ModelShape,
+    layouts: Layouts,
+    adapter: Adapter,
+    *,
+    precision: str,
+    device: str,
+    moment_bytes: float,
 ) -> RunMemories:
     """Memory with a frozen base.
 
     weights     b N / s + 4 P / s, where b is 4, 2 in bf16, and 0.56 in 4 bits, which are not shared
     gradients   4 P, / s with zero 2 and 3
-    optimizer   8 P / s
+    optimizer   m P / s, where m is 8 with AdamW
     logits      without the gradient of the output matrix, and the product that is added to it: - 8 V h
-    checkpoint  the copy of 12 P / s, on a CPU
+    checkpoint  the copy of (4 + m) P / s, on a CPU
     """
     trained = float(adapter_parameters(shape, adapter))
     shards = np.maximum(1.0, layouts.dp_shard * layouts.cp)
@@ -74,9 +81,9 @@ def adapted_memories(
         memories,
         weights_bytes=_base_bytes(shape, adapter, precision, shared(3)) + 4 * trained / shared(3),
         gradients_bytes=4 * trained / shared(2),
-        optimizer_bytes=8 * trained / shared(1),
+        optimizer_bytes=moment_bytes * trained / shared(1),
         logits_bytes=np.maximum(0.0, memories.logits_bytes - matrix),
-        checkpoint_bytes=12 * trained / shared(1) if device == "cpu" else memories.checkpoint_bytes,
+        checkpoint_bytes=(4 + moment_bytes) * trained / shared(1) if device == "cpu" else memories.checkpoint_bytes,
     )
 
 

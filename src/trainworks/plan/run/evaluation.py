@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.config.run_file import Workload
+from trainworks.config.data import Evaluation
 from trainworks.record.resolved import PlannedEvaluation, StepTimeGroups, StepTimeTerms
 
 _FORWARD_SHARE = 1 / 3
@@ -10,9 +10,14 @@ _FORWARD_SHARE = 1 / 3
 
 
 def planned_evaluation(
-    workload: Workload, step_time: StepTimeTerms | StepTimeGroups, *, num_steps: int, held_out_samples: int | None
+    settings: Evaluation | None,
+    step_time: StepTimeTerms | StepTimeGroups,
+    *,
+    global_batch: int,
+    num_steps: int,
+    held_out_samples: int | None,
 ) -> PlannedEvaluation | None:
-    """Number and cost of the evaluations; None for a run that does not evaluate.
+    """Number and cost of the evaluations; None for a run that does not evaluate, or all of data that are not counted.
 
         batches = eval.steps, at most ceil(held-out samples / global batch)
         batch_s = forward + host + (head + tp + cp + ep + pp + dp) / 3 + bubble / 3
@@ -20,17 +25,18 @@ def planned_evaluation(
     Of a step that was measured by group, a third of compute and communication is the forward.
 
     Args:
-        workload: of the run file.
+        settings: `workload.eval` of the run file.
         step_time: of a training step, predicted or measured.
+        global_batch: samples of a step.
         num_steps: of the run.
         held_out_samples: None where they are not counted yet; `eval.steps` then says it alone.
     """
-    settings = workload.eval
     if settings is None:
         return None
-    available = None if held_out_samples is None else -(-held_out_samples // workload.global_batch)
+    available = None if held_out_samples is None else -(-held_out_samples // global_batch)
     if settings.steps == "all":
-        assert available is not None
+        if available is None:
+            return None
         batches = available
     else:
         batches = settings.steps if available is None else min(settings.steps, available)

@@ -109,7 +109,13 @@ def make_measured_plan(
     steps = _num_steps(workload, trial)
     train_s = steps * step_s
     held_out = trial.held_out_samples if held_out_samples is None else held_out_samples
-    evaluation = planned_evaluation(workload, trial.step_time, num_steps=steps, held_out_samples=held_out)
+    evaluation = planned_evaluation(
+        workload.eval,
+        trial.step_time,
+        global_batch=workload.global_batch,
+        num_steps=steps,
+        held_out_samples=held_out,
+    )
     others_s = evaluation.total_s if evaluation else 0.0
     interval_s = every_s or (every_steps or 1) * step_s
     return Plan(
@@ -117,8 +123,8 @@ def make_measured_plan(
         layout=layout,
         num_steps=steps,
         samples_left_out=samples_left_out(workload, samples=trial.num_samples),
-        tokens_per_step=workload.global_batch * workload.data.sequence_length,
-        model_flops_per_token=trial.flops_per_sample / workload.data.sequence_length,
+        tokens_per_step=workload.tokens_per_step,
+        model_flops_per_token=trial.flops_per_sample * workload.global_batch / workload.tokens_per_step,
         peak_flops_per_s=None,
         peak_source="none: the plan of this model is measured, not predicted",
         step_time=trial.step_time,

@@ -6,16 +6,14 @@ import math
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import RunFile, Workload
+from trainworks.config.run_file import RunFile
 from trainworks.plan.checkpoint import checkpoint_interval
-from trainworks.plan.model_shape import model_flops_per_token
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
-from trainworks.plan.run.adapters import adapted_flops_per_token
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_flops
-from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms
+from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms, workload_flops_per_token
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
@@ -59,7 +57,6 @@ def make_plan(
     """
     workload = run_file.workload
     assert workload is not None
-    length = workload.data.sequence_length
     job = run_job(workload, shape, processes, calibration=calibration, layout=layout)
     if layout.dp_replicate == layout.world_size:
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
@@ -82,7 +79,13 @@ def make_plan(
         step_s=step_time.total_s,
     )
     interval_s = every_s or (every_steps or 1) * step_time.total_s
-    evaluation = planned_evaluation(workload, step_time, num_steps=steps, held_out_samples=held_out_samples)
+    evaluation = planned_evaluation(
+        workload.eval,
+        step_time,
+        global_batch=workload.global_batch,
+        num_steps=steps,
+        held_out_samples=held_out_samples,
+    )
     train_s = steps * step_time.total_s
     others_s = evaluation.total_s if evaluation else 0.0
     return Plan(
@@ -90,8 +93,8 @@ def make_plan(
         layout=layout,
         num_steps=steps,
         samples_left_out=samples_left_out,
-        tokens_per_step=workload.global_batch * length,
-        model_flops_per_token=_flops_per_token(workload, shape),
+        tokens_per_step=workload.tokens_per_step,
+        model_flops_per_token=workload_flops_per_token(job),
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         step_time=step_time,
@@ -106,13 +109,6 @@ def make_plan(
         evaluation=evaluation,
         run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
     )
-
-
-def _flops_per_token(workload: Workload, shape: ModelShape) -> float:
-    length = workload.data.sequence_length
-    if workload.adapter is not None:
-        return adapted_flops_per_token(shape, workload.adapter, length)
-    return model_flops_per_token(shape, length)
 
 
 def bucket_mib(num_trained: int, num_ranks: int, calibration: Calibration) -> int:

@@ -14,7 +14,7 @@ from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.flops import model_flops_per_sequence
+from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.run.adapters import (
     adapted_flops_per_token,
@@ -24,7 +24,13 @@ from trainworks.plan.run.adapters import (
 )
 from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.memory import RunMemories, held_as, run_memories
-from trainworks.plan.run.optimizer import moment_bytes
+from trainworks.plan.run.optimizer import moment_bytes, update_factor
+from trainworks.plan.run.preference import (
+    in_sequences,
+    reference_flops_per_token,
+    with_reference_memory,
+    with_reference_time,
+)
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import Software, worker_software
 from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
@@ -122,8 +128,8 @@ class RunJob(TrainingJob):
 
     @property
     def largest_micro_batch(self) -> int:
-        """Sequences of one rank that a search tries at most: matrix products of more tokens are not faster."""
-        return max(1, _ENOUGH_TOKENS // self.sequence_length)
+        """Samples of one rank that a search tries at most: matrix products of more tokens are not faster."""
+        return max(1, _ENOUGH_TOKENS // (self.sequence_length * self.workload.sequences_per_sample))
 
     def calibrated(self, calibration: Calibration) -> RunJob:
         """The same job with measured rates, and on a CPU with the measured memory of a rank without a model."""
@@ -132,6 +138,7 @@ class RunJob(TrainingJob):
 
     def memories(self, layouts: Layouts) -> RunMemories:
         """Peak memory of the fullest rank of every layout."""
+        layouts, moments = in_sequences(layouts, self.workload), moment_bytes(self.workload.optimizer, self.shape)
         memories = run_memories(
             self.shape,
             layouts,
@@ -140,31 +147,39 @@ class RunJob(TrainingJob):
             baseline_bytes=self.baseline_bytes,
             device=self.device,
             dropout=self.workload.model.dropout,
-            moment_bytes=moment_bytes(self.workload.optimizer, self.shape),
+            moment_bytes=moments,
             autocast=self.software.autocast,
         )
-        adapter = self.workload.adapter
-        if adapter is None:
+        adapter, shape = self.workload.adapter, self.shape
+        held = held_as(shape, layouts, self.precision, self.device)
+        if adapter is not None:
+            kept = {"precision": self.precision, "device": self.device}
+            memories = adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
+        if self.workload.preference is None:
             return memories
-        held = held_as(self.shape, layouts, self.precision, self.device)
-        return adapted_memories(memories, self.shape, held, adapter, precision=self.precision, device=self.device)
+        return with_reference_memory(memories, shape, held, self.workload)
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
         """One optimizer step of every layout."""
+        layouts = in_sequences(layouts, self.workload)
         times = predict_step_times(self, layouts, coefficients)
-        adapter = self.workload.adapter
-        if adapter is None:
-            return times
-        length, precision = self.sequence_length, self.precision
-        return adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
+        factor = update_factor(self.workload.optimizer, self.device)
+        times = replace(times, optimizer_s=factor * times.optimizer_s)
+        adapter, precision = self.workload.adapter, self.precision
+        if adapter is not None:
+            length = self.sequence_length
+            times = adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
+        return times if self.workload.preference is None else with_reference_time(times, layouts, precision)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sequence, or of both of a pair."""
+        return self.sequence_length * self.workload.sequences_per_sample
 
     @property
     def flops_per_sequence(self) -> float:
-        """Model FLOPs, forward and backward; frozen weights have no gradient."""
-        adapter, length = self.workload.adapter, self.sequence_length
-        if adapter is None:
-            return model_flops_per_sequence(self.shape, length)
-        return length * adapted_flops_per_token(self.shape, adapter, length)
+        """Model FLOPs of a sample, forward and backward; frozen weights have no gradient, a reference forward alone."""
+        return self.tokens_per_sample * workload_flops_per_token(self)
 
     @property
     def num_trained(self) -> int:
@@ -175,6 +190,17 @@ class RunJob(TrainingJob):
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
         return trainable(layouts, self.workload, self.shape)
+
+
+def workload_flops_per_token(job: RunJob) -> float:
+    """Model FLOPs per token of the workload."""
+    workload, shape, length = job.workload, job.shape, job.sequence_length
+    trained = (
+        model_flops_per_token(shape, length)
+        if workload.adapter is None
+        else adapted_flops_per_token(shape, workload.adapter, length)
+    )
+    return trained if workload.preference is None else trained + reference_flops_per_token(shape, length)
 
 
 def software_of_workload(workload: Workload, device: str) -> Software:

@@ -13,18 +13,21 @@ def num_steps(workload: Workload, *, tokens_in_data: int | None) -> int:
     Raises:
         UsageError: `train_for` is in epochs and the size of the data is not known yet.
     """
-    tokens_per_step = workload.global_batch * workload.data.sequence_length
     if workload.train_for.unit == "steps":
         return workload.train_for.amount
     if workload.train_for.unit == "tokens":
-        return -(-workload.train_for.amount // tokens_per_step)
+        return -(-workload.train_for.amount // workload.tokens_per_step)
     if tokens_in_data is None:
         raise UsageError("the length of an epoch is known once the data is prepared")
     return steps_of_epochs(workload, sequences_in(workload.data, tokens_in_data))
 
 
 def sequences_in(data: Data, tokens: int) -> int:
-    """Sequences in that many tokens: rows of `sequence_length + 1` of whole documents, else overlapping by one."""
+    """Samples in that many tokens: pairs of rows, rows of `sequence_length + 1` of whole documents, or sequences that
+    overlap by one.
+    """
+    if data.chat is not None and data.chat.pairs:
+        return tokens // (2 * (data.sequence_length + 1))
     rows_are_whole = data.pack or data.chat is not None
     return tokens // (data.sequence_length + 1) if rows_are_whole else (tokens - 1) // data.sequence_length
 

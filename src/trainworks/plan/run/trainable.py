@@ -103,6 +103,15 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
 
 
 def _optimizer(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
+    if workload.optimizer.name == "adamw-8bit":
+        yield (
+            "tp",
+            layouts.tp > 1,
+            lambda one: (
+                f"`optimizer.name: adamw-8bit` scales whole rows, and tp ({one.tp}) cuts them",
+                "use `dp_shard`, or another optimizer",
+            ),
+        )
     if workload.optimizer.name != "muon":
         return
     reason = "`optimizer.name: muon` orthogonalises whole matrices"
@@ -252,18 +261,19 @@ def _experts(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
     )
 
 
-def _adapters(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
-    if workload.adapter is None:
+def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
+    if not workload.is_fine_tuned:
         return
+    what = "an adapter" if workload.adapter else "a model with a reference (`preference`)"
     for axis in ("tp", "pp", "cp", "ep"):
         yield (
             axis,
             getattr(layouts, axis) > 1,
             lambda one, axis=axis: (  # type: ignore[misc]
-                f"an adapter is not cut over {axis} ({getattr(one, axis)})",
+                f"{what} is not cut over {axis} ({getattr(one, axis)})",
                 "use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
             ),
         )
 
 
-_RULES = (_options, _optimizer, _tensor, _context, _pipeline, _experts, _adapters)
+_RULES = (_options, _optimizer, _tensor, _context, _pipeline, _experts, _fine_tuning)

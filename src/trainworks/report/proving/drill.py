@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from trainworks.measure.drill.drill_report import DrillReport, Soak
+from trainworks.measure.drill.drill_report import DrillReport
 from trainworks.measure.drill.outcome import FaultOutcome
+from trainworks.measure.drill.soak import Soak
 from trainworks.report.rendering.document import Block, Column, Document, Section, Styled, Table, Text, left, right
 from trainworks.units import format_bytes, format_duration
 
@@ -38,7 +39,7 @@ def _row(each: FaultOutcome) -> list[str]:
         each.fault,
         f"{each.step:,}",
         "" if each.noticed_s is None else format_duration(each.noticed_s),
-        each.decision,
+        f"{each.decision}; {each.problem}" if each.problem else each.decision,
         "never" if each.back_s is None else format_duration(each.back_s),
         f"{each.steps_lost:,}",
         _loss(each.loss_difference),
@@ -52,14 +53,30 @@ def _loss(difference: float | None) -> str:
 
 
 def _soak(soak: Soak) -> list[Block]:
-    return [
-        Text(f"{soak.faults} faults in {format_duration(soak.seconds)}"),
-        Text(f"goodput {soak.goodput:.1%}, simulated {soak.simulated_goodput:.1%}"),
-        Text(f"open files {soak.files_before} at first, {soak.files_after} at last"),
-        Text(f"memory {format_bytes(soak.bytes_before)} at first, {format_bytes(soak.bytes_after)} at last"),
-    ]
+    lines = [f"{soak.faults} faults in {format_duration(soak.seconds)}"]
+    if (found := soak.goodput) is not None:
+        points = 100 * (found.simulated - found.measured)
+        lines.append(
+            f"goodput {found.measured:.1%}, simulated {found.simulated:.1%} ({found.low:.1%} .. {found.high:.1%}), "
+            f"{points:+.1f} points"
+        )
+    if soak.usage:
+        (processes, files, memory) = (soak.first_and_last(field) for field in ("processes", "files", "resident_bytes"))
+        verdict = {True: "flat", False: "grew", None: "too few samples to compare"}[soak.is_flat]
+        lines += [
+            f"first and last third of {len(soak.usage)} samples: {verdict}",
+            f"processes {processes[0]:g}, then {processes[1]:g}",
+            f"open files {files[0]:g}, then {files[1]:g}",
+            f"memory {format_bytes(memory[0])}, then {format_bytes(memory[1])}",
+        ]
+    return [Text(line) for line in lines]
 
 
 def to_json(report: DrillReport) -> dict[str, Any]:
-    """Every outcome, times in seconds."""
-    return {**asdict(report), "survived": report.is_survived}
+    """Every outcome, times in seconds; for a soak also its goodput, and whether files and memory are flat."""
+    written = {**asdict(report), "survived": report.is_survived}
+    if (soak := report.soak) is not None:
+        written["soak"]["is_flat"] = soak.is_flat
+        if soak.goodput is not None:
+            written["soak"]["goodput"] |= {"measured": soak.goodput.measured, "is_predicted": soak.goodput.is_predicted}
+    return written

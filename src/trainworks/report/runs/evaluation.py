@@ -53,7 +53,7 @@ def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | 
         return None
     found = standing(evaluated_steps(steps, workload.eval.metric), workload.eval)
     points = [
-        _point(int(step), loss, accuracy, in_tokens=workload.unit == "tokens")
+        _point(int(step), loss, accuracy, has_perplexity=workload.has_perplexity)
         for step, loss, accuracy in zip(
             steps["step"].tolist(), steps["eval_loss"].tolist(), steps["eval_accuracy"].tolist(), strict=True
         )
@@ -73,11 +73,11 @@ def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | 
     )
 
 
-def _point(step: int, loss: float, accuracy: float, *, in_tokens: bool) -> EvaluatedPoint:
+def _point(step: int, loss: float, accuracy: float, *, has_perplexity: bool) -> EvaluatedPoint:
     return EvaluatedPoint(
         step=step,
         loss=loss,
-        perplexity=math.exp(min(loss, 700.0)) if in_tokens and math.isfinite(loss) else None,
+        perplexity=math.exp(min(loss, 700.0)) if has_perplexity and math.isfinite(loss) else None,
         accuracy=accuracy if math.isfinite(accuracy) else None,
     )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ class Checkpointer:
         """Takes the costs of each checkpoint on disk, on rank 0."""
         self.failure: TrainworksError | None = None
         """Why the last checkpoint could not be completed; the loop reads it once per logging interval."""
+        self._completed: SimpleQueue[Path] = SimpleQueue()
 
     @property
     def is_saving(self) -> bool:
@@ -127,6 +129,10 @@ class Checkpointer:
         self._stall_s = time.perf_counter() - started
         fields = {"step": step, "samples_consumed": samples_consumed, **self._template}
         self._pending = self._writer.submit(self._write, copied, folder, fields, started)
+
+    def take_completed(self) -> list[Path]:
+        """Checkpoints on disk that have been completed since the last call; none on other ranks than 0."""
+        return [self._completed.get() for _ in range(self._completed.qsize())]
 
     def await_copy(self) -> None:
         """Wait until weights and optimizer state may change."""
@@ -200,6 +206,7 @@ class Checkpointer:
         if self.memory.holds(folder):
             self.memory.keep_only(manifest.step)
             return
+        self._completed.put(folder)
         write_s = time.perf_counter() - started
         append_event(
             self._run_dir.events_file,
@@ -333,12 +340,22 @@ class Checkpointer:
 
         Raises:
             UsageError: the checkpoint was made by another model.
-            EnvironmentProblem: the checkpoint was made from other data, or cannot be read.
+            EnvironmentProblem: the checkpoint was made from other data or beside other frozen weights, or cannot be
+                read.
         """
         if manifest.data_fingerprint != self._template["data_fingerprint"]:
             raise EnvironmentProblem(
                 f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
+            )
+        if (
+            None not in (then := manifest.base_fingerprint, now := self._template.get("base_fingerprint"))
+            and then != now
+        ):
+            raise EnvironmentProblem(
+                f"the frozen weights in `model.hf` changed since step {manifest.step}: what was trained beside them "
+                "does not fit them any more",
+                hint="restore the folder, or start a new run",
             )
         self.await_copy()
         optimizer.fill_state()

@@ -119,7 +119,7 @@ class MemoryTier:
                 delete_checkpoint(folder)
 
     def found(self) -> list[Found]:
-        """Every checkpoint that some node completed; every rank calls this. What nobody completed is deleted."""
+        """Every checkpoint that some node completed; every rank calls this. Incomplete ones are deleted."""
         if self._place is None:
             return []
         own = {step: _manifest(folder) for step, folder in self._folders()} if self._is_first else {}

@@ -76,6 +76,8 @@ class DatasetCard(Spec):
     """Tokens have marks: where documents begin, and which tokens the loss counts."""
     one_per_row: bool = False
     """A packed row has one document."""
+    pairs: bool = False
+    """Two rows, of a preferred answer and of another one, are a sample."""
     chats: ChatCounts | None = None
     padding_tokens: int = 0
     """Tokens that only fill up rows of packed documents."""

@@ -6,6 +6,9 @@ A record of a source has one of these forms:
     conversations  [{"from": .., "value": ..}, ..]
     prompt         and completion: two texts, which follow each other without a template; or two lists of messages
     instruction    and output, and perhaps input, which is put below the instruction
+
+A record of preferences has `chosen` and `rejected`, two texts that follow the text or the messages of `prompt`, or two
+lists of messages, which may begin with it.
 """
 
 from __future__ import annotations
@@ -167,6 +170,37 @@ def examples_of(record: Record, style: ChatStyle, *, loss_on: LossOn) -> list[Ex
     ]
 
 
+def pair_of(record: Record, style: ChatStyle, *, loss_on: LossOn) -> tuple[Example, Example]:
+    """The preferred conversation of a record and the other one, each with its answers.
+
+    Raises:
+        UsageError: the record has no pair, no answer, or the template refuses it; with file and line.
+    """
+    chosen, rejected = (
+        examples_of(replace(record, fields=fields), style, loss_on=loss_on)[-1] for fields in _sides(record)
+    )
+    return chosen, rejected
+
+
+def _sides(record: Record) -> list[dict[str, Any]]:
+    """The two conversations of a record of preferences, each in a form that `messages_of` reads."""
+    fields = record.fields
+    sides = []
+    for side in ("chosen", "rejected"):
+        prompt, answer = fields.get("prompt"), fields.get(side)
+        if not isinstance(answer, str | list) or (isinstance(answer, str) and not isinstance(prompt, str | list)):
+            known = ", ".join(fields) or "nothing"
+            raise UsageError(
+                f"{record.place()}: no pair of answers: the record has {known}",
+                hint="it needs `prompt`, `chosen` and `rejected`, or lists of messages in the last two",
+            )
+        if isinstance(answer, str) and isinstance(prompt, list):
+            answer = [{"role": "assistant", "content": answer}]
+        begins = isinstance(answer, str) or isinstance(prompt, list)
+        sides.append({"prompt": prompt, "completion": answer} if begins else {"messages": answer})
+    return sides
+
+
 class _BrokenError(Exception):
     """A record that is not a conversation."""
 
@@ -256,6 +290,8 @@ def plain_text(record: Record) -> str:
         UsageError: the record is not a conversation, with file and line.
     """
     fields = record.fields
+    if "chosen" in fields:
+        return "\n".join(plain_text(replace(record, fields=side)) for side in _sides(record))
     if isinstance(fields.get("prompt"), str) and isinstance(fields.get("completion"), str):
         return str(fields["prompt"] + fields["completion"])
     try:

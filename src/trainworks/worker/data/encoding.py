@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from trainworks.config.finetune import Chat
 from trainworks.config.spec import Spec
 from trainworks.errors import UsageError
-from trainworks.worker.data.inputs import Piece, documents, records
+from trainworks.worker.data.inputs import Piece, Record, documents, records
 from trainworks.worker.data.packing import COUNTED, MARKED_DTYPE, Tokens
 from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
 
@@ -104,7 +104,7 @@ class ChatEncoder:
         from trainworks.worker.data import chats  # noqa: PLC0415  # imports `transformers`
 
         self.counts: Counter[str] = Counter()
-        self._examples_of = chats.examples_of
+        self._examples_of, self._pair_of = chats.examples_of, chats.pair_of
         self._style = chats.ChatStyle.read(folder)
         self._tokenizer = tokenizer
         self._chat = chat
@@ -113,23 +113,40 @@ class ChatEncoder:
 
     def encode(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
         """Marked tokens of each conversation of a batch, and their size as text; without those that are dropped."""
-        examples = (
-            (example, len(example.text))
+        samples = (
+            (sample, sum(len(example.text) for example in sample))
             for record in records(pieces)
-            for example in self._examples_of(record, self._style, loss_on=self._chat.loss_on)
+            for sample in self._samples_of(record)
         )
-        for batch in _batches(examples):
-            encodings = self._tokenizer.encode_batch([each.text for each in batch], add_special_tokens=False)
-            tokens = [
-                self._marked(example, encoding.ids, [start for start, _ in encoding.offsets])
-                for example, encoding in zip(batch, encodings, strict=True)
-            ]
-            yield [each for each in tokens if each is not None], sum(len(each.text.encode()) for each in batch)
+        for batch in _batches(samples):
+            texts = [example.text for sample in batch for example in sample]
+            encodings = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
+            encoded = [[self._marked(example, next(encodings)) for example in sample] for sample in batch]
+            yield (
+                [each for sample in encoded for each in self._whole(sample)],
+                sum(len(text.encode()) for text in texts),
+            )
 
-    def _marked(self, example: Example, ids: list[int], starts: list[int]) -> Tokens | None:
+    def _samples_of(self, record: Record) -> list[tuple[Example, ...]]:
+        """Conversations that are kept or dropped together: each alone, or the two of a pair."""
+        if self._chat.pairs:
+            return [self._pair_of(record, self._style, loss_on=self._chat.loss_on)]
+        return [(example,) for example in self._examples_of(record, self._style, loss_on=self._chat.loss_on)]
+
+    def _whole(self, sample: list[Tokens | None]) -> list[Tokens]:
+        """The conversations of a sample, none if one of them is dropped."""
+        kept = [each for each in sample if each is not None]
+        if len(kept) < len(sample):
+            self.counts["dropped"] += len(sample)
+            return []
+        self.counts["answer_tokens"] += sum(int((each[1:] & COUNTED > 0).sum()) for each in kept)
+        return kept
+
+    def _marked(self, example: Example, encoding: Encoding) -> Tokens | None:
         """A token belongs to an answer if its first character does. None if the conversation is dropped."""
-        tokens, at = np.array(ids, dtype=MARKED_DTYPE), np.array(starts)
-        counted = np.zeros(len(ids), dtype=bool)
+        tokens = np.array(encoding.ids, dtype=MARKED_DTYPE)
+        at = np.array([start for start, _ in encoding.offsets])
+        counted = np.zeros(len(tokens), dtype=bool)
         for start, stop in example.answers:
             counted |= (at >= start) & (at < stop)
         if not example.is_closed and self._end is not None:
@@ -138,7 +155,6 @@ class ChatEncoder:
         if (kept := self._fitted(tokens, counted, example)) is None:
             return None
         tokens, counted = kept
-        self.counts["answer_tokens"] += int(counted[1:].sum())
         return np.where(counted, tokens | MARKED_DTYPE.type(COUNTED), tokens)
 
     def _fitted(self, tokens: Tokens, counted: _Mask, example: Example) -> tuple[Tokens, _Mask] | None:
@@ -152,7 +168,6 @@ class ChatEncoder:
             )
         kept = tokens[: self._row], counted[: self._row]
         if (too_long and self._chat.too_long == "drop") or not kept[1][1:].any():
-            self.counts["dropped"] += 1
             return None
         self.counts["cut"] += too_long
         return kept

@@ -10,7 +10,7 @@ from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, read_card
 from trainworks.worker.data.images import FolderImages, ShardedImages, read_files
 from trainworks.worker.data.mixture import MixedDataset
-from trainworks.worker.data.packing import MarkedTokens
+from trainworks.worker.data.packing import MarkedTokens, PairedTokens
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.data.shards import WINDOW, LocalShards, Shards, StreamedShards
 from trainworks.worker.data.tokens import TokenDataset
@@ -40,6 +40,9 @@ def open_dataset(folder: Path, data: Data, *, augment: bool = True, seed: int = 
     shards = _shards(folder, card, data)
     if card.kind == "images":
         return ShardedImages(card, shards, data.image_size or 0, augment=augment, seed=seed, window=window)
+    if card.pairs:
+        row = 2 * (data.sequence_length + 1)
+        return PairedTokens(TokenDataset(folder, card, row - 1, shards=shards, window=window))
     tokens = TokenDataset(folder, card, data.sequence_length, shards=shards, window=window)
     return MarkedTokens(tokens, one_per_row=card.one_per_row) if card.marked else tokens
 

@@ -122,11 +122,41 @@ class MarkedTokens:
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
         """`x`, `labels` and `positions`, each [n, T] int64."""
         marked = np.asarray(self._tokens.gather(indices, samples)["tokens"])
-        numbers = marked & _NUMBER
-        counts = (marked & COUNTED > 0) & (marked & START == 0)
-        labels = np.where(counts[:, 1:], numbers[:, 1:], _NOT_COUNTED)
-        arrays = {"x": np.ascontiguousarray(numbers[:, :-1]), "labels": labels}
+        arrays = _inputs_and_labels(marked)
         return arrays if self._one_per_row else arrays | {"positions": _positions(marked[:, :-1] & START > 0)}
+
+
+class PairedTokens:
+    """Rows of marked tokens two by two, a preferred answer and another one, as `x` and `labels`, both [n, 2, T].
+
+    Args:
+        tokens: gathers marked `tokens` [n, 2 (T + 1)].
+    """
+
+    def __init__(self, tokens: Dataset) -> None:
+        self._tokens = tokens
+        self.fingerprint = tokens.fingerprint
+        self.sample_bytes = 2 * tokens.sample_bytes
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def order(self, seed: int | Sequence[int]) -> Order:
+        """Order of the pairs."""
+        return self._tokens.order(seed)
+
+    def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
+        """`x` and `labels`, both [n, 2, T] int64."""
+        marked = np.asarray(self._tokens.gather(indices, samples)["tokens"])
+        return _inputs_and_labels(marked.reshape(len(marked), 2, -1))
+
+
+def _inputs_and_labels(marked: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """`x` and `labels` [..., T] of marked rows [..., T + 1]."""
+    numbers = marked & _NUMBER
+    counts = (marked & COUNTED > 0) & (marked & START == 0)
+    labels = np.where(counts[..., 1:], numbers[..., 1:], _NOT_COUNTED)
+    return {"x": np.ascontiguousarray(numbers[..., :-1]), "labels": labels}
 
 
 def _positions(starts: NDArray[np.bool_]) -> NDArray[np.int64]:

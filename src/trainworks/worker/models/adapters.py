@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -43,16 +44,20 @@ def adapt(model: nn.Module, blocks: Iterable[nn.Module], adapter: Adapter, *, pr
     layers = dict(linear_layers(model, blocks))
     chosen = [name for name in layers if is_target(name, adapter)]
     _check_targets(adapter, list(layers))
-    model.requires_grad_(False)
-    if kept_in(adapter, precision) == torch.bfloat16:
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16)
+    freeze(model, kept_in(adapter, precision))
     if adapter.base == "nf4":
         for layer in layers.values():
             keep_in_nf4(layer)
     for name in chosen:
         _add_adapter(layers[name], adapter)
     return chosen
+
+
+def freeze(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep all weights in a type, without gradients."""
+    model.requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def kept_in(adapter: Adapter, precision: str) -> torch.dtype:
@@ -99,15 +104,31 @@ def _add_adapter(layer: nn.Module, adapter: Adapter) -> None:
     device = next(layer.parameters(), next(layer.buffers(), torch.empty(0))).device
     layer.lora_A = nn.Linear(inputs, adapter.rank, bias=False, device=device, dtype=torch.float32)
     layer.lora_B = nn.Linear(adapter.rank, outputs, bias=False, device=device, dtype=torch.float32)
+    layer.adapter_is_off = False  # type: ignore[assignment]
     scale = adapter.alpha / adapter.rank
     layer.forward = functools.partial(_adapted, layer.forward, layer, scale, adapter.dropout)  # type: ignore[method-assign]
 
 
 def _adapted(forward: Callable[[Tensor], Tensor], layer: nn.Module, scale: float, dropout: float, x: Tensor) -> Tensor:
-    """W x + scale * B A drop(x)."""
+    """W x + scale * B A drop(x), or W x within `without_adapters`."""
+    if layer.adapter_is_off:
+        return forward(x)
     dropped = F.dropout(x, dropout, layer.training) if dropout else x
     assert isinstance(layer.lora_A, nn.Linear) and isinstance(layer.lora_B, nn.Linear)
     return forward(x) + layer.lora_B(layer.lora_A(dropped.to(layer.lora_A.weight.dtype))) * scale
+
+
+@contextmanager
+def without_adapters(parts: Iterable[nn.Module]) -> Iterator[None]:
+    """The parts as their checkpoint is."""
+    adapted = [module for part in parts for module in part.modules() if hasattr(module, "adapter_is_off")]
+    for layer in adapted:
+        layer.adapter_is_off = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in adapted:
+            layer.adapter_is_off = False  # type: ignore[assignment]
 
 
 def draw_adapters(parts: Iterable[nn.Module], *, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ class CausalTransformer(nn.Module):
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load `{pretrained or config.model_type}`: {error}") from None
         self.model.train()
+        self.loss: Callable[[Tensor, Tensor], Tensor] = _mean_cross_entropy
+        """Logits [N, V] and labels [N] to the loss."""
 
     def forward(
         self, tokens: Tensor | PackedTokens, labels_BT: Tensor | None = None, *, at: int | None = None
@@ -66,8 +69,7 @@ class CausalTransformer(nn.Module):
         logits_BTV: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
         if labels_BT is None:
             return logits_BTV if at is None else logits_BTV[:, at]
-        total = cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
-        return total / (labels_BT != IGNORED).sum().clamp(min=1)
+        return self.loss(logits_BTV.flatten(0, 1), labels_BT.flatten())
 
     @torch.no_grad()
     def check_packing(self) -> None:
@@ -127,6 +129,11 @@ class CausalTransformer(nn.Module):
             if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name)
         }
         parallelize_module(base, mesh, plan)
+
+
+def _mean_cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    total = cross_entropy(logits_NV.float(), labels_N, reduction="sum")
+    return total / (labels_N != IGNORED).sum().clamp(min=1)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -20,7 +20,7 @@ from trainworks.config.layout import ResolvedLayout, stage_layers
 from trainworks.worker.guard import spread_nonfinite
 from trainworks.worker.loss import weighted
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.models.adapters import adapt
+from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
 from trainworks.worker.parallel.context_parallel import apply_context_parallel
@@ -52,6 +52,14 @@ def _seen_from(parts: Sequence[nn.Module], first_position: int) -> Iterator[None
 
 FirstWeights = Callable[[Sequence[Decoder]], None]
 """Fills the parameters of this rank's parts."""
+Objective = Callable[[nn.Module, Any, Any], Tensor]
+"""Model, inputs and labels of a micro-batch to its loss; in evaluation also to the number of right predictions."""
+
+
+def _own_loss(module: nn.Module, x: Any, labels: Any) -> Tensor:
+    """The loss that the model computes itself."""
+    loss: Tensor = module(x, labels)
+    return loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +82,11 @@ class Parallel:
     Args:
         parts: the model, or this rank's pipeline stages; a checkpoint holds their state.
         setup: what they were prepared for.
-        pipeline: runs the stages, where there are any.
+        pipeline: runs the stages, where there are any; they compute the loss.
     """
 
     def __init__(self, parts: list[nn.Module], setup: Setup, pipeline: PipelineRun | None = None) -> None:
+        self.objective: Objective = _own_loss
         self.parts = parts
         self.mesh = setup.mesh
         self._pipeline = pipeline
@@ -96,7 +105,7 @@ class Parallel:
         if sharded and setup.device.type == "cpu":
             for part in parts:
                 note_collectives(part, setup.timeline)
-        if not sharded and layout.dp_replicate > 1:
+        if not sharded and layout.dp_replicate > 1 and any(each.requires_grad for each in parts[0].parameters()):
             self._last_gradient = LastGradient(parts[0], setup.timeline)
             self._module = replicate(parts[0], setup.device, layout)
 
@@ -135,19 +144,20 @@ class Parallel:
     def _micro_batch(self, x: Any, labels: Any, scale: Tensor | float, *, weight: Tensor | None, last: bool) -> Tensor:
         with self._synchronised(last=last):
             with self._autocast():
-                loss = weighted(self._module(x, labels).view(()), weight)
+                loss = weighted(self.objective(self._module, x, labels).view(()), weight)
             spread_nonfinite(loss, scale).backward()
         if last and self._last_gradient is not None:
             self._timeline.waited_since(self._last_gradient.mark)
         return loss.detach()
 
     @torch.no_grad()
-    def evaluate(self, x: Any, labels: Any) -> Tensor:
+    def evaluate(self, x: Any, labels: Any, objective: Objective | None = None) -> Tensor:
         """Losses of micro-batches without training on them; the model has to be in its evaluation mode.
 
         Args:
             x: inputs of the model, each [accumulation, micro_batch, ...].
             labels: the same of what the loss compares with.
+            objective: computed instead of the loss, on a model without pipelines; its values are returned.
 
         Returns:
             For each micro-batch its mean loss, and the number of right predictions where the model counts them
@@ -158,7 +168,8 @@ class Parallel:
             rows = []
             for index in range(accum):
                 with self._autocast():
-                    rows.append(self.parts[0](_row(x, index), _row(labels, index)).view(-1).float())
+                    values = (objective or self.objective)(self.parts[0], _row(x, index), _row(labels, index))
+                    rows.append(values.view(-1).float())
             return torch.stack(rows)
         losses = self._pipeline.evaluate(_joined(x), _joined(labels))
         return torch.zeros(accum, 1, device=self._device) if losses is None else losses.view(accum, 1)
@@ -257,9 +268,18 @@ def distribute_decoder(
     positions: int,
     first_weights: FirstWeights,
     adapter: Adapter | None = None,
+    frozen: torch.dtype | None = None,
 ) -> Parallel:
     """A decoder for any layout. Built without storage, cut, and only then filled: no rank ever holds all of a model
     that is sharded, but for weights in 4 bits.
+
+    Args:
+        config: of the model.
+        setup: what it is prepared for.
+        positions: of a sequence.
+        first_weights: fills it.
+        adapter: trained beside it, whose weights are then frozen; None to train them.
+        frozen: type in which weights are kept that do not train; None to train them.
     """
     mesh = setup.mesh
     stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
@@ -267,6 +287,8 @@ def distribute_decoder(
     for part in parts:
         if adapter is not None:
             adapt(part, part.blocks, adapter, precision=setup.precision)
+        if frozen is not None:
+            freeze(part, frozen)
         _cut(part, mesh, positions)
         _prepare_blocks(part.blocks, setup)
         if _is_sharded(setup, experts=config.experts):

@@ -14,7 +14,7 @@ from trainworks.errors import LayoutError, UsageError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.models.adapters import adapt, draw_adapters
+from trainworks.worker.models.adapters import adapt, draw_adapters, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig, PackedTokens
 from trainworks.worker.models.families import adaptable_decoder, decoder_config, described_decoder
 from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
@@ -64,8 +64,13 @@ class CausalLanguageModeling:
         self._marked = marked
         self._packed = packed
 
-    def build(self, setup: Setup) -> Parallel:
-        """A decoder if the model is one, else the module of `transformers`."""
+    def build(self, setup: Setup, *, frozen: torch.dtype | None = None) -> Parallel:
+        """A decoder if the model is one, else the module of `transformers`.
+
+        Args:
+            setup: what it is prepared for.
+            frozen: type of weights that do not train; None to train them, or the adapter of the run file beside them.
+        """
         model = self._workload.model
         if model.hf is None:
             assert self._shape is not None
@@ -75,7 +80,7 @@ class CausalLanguageModeling:
         config = model_config(model, self._shape)
         decoder = decoder_config(config) if self._workload.adapter is None else adaptable_decoder(config)
         if decoder is None:
-            return self._build_transformer(config, setup)
+            return self._build_transformer(config, setup, frozen)
         if model.weights == "random":
             return self._build_decoder(decoder, setup, self._draw_weights)
         folder = SafetensorsFolder(checkpoint_folder(model.hf))
@@ -84,7 +89,7 @@ class CausalLanguageModeling:
             load_weights(parts, folder, config)
             draw_adapters(parts, seed=self._workload.seed)
 
-        return self._build_decoder(decoder, setup, read)
+        return self._build_decoder(decoder, setup, read, frozen)
 
     def check_room(self, vocabulary: int) -> None:
         """Check that a model has room for the tokens of the data, and for the positions of a sequence.
@@ -104,7 +109,9 @@ class CausalLanguageModeling:
         if length > (limit := getattr(config, "max_position_embeddings", length)):
             raise UsageError(f"data.sequence_length ({length}) is longer than the {limit} positions of the model")
 
-    def _build_decoder(self, decoder: DecoderConfig, setup: Setup, first_weights: FirstWeights) -> Parallel:
+    def _build_decoder(
+        self, decoder: DecoderConfig, setup: Setup, first_weights: FirstWeights, frozen: torch.dtype | None = None
+    ) -> Parallel:
         _check_dropout(decoder, self._mesh.layout)
         return distribute_decoder(
             decoder,
@@ -112,12 +119,13 @@ class CausalLanguageModeling:
             positions=self._workload.data.sequence_length,
             first_weights=first_weights,
             adapter=self._workload.adapter,
+            frozen=frozen,
         )
 
     def _draw_weights(self, parts: Sequence[Decoder]) -> None:
         draw_weights(parts, seed=self._workload.seed)
 
-    def _build_transformer(self, config: PretrainedConfig, setup: Setup) -> Parallel:
+    def _build_transformer(self, config: PretrainedConfig, setup: Setup, frozen: torch.dtype | None) -> Parallel:
         from trainworks.worker.models.transformer import CausalTransformer  # noqa: PLC0415  # see `build`
 
         workload, layout = self._workload, self._mesh.layout
@@ -135,6 +143,8 @@ class CausalLanguageModeling:
         if workload.adapter is not None:
             adapt(model, model.blocks, workload.adapter, precision=setup.precision)
             draw_adapters([model], seed=workload.seed)
+        if frozen is not None:
+            freeze(model, frozen)
         if layout.tp > 1:
             model.apply_tensor_parallel(self._mesh.tp)
         return distribute_module(model, model.blocks, setup)

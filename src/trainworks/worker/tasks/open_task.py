@@ -58,9 +58,10 @@ def open_task(
     if workload.task == "causal-lm":
         card = first_card(data_folder)[0]
         packed = card.marked and not card.one_per_row
-        task = CausalLanguageModeling(workload, shape, mesh, marked=card.marked, packed=packed)
+        language = CausalLanguageModeling(workload, shape, mesh, marked=card.marked, packed=packed)
+        task = _with_preferences(workload, language) if workload.preference else language
         if shape is None or not shape.is_described:
-            task.check_room(card.vocabulary)
+            language.check_room(card.vocabulary)
         held_out = open_dataset(evaluation_folder, workload.data) if evaluation_folder else None
         return OpenedTask(task, open_dataset(data_folder, workload.data), held_out=held_out)
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
@@ -76,3 +77,9 @@ def open_task(
     images = ImageClassification(workload, data_folder, micro_batch)
     held_out = images.held_out(evaluation_folder) if evaluation_folder else None
     return OpenedTask(images, images.dataset, held_out=held_out)
+
+
+def _with_preferences(workload: Workload, language: CausalLanguageModeling) -> Task:
+    from trainworks.worker.tasks.preference import PreferenceTuning  # noqa: PLC0415  # imports `transformers`
+
+    return PreferenceTuning(workload, language)

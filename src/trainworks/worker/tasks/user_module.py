@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from trainworks.errors import UsageError
 
 _NAME = "trainworks_user_module"
+_user_code = {_NAME}
+"""Names of the modules that are blamed for exceptions."""
 _REQUIRED = ("build_model", "build_dataset")
 _OPTIONAL = ("build_eval_dataset", "loss", "num_items_in_batch", "blocks", "build_optimizer")
 
@@ -80,11 +82,31 @@ def load_user_module(path: Path) -> UserModule:
     return UserModule(module)
 
 
+def import_user_module(name: str) -> ModuleType:
+    """Import a user's module by its name; exceptions in its code are then blamed on it.
+
+    Raises:
+        UsageError: the module cannot be found, or its code fails; with file and line.
+    """
+    _user_code.add(name)
+    try:
+        return importlib.import_module(name)
+    except SyntaxError as error:
+        raise UsageError(f"SyntaxError: {error.msg}", place=f"{error.filename}:{error.lineno}") from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            hint = "modules are found in the folder that the run was started in, and among installed packages"
+            raise UsageError(f"module `{error.name}` not found", hint=hint) from None
+        raise _blamed(error, name) from error
+    except Exception as error:
+        raise _blamed(error, name) from error
+
+
 def place_in_user_code(error: BaseException) -> str | None:
     """`file:line` of the innermost call that a user's file made; None if it made none."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__") == _NAME:
+        if frame.f_globals.get("__name__") in _user_code:
             place = f"{frame.f_code.co_filename}:{line}"
     return place
 

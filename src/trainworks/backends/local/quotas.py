@@ -1,0 +1,190 @@
+"""Quotas of the teams and users of this machine: one file of an administrator, obeyed by the queues of all users.
+
+    teams:
+      vision: {members: [ann, bob], max_accelerators: 4}
+      speech: {members: [carol], max_cores: 16}
+    per_user: {max_accelerators: 2}
+
+The file is `/etc/trainworks/queue.yaml`. Only root may own or write it, so no user can raise a limit. A user's team is
+the one that the job names if the file lists the user there, else the first team that lists the user: naming another
+team in a job or a claim changes nothing. What users hold comes from the ledger, where the owner of a claim is the owner
+of its file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from trainworks.config.load import Source, problems_of
+from trainworks.config.spec import Spec
+from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
+from trainworks.host.ledger import Claim
+from trainworks.host.users import user_name
+from trainworks.queueing.quota import Accounts
+from trainworks.queueing.snapshot import GangShape, QueuedJob, Quota
+
+POLICY_FILE = Path("/etc/trainworks/queue.yaml")
+POLICY_VARIABLE = "TRAINWORKS_QUEUE_POLICY"
+"""Names another file, for trials; without effect if `POLICY_FILE` exists."""
+
+TeamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Limits(Spec):
+    """Most that running jobs hold at once."""
+
+    max_cores: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Cores; no limit by default."""
+    max_accelerators: Annotated[int, Field(ge=0)] | None = None
+    """Accelerators; no limit by default."""
+
+
+class TeamLimits(Limits):
+    """A team: its members, and what their jobs hold together."""
+
+    members: tuple[str | int, ...] = ()
+    """Users, by name or number."""
+
+
+class QueuePolicy(Spec):
+    """The file of an administrator."""
+
+    teams: dict[TeamName, TeamLimits] = Field(default_factory=dict)
+    """Teams by name. A user of several teams counts for the first one, unless a job names another one of them."""
+    per_user: Limits = Limits()
+    """Limits of each user, members of a team or not."""
+
+    def teams_of(self, uid: int) -> list[str]:
+        """Teams that list a user, in the order of the file."""
+        known = (uid, str(uid), user_name(uid))
+        return [name for name, team in self.teams.items() if any(member in known for member in team.members)]
+
+    def accounts_of(self, uid: int, team: str) -> tuple[str, ...]:
+        """Accounts that a job of a user counts against, such as `team vision` and `user ann`."""
+        teams = self.teams_of(uid)
+        chosen = [team] if team in teams else teams[:1]
+        return (*(f"team {name}" for name in chosen), f"user {user_name(uid)}")
+
+    def quotas(self, held: Iterable[Holding]) -> tuple[Quota, ...]:
+        """Quotas of all teams and users that have a limit, with what they hold."""
+        by_account: dict[str, list[Holding]] = {}
+        for one in held:
+            for account in self.accounts_of(one.uid, one.team):
+                by_account.setdefault(account, []).append(one)
+        limits: dict[str, Limits] = {f"team {name}": team for name, team in self.teams.items()}
+        users = {account for account in by_account if account.startswith("user ")} | {f"user {user_name()}"}
+        limits |= dict.fromkeys(sorted(users), self.per_user)
+        return tuple(
+            _quota(account, limit, by_account.get(account, []))
+            for account, limit in limits.items()
+            if (limit.max_cores, limit.max_accelerators) != (None, None)
+        )
+
+    def refusal(self, shape: GangShape, team: str, others: Iterable[Claim] = ()) -> str | None:
+        """Why a job of this user may not start beside the claims of all other jobs; None if it may.
+
+        Without other claims, the reason why it never may.
+        """
+        job = QueuedJob(
+            job_id=0,
+            shape=shape,
+            priority=0,
+            submitted_at=0.0,
+            time_limit_s=None,
+            accounts=self.accounts_of(os.getuid(), team),
+        )
+        admitted = Accounts(self.quotas(map(holding_of, others))).admit(job)
+        return admitted if isinstance(admitted, str) else None
+
+    def check_team(self, team: str) -> None:
+        """Refuse a team of the file that does not list this user.
+
+        Raises:
+            UsageError: naming the user's teams.
+        """
+        own = self.teams_of(os.getuid())
+        if team in self.teams and team not in own:
+            hint = f"teams of {user_name()}: {', '.join(own) or 'none'}"
+            raise UsageError(f"{user_name()} is not a member of the team `{team}`", place="job.team", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a running job of any user holds on this machine."""
+
+    uid: int
+    run: str
+    team: str
+    """Team that the job names; empty for none."""
+    cores: float
+    accelerators: int
+
+
+def holding_of(claim: Claim) -> Holding:
+    """What a claim of the ledger holds."""
+    share = claim.share
+    return Holding(claim.uid, share.run, share.team, share.cores, len(share.devices))
+
+
+def _quota(account: str, limits: Limits, held: list[Holding]) -> Quota:
+    return Quota(
+        account=account,
+        max_cores=math.inf if limits.max_cores is None else limits.max_cores,
+        max_accelerators=math.inf if limits.max_accelerators is None else limits.max_accelerators,
+        cores_used=sum(one.cores for one in held),
+        accelerators_used=sum(one.accelerators for one in held),
+        holders=tuple(sorted(f"{user_name(one.uid)} ({one.run})" for one in held)),
+    )
+
+
+def queue_policy() -> QueuePolicy | None:
+    """The policy of this machine; None without a file.
+
+    Raises:
+        EnvironmentProblem: the file cannot be read, or users can change it.
+        RunFileError: every problem in it, each with its line.
+    """
+    own = os.environ.get(POLICY_VARIABLE)
+    if own and not POLICY_FILE.exists():
+        return _read(Path(own), {0, os.geteuid()})
+    return _read(POLICY_FILE, {0})
+
+
+def _read(path: Path, owners: set[int]) -> QueuePolicy | None:
+    try:
+        with path.open(encoding="utf-8") as file:
+            facts = os.fstat(file.fileno())
+            text = file.read()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        hint = f"as root: chmod 644 {path}"
+        raise EnvironmentProblem(f"cannot read the quotas of this machine `{path}`: {reason}", hint=hint) from None
+    if facts.st_uid not in owners or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EnvironmentProblem(
+            f"users other than root can change the quotas of this machine `{path}`",
+            hint=f"as root: chown root {path} && chmod 644 {path}",
+        )
+    return _parsed(text, str(path))
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str, name: str) -> QueuePolicy:
+    source = Source(name, text)
+    data = source.parse()
+    if not isinstance(data, dict):
+        raise RunFileError([UsageError("quotas must be a mapping of keys to values", place=f"{name}:1")])
+    try:
+        return QueuePolicy.model_validate(data)
+    except ValidationError as error:
+        raise RunFileError(list(problems_of(error, data, source, QueuePolicy))) from None

@@ -1,0 +1,103 @@
+"""Classes of the user's own that are called during training, on every rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainworks.errors import UsageError, suggest
+from trainworks.record.metrics import EvaluationResult
+from trainworks.worker.tasks.user_module import import_user_module
+
+_HOOKS = ("on_step", "on_eval", "on_checkpoint", "on_end")
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackState:
+    """What a callback sees: this rank's own state after a step."""
+
+    step: int
+    """Optimizer steps done."""
+    num_steps: int
+    """Steps of the whole run."""
+    rank: int
+    world_size: int
+    loss: Tensor | None
+    """Mean over this rank's micro-batches of the last step, on the device; 0 on pipeline ranks without the last stage,
+    None before the first step of this attempt. Reading its value makes the host wait for an accelerator."""
+    grad_norm: Tensor | None
+    """Norm of all gradients of the last step before clipping, the same on every rank."""
+    lr: float
+    """Learning rate of the last step."""
+    parts: Sequence[nn.Module]
+    """The model, or this rank's pipeline stages; parameters may be sharded (`DTensor`)."""
+
+
+class Callbacks:
+    """Calls the methods that the user's classes have, in the order of the run file; exceptions end the rank."""
+
+    def __init__(self, callbacks: Sequence[object] = ()) -> None:
+        self._callbacks = callbacks
+
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
+    def on_step(self, state: CallbackState) -> None:
+        """After every optimizer step."""
+        self._call("on_step", state)
+
+    def on_eval(self, state: CallbackState, result: EvaluationResult) -> None:
+        """After every evaluation; the result is the same on all ranks."""
+        self._call("on_eval", state, dict(result))
+
+    def on_checkpoint(self, state: CallbackState, folder: Path) -> None:
+        """On rank 0, after a checkpoint on disk is complete."""
+        self._call("on_checkpoint", state, folder)
+
+    def on_end(self, state: CallbackState) -> None:
+        """After the last step, an early stop or a requested stop, when the last checkpoint is complete."""
+        self._call("on_end", state)
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            method = getattr(callback, hook, None)
+            if method is not None:
+                method(*arguments)
+
+
+def load_callbacks(names: Sequence[str], folder: Path) -> Callbacks:
+    """Make one object of each class, without arguments.
+
+    Args:
+        names: `package.module:Class` of each.
+        folder: searched for the modules before the installed packages.
+
+    Raises:
+        UsageError: a module or class does not exist, its code fails, or it has no method of a callback, or an unknown
+            one.
+    """
+    if names and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return Callbacks([_load(name) for name in names])
+
+
+def _load(name: str) -> object:
+    module_name, _, class_name = name.partition(":")
+    module = import_user_module(module_name)
+    found = getattr(module, class_name, None)
+    place = f"{module.__file__}:1"
+    if not isinstance(found, type):
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise UsageError(f"`{module_name}` has no class `{class_name}`", place=place, hint=suggest(class_name, classes))
+    hooks = [key for key in dir(found) if key.startswith("on_")]
+    unknown = next((key for key in hooks if key not in _HOOKS), None)
+    if unknown is not None or not hooks:
+        what = f"`{class_name}` has no method of a callback" if unknown is None else f"no callback has a `{unknown}`"
+        hint = suggest(unknown or "", _HOOKS, otherwise=f"there are {', '.join(_HOOKS)}")
+        raise UsageError(what, place=place, hint=hint)
+    return found()
