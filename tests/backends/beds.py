@@ -212,6 +212,10 @@ class Bed(abc.ABC):
         check_waits(row, "hold")
         self.backend.hold(row.handle or str(row.id))
 
+    def check_edited(self, row: JobRow, edited: JobSpec) -> None:
+        """Check an edited job on a backend that has a queue of its own."""
+        assert row.state.waits
+
     @contextmanager
     def lost_answers(self) -> Iterator[None]:
         """Meanwhile the backend takes jobs, and its answer does not arrive."""
@@ -360,6 +364,11 @@ class SlurmBed(Bed):
         if self._word is None or command[0] != "squeue":
             return said
         return replace(said, stdout=said.stdout.replace("RUNNING", self._word))
+
+    def check_edited(self, row: JobRow, edited: JobSpec) -> None:
+        shown = self._cluster.call("scontrol", "show", "job", row.handle or "").split()
+        assert f"JobName={edited.name}" in shown and f"ExcNodeList={edited.exclude[0]}" in shown
+        assert {"TimeLimit=00:15:00", "Nice=4000"} <= set(shown)
 
     def entering(self, job: Job, command: Sequence[str], *, node: int) -> list[str]:
         return ["env", f"SLURM_CONF={self._cluster.env['SLURM_CONF']}", *super().entering(job, command, node=node)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,22 @@ def test_a_held_job_waits_until_it_is_released(bed: Bed) -> None:
     wait_until(lambda: job.row.reason is not None)
     row = job.row
     assert (row.state, row.attempt) == (JobState.QUEUED, 0)
+    bed.backend.release(row.handle or str(row.id))
+    assert job.end().state is JobState.SUCCEEDED
+
+
+def test_a_waiting_job_is_edited_or_the_backend_says_that_it_cannot(bed: Bed) -> None:
+    job = bed.submit(bed.job("true", hold=True))
+    wait_until(lambda: job.row.reason is not None)
+    row = job.row
+    edited = replace(row.spec, name="renamed", priority=10, max_restarts=3)
+    if "edit" in bed.backend.unsupported:
+        with pytest.raises(UsageError, match="does not support `edit`"):
+            bed.backend.edit(row.handle or str(row.id), row.spec, edited)
+    else:
+        edited = replace(edited, time_limit_s=900.0, exclude=(bed.backend.nodes()[0].name,))
+        bed.backend.edit(row.handle or str(row.id), row.spec, edited)
+        bed.check_edited(row, edited)
     bed.backend.release(row.handle or str(row.id))
     assert job.end().state is JobState.SUCCEEDED
 

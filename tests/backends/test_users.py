@@ -113,7 +113,8 @@ def test_a_user_is_told_whose_job_it_is_and_does_not_change_it(shared: tuple[Use
     root, ann = shared
     run_id = busy(root)
     number = str(seen(ann, run_id).id)
-    for arguments in (["stop", number], ["stop", number, "--now"], ["hold", number], ["release", number]):
+    edit = ["edit", number, "--set", "job.priority=90"]
+    for arguments in (["stop", number], ["stop", number, "--now"], ["hold", number], ["release", number], edit):
         done = ann.trainworks(*arguments)
         assert (done.returncode, "belongs to root" in done.stderr) == (2, True), done
     assert seen(root, run_id).state == "RUNNING"

@@ -56,6 +56,7 @@ class RayBackend(Backend):
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
         (
             "priority",
+            "edit",
             "hold",
             "exclude",
             "depends_on",

@@ -26,8 +26,8 @@ class EditedJob:
 def edit(name: str, settings: Mapping[str, Any], *, notify: Notify = warn) -> list[EditedJob]:
     """Change values of a job that waits, or of every waiting job of an array.
 
-    Each job changes as a whole or not at all. It keeps its number, its run directory and, unless the priority changes,
-    its place in the queue.
+    Each job changes as a whole or not at all; the jobs of an array change in order, until one is refused. A job keeps
+    its number, its run directory and, unless the priority changes, its place in the queue.
 
     Args:
         name: number, run id, or id of an array.
