@@ -158,7 +158,7 @@ def _annotations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 
 
 def _job_set(reading: ManifestReading, spec: Any, own: OwnJob) -> None:
-    read_jobset(reading, spec, ("spec",), own, reading.data["name"])
+    read_jobset(reading, spec, ("spec",), own)
 
 
 def _pytorch_job(reading: ManifestReading, spec: Any, own: OwnJob) -> None:
