@@ -48,7 +48,13 @@ def test_a_job_goes_on_without_a_lost_node_and_takes_it_back(program, write_run_
     assert sizes[:2] == [2, 1], decided
     curve = program.curve()
     assert len(curve) == len(undisturbed)
-    assert [loss for loss, _ in curve] == pytest.approx([loss for loss, _ in undisturbed], abs=2e-3)
+    losses, expected = ([loss for loss, _ in each] for each in (curve, undisturbed))
+    resumed = next(event["resumed_from_step"] for event in events if event.get("world_size") == 1)
+    assert losses[:resumed] == expected[:resumed]
+    soon = slice(resumed, resumed + 10)
+    assert losses[soon] == pytest.approx(expected[soon], abs=1e-5)
+    # Each step rounds the loss by 2^-22, and training amplifies it: docs/concepts/faults.md, "Fewer nodes".
+    assert losses == pytest.approx(expected, abs=2e-3)
     attempts = [row["attempt"] for row in read_rows(program.run_dir.metrics_file)]
     assert attempts == sorted(attempts)
     program.assert_nothing_left()

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from trainworks.config.run_file import Guard
 from trainworks.jobs.state import TRANSITIONS, JobState
 from trainworks.record.events import Event
 from trainworks.recover.decisions import (
@@ -13,8 +14,10 @@ from trainworks.recover.decisions import (
     NodeStanding,
     Options,
     RecoveryDecision,
+    SkipReason,
     Verdict,
     decide,
+    decide_after_skip,
     standing_of_lost,
 )
 
@@ -86,6 +89,26 @@ def test_having_more_left_never_ends_a_job_that_would_have_gone_on(node: NodeSta
 )
 def test_with_everything_left_only_a_bad_node_is_left_out(node: NodeStanding, action: Action) -> None:
     assert chosen(node, ALL_LEFT) is action
+
+
+EVERY_GUARD = [
+    Guard(nonfinite=nonfinite, spike=spike, max_skips=2, max_rollbacks=rollbacks)
+    for nonfinite, spike, rollbacks in product(["skip", "rollback", "stop"], ["skip", "rollback"], [0, 1])
+]
+
+
+@pytest.mark.parametrize(
+    ("reason", "guard", "in_a_row", "rollbacks"), list(product(SkipReason, EVERY_GUARD, [1, 2, 3], [0, 1, 2]))
+)
+def test_a_faulty_step_is_answered_as_the_guard_says_until_its_limit(
+    reason: SkipReason, guard: Guard, in_a_row: int, rollbacks: int
+) -> None:
+    policy = guard.spike if reason is SkipReason.SPIKE else guard.nonfinite
+    decision = decide_after_skip(reason, guard, in_a_row=in_a_row, rollbacks=rollbacks)
+    at_limit = {"stop": True, "skip": in_a_row > 2, "rollback": rollbacks >= guard.max_rollbacks}[policy]
+    within = Action.ROLL_BACK if policy == "rollback" else Action.CARRY_ON
+    assert decision.action is (Action.STOP if at_limit else within)
+    assert decision.reason
 
 
 def test_every_state_leads_to_an_end() -> None:

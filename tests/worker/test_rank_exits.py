@@ -11,6 +11,8 @@ import pytest
 
 from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.decisions import NO_RESTART_LEFT, Action, Verdict
+from trainworks.recover.restarts import RANK_RESTART, RestartLimit
 from trainworks.worker.health.hang_monitor import Watched
 from trainworks.worker.health.heartbeat import Beat, Phase
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
@@ -28,7 +30,9 @@ def run_dir(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def exits(run_dir: RunDir) -> RankExits:
     """Of two ranks in step 9 of their first attempt."""
-    exits = RankExits(run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank, Beat(40, Phase.COMPUTE, 9)))
+    exits = RankExits(
+        run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank, Beat(40, Phase.COMPUTE, 9)), RestartLimit(1)
+    )
     exits.begin(RENDEZVOUS)
     append_event(run_dir.events_file, "attempt", attempt=1, resumed_from_step=0)
     return exits
@@ -45,7 +49,7 @@ def written(run_dir: RunDir, kind: str) -> list[dict]:
 
 
 def test_an_exit_without_an_account_is_named_by_its_code_and_place(run_dir, exits):
-    assert exits.judge([RankExit(1, 101, 13)])
+    assert exits.judge([RankExit(1, 101, 13)]) is Verdict.RESTART
     (failure,) = written(run_dir, "failure")
     assert (failure["cause"], failure["message"]) == ("unknown", "exited with code 13 without an error message")
     assert (failure["rank"], failure["step"], failure["phase"]) == (1, 9, "forward and backward")
@@ -53,47 +57,62 @@ def test_an_exit_without_an_account_is_named_by_its_code_and_place(run_dir, exit
 
 
 def test_a_rank_that_a_signal_ended_is_named_by_it(run_dir, exits):
-    assert exits.judge([RankExit(0, 100, -signal.SIGSEGV)])
+    assert exits.judge([RankExit(0, 100, -signal.SIGSEGV)]) is Verdict.RESTART
     (failure,) = written(run_dir, "failure")
     assert (failure["cause"], failure["signal"], failure["message"]) == ("killed", "SIGSEGV", "killed by SIGSEGV")
 
 
 def test_a_rank_that_gave_an_account_is_not_noted_again(run_dir, exits):
     say(run_dir, 0, "gpu_fault")
-    assert exits.judge([RankExit(0, 100, 74)])
+    assert exits.judge([RankExit(0, 100, 74)]) is Verdict.RESTART
     assert len(written(run_dir, "failure")) == 1
 
 
 def test_the_exit_code_is_that_of_the_rank_that_did_not_lose_its_peer(run_dir, exits):
     say(run_dir, 0, "peer_lost")
     say(run_dir, 1, "gpu_fault")
-    assert exits.judge([RankExit(0, 100, 75), RankExit(1, 101, 74)])
+    assert exits.judge([RankExit(0, 100, 75), RankExit(1, 101, 74)]) is Verdict.RESTART
     assert exits.first_bad_code == 74
 
 
 def test_one_final_failure_is_enough(run_dir, exits):
     say(run_dir, 0, "gpu_fault")
     say(run_dir, 1, "oom")
-    assert not exits.judge([RankExit(0, 100, 74), RankExit(1, 101, 1)])
+    assert exits.judge([RankExit(0, 100, 74), RankExit(1, 101, 1)]) is not Verdict.RESTART
 
 
 def test_what_ended_an_earlier_start_at_the_same_step_is_final(run_dir, exits):
     say(run_dir, 0, "user_error")
-    assert exits.judge([RankExit(0, 100, 1)])
+    assert exits.judge([RankExit(0, 100, 1)]) is Verdict.RESTART
     exits.begin("127.0.0.1:2")
     append_event(run_dir.events_file, "attempt", attempt=2, resumed_from_step=5)
     say(run_dir, 0, "user_error")
-    assert not exits.judge([RankExit(0, 100, 1)])
+    assert exits.judge([RankExit(0, 100, 1)]) is not Verdict.RESTART
     (refused,) = written(run_dir, "restart_refused")
     assert (refused["rank"], refused["cause"]) == (0, "user_error") and "at the same step" in refused["message"]
 
 
+def test_ranks_start_again_as_long_as_the_job_has_a_restart(run_dir, exits):
+    append_event(run_dir.events_file, **RANK_RESTART)
+    say(run_dir, 0, "gpu_fault")
+    exits.judge([RankExit(0, 100, 74)])
+    assert exits.decide().action is Action.IN_PLACE
+    append_event(run_dir.events_file, **RANK_RESTART)
+    assert (exits.decide().action, exits.decide().reason) == (Action.STOP, NO_RESTART_LEFT)
+
+
+def test_a_final_failure_is_decided_though_restarts_are_left(run_dir, exits):
+    say(run_dir, 0, "oom")
+    exits.judge([RankExit(0, 100, 1)])
+    assert (exits.decide().action, exits.decide().reason) == (Action.STOP, str(Verdict.FINAL_CAUSE))
+
+
 def test_another_agent_of_the_same_run_comes_to_the_same_decision(run_dir, exits):
     say(run_dir, 0, "user_error")
-    fresh = RankExits(run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank))
+    fresh = RankExits(run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank), RestartLimit(1))
     fresh.begin("127.0.0.1:2")
     say(run_dir, 0, "user_error")
-    assert not fresh.judge([RankExit(0, 100, 1)])
+    assert fresh.judge([RankExit(0, 100, 1)]) is not Verdict.RESTART
 
 
 def test_a_rank_that_lives_without_a_report_of_its_end_has_lost_its_fork_server():

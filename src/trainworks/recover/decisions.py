@@ -1,4 +1,8 @@
-"""Decides what follows a failure: a table over its cause, over what failed before, and over what is left to run on."""
+"""Decides what follows a failure: tables over its cause, over what failed before, and over what is left to run on.
+
+`decide_restart` judges how a rank ended, `decide` says what follows for ranks and nodes, and `decide_after_skip` says
+what follows a faulty optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainworks.config.run_file import Guard
 from trainworks.record.events import Event
 from trainworks.recover.failures import since_user_start
 
@@ -33,6 +38,7 @@ class Action(enum.StrEnum):
     ELSEWHERE = "restart without the bad node"
     SMALLER = "continue on fewer nodes"
     CARRY_ON = "continue as before"
+    ROLL_BACK = "roll back"
     STOP = "stop"
 
 
@@ -145,6 +151,47 @@ def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDe
     if options.has_restart and not is_free:
         return RecoveryDecision(Action.IN_PLACE, "another start may succeed")
     return RecoveryDecision(Action.STOP, str(node) if is_free else NO_RESTART_LEFT)
+
+
+class SkipReason(enum.StrEnum):
+    """What was wrong with a step that did not touch the weights."""
+
+    NONFINITE = "nonfinite"
+    SPIKE = "spike"
+
+
+def decide_after_skip(reason: SkipReason, guard: Guard, *, in_a_row: int, rollbacks: int) -> RecoveryDecision:
+    """Decide what follows a step that was skipped as faulty. The first row that fits decides.
+
+    | `guard.nonfinite` or `guard.spike` | so far                             | decision             |
+    |------------------------------------|------------------------------------|----------------------|
+    | stop                               |                                    | stop                 |
+    | rollback                           | fewer than `max_rollbacks`         | roll back            |
+    | rollback                           | `max_rollbacks` rollbacks          | stop                 |
+    | skip                               | more than `max_skips` in a row     | stop                 |
+    | skip                               | at most `max_skips` in a row       | continue as before   |
+
+    Args:
+        reason: what was wrong.
+        guard: policies and limits.
+        in_a_row: skipped steps without a good one between, this one included.
+        rollbacks: of the run, over all attempts.
+    """
+    policy = guard.spike if reason is SkipReason.SPIKE else guard.nonfinite
+    if policy == "stop":
+        return RecoveryDecision(Action.STOP, f"and `guard.{reason}` is `stop`")
+    if policy == "rollback":
+        if rollbacks >= guard.max_rollbacks:
+            return RecoveryDecision(Action.STOP, f"after {rollbacks} rollbacks (`guard.max_rollbacks`)")
+        return RecoveryDecision(Action.ROLL_BACK, "the newest checkpoint is from before the faulty step")
+    if policy == "skip" and in_a_row > guard.max_skips:
+        return RecoveryDecision(Action.STOP, f"the {_ordinal(in_a_row)} in a row (`guard.max_skips`)")
+    return RecoveryDecision(Action.CARRY_ON, "the step did not touch the weights")
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
 
 
 def standing_of_lost(node: int, events: Sequence[Event]) -> NodeStanding:

@@ -25,7 +25,8 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s, may_restart
+from trainworks.recover.decisions import Action
+from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.health.hang import Hang, HangLimits
 from trainworks.worker.health.hang_monitor import HangMonitor
@@ -188,7 +189,7 @@ class _NodeAgent(LocalElasticAgent):
         self._limit = RestartLimit.of(resolved.run_file)
         self._hung = False
         self._judged = False
-        self._exits = RankExits(run_dir, node, monitor.last_seen)
+        self._exits = RankExits(run_dir, node, monitor.last_seen, self._limit)
 
     @property
     def first_bad_code(self) -> int:
@@ -233,13 +234,9 @@ class _NodeAgent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and not self._judged:  # a rank ended between the two looks
             self._judge([worker for worker in worker_group.workers if worker.global_rank in result.failures])
-        if result.is_failed() and not self._may_restart():
+        if result.is_failed() and self._exits.decide().action is Action.STOP:
             self._remaining_restarts = 0
         return result
-
-    def _may_restart(self) -> bool:
-        """True if the job has a restart left; the count is that of all agents."""
-        return may_restart(read_events(self._run_dir.events_file), self._limit, RANK_RESTART)
 
     def _end(self, hang: Hang) -> None:
         """Record the hung rank with its stack; the exits that follow from ending it are not recorded."""
@@ -263,7 +260,7 @@ class _NodeAgent(LocalElasticAgent):
         )
 
     def _judge(self, workers: Sequence[Worker]) -> None:
-        """Note how these ranks ended, and give up if a restart does not help; what became of hung ranks is known."""
+        """Note how these ranks ended; what became of hung ranks is known."""
         self._judged = True
         if self._hung:
             return
@@ -275,8 +272,8 @@ class _NodeAgent(LocalElasticAgent):
         ]
         if fork_server_is_lost(exits):
             self._exits.note_lost_fork_server([process.pid or 0 for process in processes])
-        elif not self._exits.judge(exits):
-            self._remaining_restarts = 0
+        else:
+            self._exits.judge(exits)
 
     def _processes(self) -> Sequence[BaseProcess]:
         assert isinstance(self._pcontext, MultiprocessContext) and self._pcontext._pc is not None

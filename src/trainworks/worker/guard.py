@@ -20,6 +20,7 @@ from trainworks.errors import DivergedError
 from trainworks.record.events import append_event
 from trainworks.record.faults import FAULTS, describe_values
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.decisions import Action, SkipReason, decide_after_skip
 
 Reason = Literal["nonfinite", "spike", "loss_scale"]
 
@@ -147,14 +148,8 @@ class FaultPolicy:
         faults = [step for step in skipped if step.reason != "loss_scale"]
         for fault in faults:
             self._note("skipped", fault)
-        for fault in faults:
-            self._check(fault)
-        asking = [fault for fault in faults if self._policy(fault) == "rollback"]
-        if asking and self._rollbacks >= self._settings.max_rollbacks:
-            raise self._diverged(
-                asking[-1], f"after {self._rollbacks} rollbacks (`guard.max_rollbacks`)", answer="skip"
-            )
-        return asking[-1] if asking else None
+        going_back = [fault for fault in faults if self._decide(fault) is Action.ROLL_BACK]
+        return going_back[-1] if going_back else None
 
     def rolled_back(self, fault: SkippedStep, to_step: int) -> None:
         """Record a completed rollback."""
@@ -162,21 +157,19 @@ class FaultPolicy:
         self._in_a_row = self._last_skipped = 0
         self._note("rollback", fault, to_step=to_step, batches_left_out=fault.step - to_step)
 
-    def _check(self, fault: SkippedStep) -> None:
-        if self._policy(fault) == "stop":
-            raise self._diverged(fault, "and `guard.nonfinite` is `stop`", answer="skip")
+    def _decide(self, fault: SkippedStep) -> Action:
         self._in_a_row = self._in_a_row + 1 if fault.step == self._last_skipped + 1 else 1
         self._last_skipped = fault.step
-        if self._in_a_row > self._settings.max_skips and self._policy(fault) == "skip":
-            raise self._diverged(
-                fault, f"the {_ordinal(self._in_a_row)} in a row (`guard.max_skips`)", answer="rollback"
-            )
+        reason = SkipReason(fault.reason)
+        decision = decide_after_skip(reason, self._settings, in_a_row=self._in_a_row, rollbacks=self._rollbacks)
+        if decision.action is Action.STOP:
+            raise self._diverged(fault, decision.reason)
+        return decision.action
 
-    def _policy(self, fault: SkippedStep) -> str:
-        return self._settings.spike if fault.reason == "spike" else self._settings.nonfinite
-
-    def _diverged(self, fault: SkippedStep, why: str, *, answer: str) -> DivergedError:
+    def _diverged(self, fault: SkippedStep, why: str) -> DivergedError:
         """Error that ends the run and names another policy to try."""
+        policy = self._settings.spike if fault.reason == "spike" else self._settings.nonfinite
+        answer = "rollback" if policy == "skip" else "skip"
         values = describe_values(fault.loss, fault.grad_norm, fault.losses)
         option = "--spike" if fault.reason == "spike" else "--nonfinite"
         return DivergedError(
@@ -198,8 +191,3 @@ class FaultPolicy:
                 losses=fault.losses,
                 **fields,
             )
-
-
-def _ordinal(number: int) -> str:
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"

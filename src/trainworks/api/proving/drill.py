@@ -76,7 +76,7 @@ def drill(
         seed: decides order and victims.
         nodes: number of nodes instead of the run file's.
         nproc: ranks per node instead of the run file's.
-        soak: train for this time under a random fault every 20 to 60 s instead: `30m`.
+        soak: train for this time under random faults instead, each 20 to 60 s after the recovery from the last: `30m`.
         folder: folder of all runs; the drill makes a folder of its own below it.
         progress: receives a line per fault.
 
@@ -139,8 +139,11 @@ def _written(
 def _undisturbed(run_file: RunFile, runs: Path, progress: Callable[[str], None]) -> DrilledRun:
     progress("a run without faults")
     run = DrilledRun(_written(run_file, runs, "undisturbed"), name="undisturbed", runs=runs, clock=SystemClock())
-    run.start()
-    run.wait(lambda: False, _ENDS_S)
+    try:
+        run.start()
+        run.wait(lambda: False, _ENDS_S)
+    finally:
+        run.end()
     if run.state is not JobState.SUCCEEDED:
         raise EnvironmentProblem("the run fails without any fault", hint=f"read {runs / 'undisturbed.log'}")
     return run

@@ -22,7 +22,7 @@ def command(
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Ranks per node.")] = None,
     soak: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="Soak: a fault every 20 to 60 s, for `30m`.")
+        str | None, typer.Option("--for", metavar="TIME", help="Soak: random faults for `30m`, 20 to 60 s apart.")
     ] = None,
     runs: RunsOption = None,
     as_json: AsJson = False,

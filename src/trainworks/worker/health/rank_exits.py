@@ -16,7 +16,8 @@ from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.decisions import Verdict, restart_verdict
+from trainworks.recover.decisions import NodeStanding, Options, RecoveryDecision, Verdict, decide, restart_verdict
+from trainworks.recover.restarts import RANK_RESTART, RestartLimit, may_restart
 from trainworks.worker.health.hang_monitor import Watched
 
 _NO_REPORT = 255
@@ -33,12 +34,21 @@ class RankExit:
 
 
 class RankExits:
-    """Judges the failed ranks of one node."""
+    """Judges the failed ranks of one node.
 
-    def __init__(self, run_dir: RunDir, node: int, last_seen: Callable[[int], Watched]) -> None:
+    Args:
+        run_dir: of the run.
+        node: index of this node.
+        last_seen: last observation of a rank.
+        limit: restarts that the job has.
+    """
+
+    def __init__(self, run_dir: RunDir, node: int, last_seen: Callable[[int], Watched], limit: RestartLimit) -> None:
         self._run_dir = run_dir
         self._node = node
         self._last_seen = last_seen
+        self._limit = limit
+        self._verdict = Verdict.RESTART
         self._rendezvous = ""
         self._before: list[Event] = []
         self._oom_kills = 0
@@ -48,10 +58,16 @@ class RankExits:
     def begin(self, rendezvous: str) -> None:
         """Start a new attempt: earlier events of the record do not concern it."""
         self._rendezvous = rendezvous
+        self._verdict = Verdict.RESTART
         self._before = read_events(self._run_dir.events_file)
         self._oom_kills = memory.oom_kills()
 
-    def judge(self, exits: Sequence[RankExit]) -> bool:
+    def decide(self) -> RecoveryDecision:
+        """What follows the failures of this attempt; the record of all agents has the restarts that are left."""
+        has_restart = may_restart(read_events(self._run_dir.events_file), self._limit, RANK_RESTART)
+        return decide(self._verdict, NodeStanding.FIT, Options(has_restart))
+
+    def judge(self, exits: Sequence[RankExit]) -> Verdict:
         """Note the ranks that could not say why they ended; returns whether a restart can help all of them."""
         told = {event["pid"]: event for event in self._failures_of_this_node()}
         failures = [told.get(each.pid) or self._note_exit(each) for each in exits]
@@ -62,8 +78,9 @@ class RankExits:
             verdict = restart_verdict(failure, self._before, since)
             if verdict is not Verdict.RESTART:
                 self._note_refusal(failure, verdict)
-                return False
-        return True
+                self._verdict = verdict
+                break
+        return self._verdict
 
     def note_lost_fork_server(self, pids: Sequence[int]) -> None:
         """End all ranks of the node: they live on without the process that would report how they end."""
