@@ -325,6 +325,24 @@ def test_a_batch_script_with_an_array_is_submitted_as_its_jobs() -> None:
     assert [member.run_file.envs["SLURM_ARRAY_TASK_MAX"] for member in members] == ["7", "7"]
 
 
+def test_a_pipeline_stops_at_the_task_that_fails() -> None:
+    tasks = ["name: chain", "name: first\nrun: 'true'", "name: second\nrun: exit 3", "name: third\nrun: touch ran"]
+    Path("chain.yaml").write_text("\n---\n".join(tasks))
+    with pytest.raises(UsageError, match="a pipeline makes several jobs"):
+        run("run", "chain.yaml")
+    with pytest.raises(UsageError, match="have nodes and names of their own"):
+        run("submit", "chain.yaml", "--nodes", "2")
+    with pytest.raises(UsageError, match="a pipeline cannot be an array"):
+        run("submit", "chain.yaml", "--array", "2")
+    with pytest.raises(UsageError, match="a pipeline is several jobs, and lsf is one"):
+        run("submit", "chain.yaml", "--dry-run", "--as", "lsf")
+    first, second, third = run("submit", "chain.yaml", "-y").split()
+    wait_for(first, JobState.SUCCEEDED)
+    wait_for(second, JobState.FAILED)
+    wait_for(third, JobState.FAILED)
+    assert not Path("ran").exists()
+
+
 def test_whoever_says_no_submits_nothing() -> None:
     Path("job.yaml").write_text("name: a\nrun: 'true'\n")
     with pytest.MonkeyPatch.context() as patched:

@@ -26,6 +26,8 @@ _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
 _ANEW = "stop the job and submit it again"
 _SIGNAL_COMES_EARLY_S = 60.0
+_MOST_SUPERVISORS = 5
+"""Starts of a supervisor in one allocation: it may be killed before it began, or while it requeues the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def updates(before: JobSpec, after: JobSpec, options: Slurm) -> list[str]:
 
 
 def _supervise(command: Sequence[str]) -> list[str]:
-    """Run the supervisor; if it is killed without a request to end, run it again to requeue the job.
+    """Run the supervisor; if it is killed without a request to end, run it again, which requeues a job that has begun.
 
     `wait` returns early at a signal, and once more with the exit code of the supervisor.
     """
@@ -121,7 +123,7 @@ def _supervise(command: Sequence[str]) -> list[str]:
         "asked=",
         'pass_on() { signaled=1; kill "-RTMIN+$1" "$supervisor"; }',
         *traps,
-        "for run in supervise requeue; do",
+        f"for start in {' '.join(map(str, range(1, _MOST_SUPERVISORS + 1)))}; do",
         f"  {shlex.join(command)} &",
         "  supervisor=$!",
         "  signaled=1",
