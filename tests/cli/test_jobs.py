@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from trainworks.api.run_request import array_members, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
-from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
+from trainworks.errors import InfeasibleError, RunFileError, TrainworksError, UnknownRunError, UsageError
 from trainworks.jobs.job_row import Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
@@ -142,6 +142,35 @@ def test_a_held_job_waits_until_it_is_released() -> None:
     assert seen(run_id)["state"] == "QUEUED"
     run("release", run_id)
     wait_for(run_id, JobState.SUCCEEDED)
+
+
+def test_an_edited_job_starts_without_another_command(folder: Path) -> None:
+    held = submit("true", job={"hold": True})
+    waiting = submit("true", job={"depends_on": [held]})
+    wait_for_reason(waiting, "Dependency")
+    told = run("edit", waiting, "--set", "job.depends_on=[]", "--set", "job.priority=90")
+    assert told == f'{waiting}: job.depends_on: ["{held}"] -> [], job.priority: 50 -> 90\n'
+    assert wait_for(waiting, JobState.SUCCEEDED)["priority"] == 90
+    with pytest.raises(UsageError, match=r"cannot edit job .* it is SUCCEEDED"):
+        run("edit", waiting, "--set", "job.priority=10")
+    for wrong, hint in [("nodes=2", "stop the job and submit it again"), ("job.hold=true", "trainworks hold")]:
+        with pytest.raises(UsageError, match=f"`{wrong.partition('=')[0]}` cannot change") as refused:
+            run("edit", held, "--set", wrong)
+        assert hint in str(refused.value.hint)
+    with pytest.raises(RunFileError, match="`priority` must be an integer, got `high`") as invalid:
+        run("edit", held, "--set", "job.priority=high")
+    assert invalid.value.problems[0].place == "--set job.priority"
+
+
+def test_every_waiting_job_of_an_array_is_edited() -> None:
+    Path("job.yaml").write_text("name: a\nrun: 'true'\njob: {hold: true}\n")
+    ids = run("submit", "job.yaml", "--array", "0-2", "-y").split()
+    [array] = re.findall(r"array-[a-z]{6}", run("ps", "--name", "a"))
+    run("stop", ids[0])
+    assert run("edit", array, "--set", "job.priority=7") == "".join(
+        f"{run_id}: job.priority: 50 -> 7\n" for run_id in ids[1:]
+    )
+    assert [seen(run_id)["priority"] for run_id in ids] == [50, 7, 7]
 
 
 def test_a_job_that_waits_is_stopped_at_once_and_can_be_retried() -> None:
