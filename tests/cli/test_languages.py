@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from tests.cli.test_app import trainworks_program
+from trainworks.api.run_request import job_in_format, read_request
 from trainworks.config.load import parse_run_file
+from trainworks.config.pipeline import parse_tasks
 
 RUN = """\
 num_nodes: 2
@@ -49,3 +51,56 @@ def test_another_language_submits_nothing(folder: Path) -> None:
     done = trainworks_program("submit", "--as", "lsf", "train.yaml", folder=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "`--as lsf` cannot submit" in done.stderr
+
+
+SKY = (
+    "name: {}\nresources: {{cpus: 2+, use_spot: true}}\nenvs: {{TOKEN: null, A: x y}}\nsetup: make\nrun: |\n  a\n  b\n"
+)
+JOBSET = """\
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: demo, labels: {team: vision}}
+spec:
+  replicatedJobs:
+  - name: node
+    template:
+      spec:
+        parallelism: 2
+        template:
+          spec:
+            dnsPolicy: None
+            containers: [{name: main, image: "a/b:1", command: [python, -c, "print('a')"]}]
+"""
+FOREIGN = {
+    "task.yaml": (SKY.format("one"), ["# task.yaml:2 resources.use_spot has no effect"]),
+    "chain.yaml": (
+        f"{SKY.format('one')}---\n{SKY.format('two')}",
+        ["# chain.yaml:2 resources.", "# chain.yaml:10 resources."],
+    ),
+    "train.sbatch": (
+        "#!/bin/bash\n#SBATCH --array=3,7 -N 2 --qos=high\nsrun ./a\n",
+        ["# submit it with `--array 3,7`"],
+    ),
+    "demo.yaml": (JOBSET, ["# demo.yaml:3 metadata.labels.team has no effect"]),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_the_run_file_of_a_foreign_file_is_the_same_job(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text, remarks = FOREIGN[name]
+    Path(name).write_text(text)
+    request = read_request(name)
+    written = job_in_format(request, "run-file")
+    assert [run_file for run_file, _ in parse_tasks(written, name="x.yaml")] == [
+        one.run_file for one in (request, *request.following)
+    ]
+    comments = [line for line in written.splitlines() if line.startswith("# ")]
+    assert all(any(line.startswith(remark) for line in comments) for remark in remarks)
+
+
+def test_the_run_file_is_all_that_is_printed(folder: Path) -> None:
+    done = trainworks_program("submit", "--dry-run", "--as", "run-file", "train.yaml", folder=folder)
+    assert yaml.safe_load(done.stdout)["run"] == "torchrun $TORCHRUN_ARGS train.py"

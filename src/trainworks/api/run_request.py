@@ -20,7 +20,7 @@ from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
-from trainworks.jobs.formats.manifest import KubernetesJob
+from trainworks.jobs.formats.manifest import KubernetesJob, to_yaml
 from trainworks.jobs.job_spec import ARRAY_ID, new_array_id, spec_of
 from trainworks.jobs.program import program_of
 
@@ -201,16 +201,26 @@ _ENGINES = {"jobset": "kubernetes", "trainjob": "kubernetes", "skypilot": "skypi
 """Formats whose nodes start from an image, and the engine with the key of it."""
 
 
+def _run_file_text(request: RunRequest) -> str:
+    """The run file that a foreign file is read as; its remarks are comments at the top."""
+    array = (f"submit it with `--array {request.array}`",) if request.array else ()
+    remarks = [" ".join(remark.split()) for remark in (*array, *request.notes, *request.unused)]
+    text = to_yaml(request.run_file.model_dump(mode="json", exclude_unset=True))
+    return "".join(f"# {remark}\n" for remark in remarks) + text
+
+
 def job_in_format(request: RunRequest, name: str) -> str:
-    """The job as text for an engine that Trainworks does not talk to; this machine is not probed.
+    """The job as text for an engine that Trainworks does not talk to, or as a run file; this machine is not probed.
 
     Args:
         request: the job.
-        name: `jobset`, `trainjob`, `skypilot` or `lsf`.
+        name: `jobset`, `trainjob`, `skypilot`, `lsf` or `run-file`.
 
     Raises:
         UsageError: the format cannot express the job.
     """
+    if name == "run-file":
+        return "---\n".join(map(_run_file_text, (request, *request.following)))
     if request.following:
         raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
     run_file = with_image(request.run_file, _ENGINES.get(name))

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 
 class JobFormat(StrEnum):
-    """Formats of `--as`: a job for an engine that Trainworks does not talk to."""
+    """Formats of `--as`: a job for an engine that Trainworks does not talk to, or the run file that was read."""
 
     JOBSET = "jobset"
     TRAINJOB = "trainjob"
     SKYPILOT = "skypilot"
     LSF = "lsf"
+    RUN_FILE = "run-file"
 
 
 def command(
