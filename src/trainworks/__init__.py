@@ -38,6 +38,7 @@ _PUBLIC = {
     "find_runs": "run_handle",
     "fleet_health": "proving.health",
     "goodput": "goodput",
+    "hand_over": "plan",
     "health": "proving.health",
     "hold": "jobs",
     "jobs": "jobs",
