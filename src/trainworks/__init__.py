@@ -39,6 +39,7 @@ _PUBLIC = {
     "find_runs": "run_handle",
     "fleet_health": "proving.health",
     "goodput": "goodput",
+    "hand_over": "plan",
     "health": "proving.health",
     "hold": "jobs",
     "jobs": "jobs",

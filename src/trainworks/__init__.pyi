@@ -30,6 +30,7 @@ from trainworks.api.observing.top import top as top
 from trainworks.api.observing.track import track as track
 from trainworks.api.observing.why import why as why
 from trainworks.api.plan import compare_layout as compare_layout
+from trainworks.api.plan import hand_over as hand_over
 from trainworks.api.plan import plan as plan
 from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health

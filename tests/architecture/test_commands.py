@@ -36,6 +36,7 @@ NOT_ARGUMENTS = {
     "write",
     "write_stack",
     "explain",
+    "target",
     "run_file",
     "run_files",
     "draw",

@@ -16,7 +16,7 @@ from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.layout import Layout
 from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile, Workload
-from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
+from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import check_against, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
@@ -27,8 +27,12 @@ from trainworks.plan.space import Fixed
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.measured.measurement_store import read_measurements
 from trainworks.record.resolved import ResolvedRun
+from trainworks.report.handover import deepspeed, megatron, torchtitan
+from trainworks.report.handover.job import HandedJob, Handover
 
-__all__ = ["ResolvedRun", "compare_layout", "decisions", "plan", "plan_cluster"]
+__all__ = ["Handover", "ResolvedRun", "compare_layout", "decisions", "hand_over", "plan", "plan_cluster"]
+
+_RENDERERS = {"torchtitan": torchtitan.render, "megatron": megatron.render, "deepspeed": deepspeed.render}
 
 
 @overload
@@ -124,6 +128,27 @@ def compare_layout(run: RunInput, layout: str, *, on: str | None = None) -> Layo
         chosen = parse_layout(layout)
     proposed = plan_cluster(run_file, source)
     return LayoutComparison(plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, layout=chosen), proposed)
+
+
+def hand_over(run: RunInput, target: str, *, on: str | None = None) -> Handover:
+    """Plan a run on a described cluster, and write the proposed layout as the configuration of another program.
+
+    Args:
+        run: a run file, or its path.
+        target: `torchtitan`, `megatron` or `deepspeed`.
+        on: description of a cluster, which replaces that of the run file.
+
+    Raises:
+        UsageError: the target is unknown, the run file cannot be planned, or the program cannot run the plan.
+        EnvironmentProblem: no layout fits.
+
+    >>> "tensor-model-parallel-size" in hand_over("examples/plan-llama-2-7b.yaml", "megatron").text
+    True
+    """
+    if target not in _RENDERERS:
+        raise ArgumentError(f"`{target}` is not a target", argument="target", hint=f"known are {', '.join(_RENDERERS)}")
+    run_file, source = described_run(run, on, task="a plan is handed over")
+    return _RENDERERS[target](HandedJob.of(run_file, plan_cluster(run_file, source)))
 
 
 def _check_machine_arguments(**values: int | None) -> None:

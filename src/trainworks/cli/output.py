@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainworks.api.run_request import RunRequest
     from trainworks.config.load import Source
     from trainworks.config.run_file import RunFile
+    from trainworks.report.handover.job import Handover
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
 
@@ -61,6 +62,17 @@ def show_document(document: Document) -> None:
     from trainworks.report.rendering.text import print_document
 
     print_document(document, wide_console())
+
+
+def show_handover(handover: Handover, *, as_json: bool) -> None:
+    """Print a configuration on stdout, and its notes on stderr where it has no comments."""
+    if as_json:
+        fields = {"target": handover.target, "text": handover.text, "notes": handover.notes}
+        typer.echo(json.dumps(fields, indent=2))
+        return
+    typer.echo(handover.text, nl=False)
+    for note in () if handover.has_comments else handover.notes:
+        say(f"note: {note}", err=True)
 
 
 def show_findings(run_file: RunFile, source: Source | None, console: Console, *, refuse: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 import trainworks
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
 from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
-from trainworks.cli.output import show, show_findings
+from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 
 _ONLY_PLANNED = (
@@ -19,12 +20,24 @@ _ONLY_PLANNED = (
 )
 
 
+class ProgramTarget(StrEnum):
+    """Program that gets the configuration."""
+
+    TORCHTITAN = "torchtitan"
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+
+
 def command(
     run_file: RunFilePath,
     on: On = None,
     explain: Annotated[
         str | None,
         typer.Option(metavar="LAYOUT", help="Compare this layout with the proposed one: `tp=8,pp=4,micro_batch=1`."),
+    ] = None,
+    target: Annotated[
+        ProgramTarget | None,
+        typer.Option("--as", help="Print the proposed layout as the configuration of this program."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write time and memory by term as an HTML page.")
@@ -48,6 +61,9 @@ def command(
             from trainworks.api.inputs import described_run
 
             described_run(run_file, on, task="a page is drawn")
+        if target is not None:
+            show_handover(trainworks.hand_over(run_file, target.value, on=on), as_json=as_json)
+            return
         if explain is not None:
             show(trainworks.compare_layout(run_file, explain, on=on), as_json=as_json, plot=plot)
             return
