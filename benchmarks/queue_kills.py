@@ -21,6 +21,7 @@ import json
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ book={book}.$TRAINWORKS_ARRAY_INDEX
 exec 9>"$book.lock"
 flock --nonblock 9 || echo twice >> "$book"
 echo begin >> "$book"
-sleep {seconds}
+{work}
 echo end >> "$book"
 """
 
@@ -68,20 +69,25 @@ class Trial:
     """By role."""
     kills_of_run: Counter[str] = field(default_factory=Counter)
     """By run directory; kills of dispatchers and submitters belong to none."""
+    looks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """Commands of users who look at the queue."""
+    refused: int = 0
+    """Submissions that failed because Slurm did not answer."""
     jobs: int = 0
     restarts: int = 0
     attempts: int = 0
     problems: list[str] = field(default_factory=list)
 
 
-def run_trial(*, jobs: int, kills: int, seed: int, seconds: float = 1.0) -> Trial:
+def run_trial(*, jobs: int, kills: int, seed: int, seconds: float | None, array: int = ARRAY) -> Trial:
     """Submit so many jobs of three users, kill so often, and check what is left.
 
     Args:
         jobs: submitted in total; killed submitters leave fewer in the queue.
         kills: signals that reached a process.
         seed: of all draws.
-        seconds: that a job sleeps.
+        seconds: that a job sleeps; when None, every job runs until all kills are done.
+        array: jobs of an array.
     """
     require_root()
     with common_folder() as folder:
@@ -93,22 +99,33 @@ def run_trial(*, jobs: int, kills: int, seed: int, seconds: float = 1.0) -> Tria
         (store_folder / "jobs.db").chmod(0o666)
         ledger = str(folder / "ledger")
         people = users(folder, USERS, {"TRAINWORKS_STORE": url, "TRAINWORKS_LEDGER": ledger})[1:]
+        chance, trial = random.Random(seed), Trial()
         try:
-            trial = Trial()
-            _kill_and_submit(trial, people, store, jobs=jobs, kills=kills, seed=seed, seconds=seconds)
-            _wait_for_all(store, people)
+            over = folder / "over"
+            work = f"sleep {seconds}" if seconds is not None else f"until [ -e {over} ]; do sleep 0.1; done"
+            submissions = _submissions(people, jobs, array, work)
+            _kill_and_submit(trial, people, store, submissions, kills, chance)
+            over.touch()
+            _wait_for_all(trial, store, people)
             _check(trial, people, store)
             return trial
         finally:
-            for left in process.processes_with({"TRAINWORKS_LEDGER": ledger}):
-                process.kill(left.pid)
+            for look in trial.looks:
+                look.kill()
+                look.wait()
+            while left := process.processes_with({"TRAINWORKS_LEDGER": ledger}):  # one may have started another
+                for one in left:
+                    killed(one.pid)
 
 
 def _kill_and_submit(
-    trial: Trial, people: Sequence[User], store: JobStore, *, jobs: int, kills: int, seed: int, seconds: float
+    trial: Trial,
+    people: Sequence[User],
+    store: JobStore,
+    submissions: Iterator[tuple[User, subprocess.Popen[str]]],
+    kills: int,
+    chance: random.Random,
 ) -> None:
-    chance = random.Random(seed)
-    submissions = _submissions(people, jobs, seconds, chance)
     running: list[tuple[User, subprocess.Popen[str]]] = []
     deadline, is_over = time.monotonic() + PATIENCE_S, False
     while not is_over or running or trial.kills.total() < kills:
@@ -128,15 +145,15 @@ def _kill_and_submit(
 
 
 def _submissions(
-    people: Sequence[User], jobs: int, seconds: float, chance: random.Random
+    people: Sequence[User], jobs: int, array: int, work: str
 ) -> Iterator[tuple[User, subprocess.Popen[str]]]:
     """Commands that submit one job or an array: a quarter of them submit arrays."""
     number, left = 0, jobs
     while left:
         user = people[number % len(people)]
-        size = min(left, ARRAY) if number % 12 < len(people) and number >= len(people) else 1
+        size = min(left, array) if number % 12 < len(people) else 1
         name, left, number = f"job{number}", left - size, number + 1
-        run = SCRIPT.format(book=shlex.quote(str(user.home / name)), seconds=seconds)
+        run = SCRIPT.format(book=shlex.quote(str(user.home / name)), work=work)
         keys = {"name": name, "run": run, "resources": {"cpus": 0.25}}
         keys |= {"recover": {"max_restarts": MAX_RESTARTS, "backoff": "100 ms"}}
         file = user.home / f"{name}.yaml"
@@ -164,15 +181,14 @@ def _kill_one(
 ) -> None:
     """Kill one process of a role drawn at random, if there is one, and see to it that somebody dispatches."""
     if running and chance.random() < 1 / 40:
-        process.kill(chance.choice(running)[1].pid)
-        trial.kills["submitter"] += 1
+        trial.kills["submitter"] += killed(chance.choice(running)[1].pid)
         return
     role = chance.choice(ROLES)
     if role == "dispatcher":
         user = chance.choice(people)
         for pid in _dispatchers(user):
-            trial.kills[role] += process.kill(pid) is None
-            user.start("ps")  # as anybody would who looks
+            trial.kills[role] += killed(pid)
+            trial.looks.append(user.start("ps"))  # as anybody would who looks
         return
     holding = [
         job
@@ -181,9 +197,18 @@ def _kill_one(
     ]
     for job in chance.sample(holding, min(1, len(holding))):
         for pid in _pids(role, RunDir(Path(job.run_dir))):
-            if process.kill(pid) is None:
+            if killed(pid):
                 trial.kills[role] += 1
                 trial.kills_of_run[job.run_dir] += 1
+
+
+def killed(pid: int) -> bool:
+    """Kill a process; False if it has ended already."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _pids(role: str, run_dir: RunDir) -> list[int]:
@@ -216,10 +241,12 @@ def _dispatchers(user: User) -> list[int]:
     return found
 
 
-def _wait_for_all(store: JobStore, people: Sequence[User]) -> None:
+def _wait_for_all(trial: Trial, store: JobStore, people: Sequence[User]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not all(state.is_final for state in store.counts()):
-        assert time.monotonic() < deadline, store.counts()
+        if time.monotonic() > deadline:
+            trial.problems.append(f"not all jobs end: {store.counts()}")
+            return
         for user in people:
             user.ok("ps")
         time.sleep(1.0)
@@ -235,11 +262,14 @@ def _check(trial: Trial, people: Sequence[User], store: JobStore) -> None:
         file = RunDir(Path(job.run_dir)).read_resolved().run_file
         index = file.envs.get("TRAINWORKS_ARRAY_INDEX", "")
         book = homes[job.uid or 0] / f"{file.name}.{index}"
-        found = [*_book_problems(trial, job, book), *_time_problems(trial, job, store)]
+        found = [*book_problems(trial, job, book), *time_problems(trial, job, store)]
+        counted = restarts_used(read_events(RunDir(Path(job.run_dir)).events_file))
+        if job.restarts != counted:
+            found.append(f"{job.restarts} restarts in the job store, {counted} in the record")
         trial.problems += [f"job {job.id} ({job.run_dir}): {problem}" for problem in found]
 
 
-def _book_problems(trial: Trial, job: JobRow, book: Path) -> Iterator[str]:
+def book_problems(trial: Trial, job: JobRow, book: Path) -> Iterator[str]:
     """What the job's own notes and its restarts say against it."""
     lives = Counter(book.read_text().split() if book.exists() else [])
     counted = restarts_used(read_events(RunDir(Path(job.run_dir)).events_file))
@@ -249,15 +279,13 @@ def _book_problems(trial: Trial, job: JobRow, book: Path) -> Iterator[str]:
         yield "its command has not reached its end"
     if lives["twice"]:
         yield "two of its lives ran at once"
-    if job.restarts != counted:
-        yield f"{job.restarts} restarts in the job store, {counted} in the record"
     if lives["begin"] > 1 + counted:
         yield f"{lives['begin']} lives and {counted} restarts"
     if counted > trial.kills_of_run[job.run_dir]:
         yield f"{counted} restarts after {trial.kills_of_run[job.run_dir]} kills"
 
 
-def _time_problems(trial: Trial, job: JobRow, store: JobStore) -> Iterator[str]:
+def time_problems(trial: Trial, job: JobRow, store: JobStore) -> Iterator[str]:
     """Times that run backwards."""
     attempts = store.attempts(job.id)
     trial.attempts += len(attempts)

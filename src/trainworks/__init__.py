@@ -32,6 +32,7 @@ _PUBLIC = {
     "dev": "developing.dev",
     "drain": "jobs",
     "drill": "proving.drill",
+    "edit": "resuming.editing",
     "env": "environments.env",
     "find_job": "jobs",
     "find_run": "run_handle",

@@ -35,6 +35,7 @@ from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
 from trainworks.api.proving.nodes import nodes as nodes
 from trainworks.api.proving.review import review as review
+from trainworks.api.resuming.editing import edit as edit
 from trainworks.api.retention.removal import remove as remove
 from trainworks.api.run_handle import find_run as find_run
 from trainworks.api.run_handle import find_runs as find_runs

@@ -21,6 +21,7 @@ RUNS = {
     "dev",
     "drain",
     "drill",
+    "edit",
     "find_job",
     "find_run",
     "fleet_health",

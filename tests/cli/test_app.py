@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,8 @@ def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
 def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     folder = Path(trainworks.__file__).parent / "cli"
     text = "\n".join(path.read_text() for path in folder.parent.rglob("*.py"))
-    files = {path.stem for path in folder.rglob("*.py")} - {"__init__", "__main__", "app", "job_store"} - set(COMMANDS)
+    commands = {name.replace("-", "_") for name in COMMANDS}
+    files = {path.stem for path in folder.rglob("*.py")} - {"__init__", "__main__", "app", "job_store"} - commands
     assert {stem for stem in files if not re.search(rf"trainworks\.cli\.(\w+\.)?{stem} import", text)} == set()
 
 
@@ -174,3 +176,20 @@ def test_an_output_that_cannot_be_written_is_no_crash(to: str, exit_code: int, t
     command = f'"{sys.executable}" -m trainworks cost --on "DGX H100" {to}'
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.partition("for")[0].strip()) == (exit_code, told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_asked_to_end_tidies_up_first(number: signal.Signals) -> None:
+    source = (
+        "import time, trainworks.cli.app as program\n"
+        "def app():\n"
+        "    try: print('begun', flush=True); time.sleep(60)\n"
+        "    finally: print('tidy')\n"
+        "program.app = app; program.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == "begun\n"
+        command.send_signal(number)
+        assert command.stdout.read() == "tidy\n"
+    assert command.returncode == 128 + number

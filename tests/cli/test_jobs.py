@@ -17,7 +17,7 @@ from tests.fakes import spec
 from trainworks.api.run_request import array_members, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
-from trainworks.errors import InfeasibleError, TrainworksError, UnknownRunError, UsageError
+from trainworks.errors import InfeasibleError, RunFileError, TrainworksError, UnknownRunError, UsageError
 from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
@@ -146,6 +146,35 @@ def test_a_held_job_waits_until_it_is_released() -> None:
     assert seen(run_id)["state"] == "QUEUED"
     run("release", run_id)
     wait_for(run_id, JobState.SUCCEEDED)
+
+
+def test_an_edited_job_starts_without_another_command(folder: Path) -> None:
+    held = submit("true", job={"hold": True})
+    waiting = submit("true", job={"depends_on": [held]})
+    wait_for_reason(waiting, "Dependency")
+    told = run("edit", waiting, "--set", "job.depends_on=[]", "--set", "job.priority=90")
+    assert told == f'{waiting}: job.depends_on: ["{held}"] -> [], job.priority: 50 -> 90\n'
+    assert wait_for(waiting, JobState.SUCCEEDED)["priority"] == 90
+    with pytest.raises(UsageError, match=r"cannot edit job .* it is SUCCEEDED"):
+        run("edit", waiting, "--set", "job.priority=10")
+    for wrong, hint in [("nodes=2", "stop the job and submit it again"), ("job.hold=true", "trainworks hold")]:
+        with pytest.raises(UsageError, match=f"`{wrong.partition('=')[0]}` cannot change") as refused:
+            run("edit", held, "--set", wrong)
+        assert hint in str(refused.value.hint)
+    with pytest.raises(RunFileError, match="`priority` must be an integer, got `high`") as invalid:
+        run("edit", held, "--set", "job.priority=high")
+    assert invalid.value.problems[0].place == "--set job.priority"
+
+
+def test_every_waiting_job_of_an_array_is_edited() -> None:
+    Path("job.yaml").write_text("name: a\nrun: 'true'\njob: {hold: true}\n")
+    ids = run("submit", "job.yaml", "--array", "0-2", "-y").split()
+    [array] = re.findall(r"array-[a-z]{6}", run("ps", "--name", "a"))
+    run("stop", ids[0])
+    assert run("edit", array, "--set", "job.priority=7") == "".join(
+        f"{run_id}: job.priority: 50 -> 7\n" for run_id in ids[1:]
+    )
+    assert [seen(run_id)["priority"] for run_id in ids] == [50, 7, 7]
 
 
 def test_a_job_that_waits_is_stopped_at_once_and_can_be_retried() -> None:
@@ -316,6 +345,24 @@ def test_a_batch_script_with_an_array_is_submitted_as_its_jobs() -> None:
     members = array_members(read_request("sweep.sh"))
     assert [member.run_file.envs["SLURM_ARRAY_TASK_ID"] for member in members] == ["3", "7"]
     assert [member.run_file.envs["SLURM_ARRAY_TASK_MAX"] for member in members] == ["7", "7"]
+
+
+def test_a_pipeline_stops_at_the_task_that_fails() -> None:
+    tasks = ["name: chain", "name: first\nrun: 'true'", "name: second\nrun: exit 3", "name: third\nrun: touch ran"]
+    Path("chain.yaml").write_text("\n---\n".join(tasks))
+    with pytest.raises(UsageError, match="a pipeline makes several jobs"):
+        run("run", "chain.yaml")
+    with pytest.raises(UsageError, match="have nodes and names of their own"):
+        run("submit", "chain.yaml", "--nodes", "2")
+    with pytest.raises(UsageError, match="a pipeline cannot be an array"):
+        run("submit", "chain.yaml", "--array", "2")
+    with pytest.raises(UsageError, match="a pipeline is several jobs, and lsf is one"):
+        run("submit", "chain.yaml", "--dry-run", "--as", "lsf")
+    first, second, third = run("submit", "chain.yaml", "-y").split()
+    wait_for(first, JobState.SUCCEEDED)
+    wait_for(second, JobState.FAILED)
+    wait_for(third, JobState.FAILED)
+    assert not Path("ran").exists()
 
 
 def test_whoever_says_no_submits_nothing() -> None:

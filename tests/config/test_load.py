@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.config.load import LATER, load_run_file, parse_run_file
+from trainworks.config.load import LATER, NOT_A_JOB, load_run_file, parse_run_file
 from trainworks.errors import LayoutError, RunFileError, UsageError
 
 GOOD = """\
@@ -73,10 +73,10 @@ EDITS = [
     (GOOD, "name: task\nrun: echo\nframework: tensor-flow\n"),
     (GOOD, "name: task\nrun: echo\nnum_nodes: 0\n"),
     (GOOD, "name: task\nrun: echo\nresources: {accelerator: A100:8}\n"),
-    (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: A100:0.5\n"),
+    (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: A100:1.5\n"),
     (GOOD, "name: task\nrun: echo\nresources:\n  accelerators: 8\n"),
     (GOOD, "name: task\nrun: echo\nresources: {memory: lots}\n"),
-    (GOOD, "run: echo\nworkdir: {url: https://example.org/code.git}\n"),
+    (GOOD, "run: echo\nworkdir: {ref: main}\n"),
     ("deadline: 3h", "budget: 2000"),
     ("deadline: 3h", "budget: 2000 EUR"),
     # what does not go together
@@ -200,6 +200,11 @@ def test_a_mapping_that_contains_itself_is_refused() -> None:
 
 def test_a_key_that_is_no_text_is_found_on_its_line() -> None:
     assert refusal("name: x\nrun: y\n1: 2\n").place == "run.yaml:3  1"
+
+
+@pytest.mark.parametrize("key", sorted(NOT_A_JOB))
+def test_a_server_of_skypilot_is_refused_as_what_it_is(key: str) -> None:
+    assert refusal(f"setup: pip install vllm\nrun: serve\n{key}: {{replicas: 2}}\n").message == NOT_A_JOB[key][0]
 
 
 @pytest.mark.parametrize("field", sorted(LATER))

@@ -32,6 +32,14 @@ def jobset(pod: Any = POD, *, pods: int = 2, job: Any = None, group: Any = None,
     )
 
 
+def groups(*pods: Any, **last: Any) -> str:
+    """A JobSet with a group of one more pod for each of these; the last group may have more keys."""
+    jobs = [{"template": {"spec": {"parallelism": 1 + at, "template": {"spec": pod}}}} for at, pod in enumerate(pods)]
+    named = [{"name": f"group-{at}", **job} for at, job in enumerate(jobs)]
+    policy = {"successPolicy": last.pop("successPolicy")} if "successPolicy" in last else {}
+    return jobset(spec={"replicatedJobs": [*named[:-1], named[-1] | last], **policy})
+
+
 def pytorchjob(master: Any = None, worker: Any = None, workers: int = 3, **spec: Any) -> str:
     replicas = {
         "Master": {"replicas": 1, "template": {"spec": master or POD}},
@@ -63,6 +71,15 @@ def refused(text: str) -> list[str]:
     with pytest.raises(RunFileError) as error:
         parse_run_description(text, name="job.yaml")
     return [f"{problem.place}: {problem.message}; {problem.hint}" for problem in error.value.problems]
+
+
+def test_groups_that_are_alike_are_one() -> None:
+    worker = {"containers": [POD["containers"][0] | {"name": "worker"}]}
+    policy = {"operator": "All", "targetReplicatedJobs": ["group-1"]}
+    run_file, unused = read(groups(POD, worker, groupName="b", successPolicy=policy))
+    assert (run_file.num_nodes, run_file.run, len(unused)) == (3, "torchrun train.py", 2)
+    assert "spec.successPolicy has no effect" in unused[0]
+    assert "spec.replicatedJobs.1.groupName has no effect" in unused[1]
 
 
 @pytest.mark.parametrize("text", [jobset(pods=4), pytorchjob(), trainjob()])
@@ -257,7 +274,11 @@ def test_a_second_container_becomes_a_sidecar() -> None:
         (jobset(container(resources={"limits": {"nvidia.com/gpu": "eight"}})), "`eight` is not a quantity"),
         (jobset(POD | {"volumes": [{"name": "runs", "emptyDir": {}}]}), "Trainworks has a volume `runs` itself"),
         (jobset(job={"completions": 8}), "8 completions of 2 pods at a time are a queue of tasks"),
-        (jobset(spec={"replicatedJobs": [{"name": "a"}, {"name": "b"}]}), "`replicatedJobs` has 2: `a`, `b`"),
+        (groups(POD, container(image="registry/serve:1")), "`replicatedJobs` has 2: `group-0`, `group-1`"),
+        (groups(container(args=["$JOB_COMPLETION_INDEX"]), container(args=["$JOB_COMPLETION_INDEX"])), "pods number"),
+        (groups(POD, POD, dependsOn=[{"name": "group-0", "status": "Ready"}]), "depends on no other group"),
+        (groups(container(command=["a", "--to=demo-group-1-0-0.demo"]), POD), "`replicatedJobs` has 2"),
+        (groups(*[container(command=["a", "--to=demo-group-1-0-0.demo"])] * 2), "is the name of a pod"),
         (jobset(spec={"sucessPolicy": {}}), "unknown key `sucessPolicy`; did you mean `successPolicy`?"),
         (jobset(container(args=["$JOB_COMPLETION_INDEX"]), group={"replicas": 2}), "the pods number themselves"),
         (jobset(annotations={"trainworks/run": "a"}), "which Trainworks has submitted"),

@@ -90,6 +90,44 @@ def test_every_key_of_a_task_is_named_where_it_has_no_effect(key: str) -> None:
     assert [note.split(" has no effect on `local`")[0] for note in source.unused] == [f"t.yaml:2  {key}"]
 
 
+# Keys that published tasks have, each with what becomes of it in the exported task.
+@pytest.mark.parametrize(
+    ("key", "exported_as"),
+    [
+        ("gpus: H100:8", {"accelerators": "H100:8"}),
+        ("accelerators: T4:0.5", {"accelerators": "T4:1"}),
+        ("accelerators: {v100: 0.25}", {"accelerators": "v100:1"}),
+        ("accelerators: [T4:0.5, A100:2]", {"accelerators": ["T4:1", "A100:2"]}),
+        ("disk_size: 1024GB", {"disk_size": 1024}),
+        ("disk_size: 2tb", {"disk_size": 2048}),
+        ("spot_recovery: FAILOVER", {"job_recovery": "FAILOVER"}),
+        ("instance_type: VM.Standard.E4.Flex$_2_16", {"instance_type": "VM.Standard.E4.Flex$_2_16"}),
+        ("priority: 700", {"priority": 700}),
+        ("volumes: [{path: /a, disk_size: 9}]", {"volumes": [{"path": "/a", "disk_size": 9}]}),
+    ],
+)
+def test_a_value_is_handed_on_as_skypilot_understands_it(key: str, exported_as: dict[str, Any]) -> None:
+    assert exported(f"run: a\nresources:\n  {key}\n")["resources"].items() >= exported_as.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("resources: {accelerators: T4:0.5}", "t.yaml:2  resources.accelerators: `T4:0.5` becomes a whole accelerator"),
+        ("resources: {spot_recovery: none}", "t.yaml:2  resources.spot_recovery has no effect on `local`"),
+        ("workdir: {url: https://a/b.git, ref: main}", "t.yaml:2  workdir has no effect on `local`: Trainworks clones"),
+        ("managed_secrets: [token]", "t.yaml:2  managed_secrets has no effect on `local`"),
+    ],
+)
+def test_a_change_or_a_key_without_effect_is_named(text: str, note: str) -> None:
+    _, source = parse_run_file(f"run: a\n{text}\n", name="t.yaml")
+    assert len(source.unused) == 1 and source.unused[0].startswith(note)
+
+
+def test_a_repository_as_the_working_folder_is_cloned_by_skypilot() -> None:
+    assert exported("run: a\nworkdir: {url: https://a/b.git}")["workdir"] == {"url": "https://a/b.git"}
+
+
 def test_what_the_run_file_says_in_cluster_skypilot_counts() -> None:
     text = "run: a\nresources: {use_spot: true, infra: aws}\ncluster: {engine: skypilot, skypilot: {infra: [gcp]}}"
     run_file, _ = parse_run_file(text, name="t.yaml")
@@ -102,6 +140,11 @@ def test_what_the_run_file_says_in_cluster_skypilot_counts() -> None:
         ("run: a\nresources:\n  disk_size: huge\n", "t.yaml:3"),
         ("run: a\nresources:\n  infra: 'aws; rm'\n", "t.yaml:3"),
         ("run: a\nresources:\n  disk_teir: best\n", "t.yaml:3"),
+        ("run: a\nresources:\n  gpus: A100\n  accelerators: A100\n", "t.yaml:3"),
+        ("run: a\nresources:\n  accelerators: A100:1.5\n", "t.yaml:3"),
+        ("run: a\nresources:\n  instance_type: a;b\n", "t.yaml:3"),
+        ("run: a\nworkdir: {ref: main}\n", "t.yaml:2"),
+        ("setup: pip install x\nresources: {cpus: 1}\n", "t.yaml:1"),
         ("run: a\nfile_mounts: 3\n", "t.yaml:2"),
         ("run: a\nfile_mounts:\n  /data: 3\n", None),
         ("run: a\nsecrets: 3\n", "t.yaml:2"),

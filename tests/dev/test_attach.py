@@ -21,6 +21,7 @@ from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_f
 from trainworks.backends.skypilot.backend import SkyPilotBackend
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
+from trainworks.cli.runs import port_forward
 from trainworks.config.engines import Kubernetes, Slurm
 from trainworks.config.run_file import Cluster
 from trainworks.errors import UsageError
@@ -131,3 +132,9 @@ def test_a_port_of_a_job_is_reached_until_the_job_ends_and_its_commands_with_it(
     inside.stdout.close()
     started.wait()
     assert answers == [b"hello"]
+
+
+@pytest.mark.parametrize("ports", ["0", "99:x", "70000", "1:2:3", "-1", ""])
+def test_what_is_no_port_is_refused(ports: str) -> None:
+    with pytest.raises(UsageError, match="is not a port"):
+        port_forward.command("lm-1", ports)

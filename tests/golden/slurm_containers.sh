@@ -17,7 +17,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 '--container-image=nvcr.io#nvidia/pytorch:26.09-py3' --container-mounts=/shared/runs/demo-1:/shared/runs/demo-1,/home/ada:/home/ada,/data:/data,/scratch:/tmp/scratch -- python3 &
   supervisor=$!
   signaled=1
@@ -45,7 +45,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 -- apptainer exec --nv --bind /shared/runs/demo-1:/shared/runs/demo-1 --bind /home/ada:/home/ada --bind /data:/data --bind /scratch:/tmp/scratch docker://nvcr.io/nvidia/pytorch:26.09-py3 python3 &
   supervisor=$!
   signaled=1
@@ -73,7 +73,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 --container-mounts=/shared/runs/demo-1:/shared/runs/demo-1,/home/ada:/home/ada --container-name=torch --container-writable -- python3 &
   supervisor=$!
   signaled=1

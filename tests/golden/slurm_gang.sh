@@ -17,7 +17,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 &
   supervisor=$!
   signaled=1

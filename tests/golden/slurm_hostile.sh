@@ -17,7 +17,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/with space/demo-1' &
   supervisor=$!
   signaled=1
@@ -45,7 +45,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/a'"'"'; echo foo/demo-1' &
   supervisor=$!
   signaled=1
@@ -73,7 +73,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/"$(touch x)"/demo-1' &
   supervisor=$!
   signaled=1
@@ -101,7 +101,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/`id` #SBATCH --uid=0/demo-1' &
   supervisor=$!
   signaled=1
@@ -129,7 +129,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /runs/100%j/demo-1 &
   supervisor=$!
   signaled=1
@@ -157,7 +157,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch '/runs/grün & */demo-1' &
   supervisor=$!
   signaled=1
@@ -186,7 +186,7 @@ trap 'asked=1; pass_on 2' INT
 trap 'asked=1; pass_on 3' HUP
 trap 'pass_on 4' USR1
 trap 'pass_on 5' USR2
-for run in supervise requeue; do
+for start in 1 2 3 4 5; do
   /opt/trainworks/bin/python -P -m trainworks.backends.slurm.batch /shared/runs/demo-1 &
   supervisor=$!
   signaled=1

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.asking import Silence
 from trainworks.backends.backend import Backend, NodeStatus
+from trainworks.backends.editing import edit_job, finish_interrupted_edit
 from trainworks.backends.kept_output import with_kept_output
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, is_private
@@ -27,6 +29,9 @@ from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import describe_failure, first_failure
+
+if TYPE_CHECKING:
+    from trainworks.config.run_file import RunFile
 
 __all__ = [
     "Attempt",
@@ -152,6 +157,13 @@ class Job:
         backend, handle = self._changeable_backend(), self._handle()
         check_waits(self.row, "release")
         backend.release(handle)
+
+    def edit(self, change: Callable[[RunFile], RunFile]) -> tuple[RunFile, RunFile]:
+        """Change the run file of the waiting job, and return it before and after; see `editing.edit_job`."""
+        backend, handle = self._changeable_backend(), self._handle()
+        edited = edit_job(self._store, backend, self.row, handle, change, SystemClock())
+        self.refresh()  # wakes the dispatcher, too
+        return edited
 
     def retry(self, spec: JobSpec | None = None, *, extends: bool = False) -> None:
         """Queue a failed or stopped job again; a workload resumes from its newest checkpoint.
@@ -364,6 +376,7 @@ def find_job(name: str, *, notify: Notify = warn) -> Job:
     if row is None:
         newest = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
         raise UnknownRunError(f"no job `{name}`", hint=f"the newest: {newest}")
+    finish_interrupted_edit(store, row)
     return Job(store, row, notify)
 
 
@@ -374,7 +387,10 @@ def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
     name = run if isinstance(run, str) else str(run.path.resolve())
     store = open_store(store_url())
     row = store.find(name, uid=os.getuid())
-    return Job(store, row, notify) if row else None
+    if row is None:
+        return None
+    finish_interrupted_edit(store, row)
+    return Job(store, row, notify)
 
 
 def describe(name: str, *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:

@@ -132,6 +132,9 @@ class Run:
         Args:
             since: leave out steps and events before this time (seconds since the epoch).
             poll_s: time between two snapshots.
+
+        Raises:
+            EnvironmentProblem: the run directory was deleted.
         """
         follower, poll_backend = RunFollower(self.run_dir), backend_poller(self.run_dir)
         while True:
@@ -141,6 +144,8 @@ class Run:
             yield progress
             if progress.state.is_final:
                 return
+            if not self.path.is_dir():
+                raise EnvironmentProblem(f"the run directory `{self.path}` was deleted", hint="its job: trainworks ps")
             SystemClock().sleep(poll_s)
 
     def pending_copies(self) -> list[str]:

@@ -14,7 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from trainworks.api.environments.files import with_image
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import Source, name_from
-from trainworks.config.manifests.load import load_run_description, parse_run_description
+from trainworks.config.manifests.load import parse_run_description
+from trainworks.config.pipeline import load_tasks
 from trainworks.config.run_file import RunFile, RunName
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.errors import UsageError
@@ -40,7 +41,11 @@ class RunRequest:
     array: str | None = None
     """Indexes of a batch script with `--array`, whose jobs `array_members` makes."""
     at_once: int | None = None
-    """Most jobs of the array that run at the same time."""
+    """Most jobs of the array that run at the same time; 1 for the tasks of a pipeline."""
+    needs_success: bool = False
+    """Whether the job before it in turn has to succeed, as in a pipeline."""
+    following: tuple[RunRequest, ...] = ()
+    """Further tasks of a pipeline, which `array_members` makes jobs of."""
 
 
 RunTarget = str | Path | RunFile | RunRequest | Mapping[str, Any] | Sequence[str]
@@ -75,6 +80,8 @@ def read_request(
         RunFileError: a problem in the run file.
     """
     request = _read(target, name)
+    if request.following and (nodes or nproc or name):
+        raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
     run_file = request.run_file.with_ranks(nodes, nproc)
     return replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
 
@@ -89,8 +96,9 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         with explaining_names():
-            run_file, source = load_run_description(Path(words[0]))
-        return RunRequest(run_file, source, unused=tuple(source.unused))
+            tasks = load_tasks(Path(words[0]))
+        first, *others = (RunRequest(run_file, source, unused=tuple(source.unused)) for run_file, source in tasks)
+        return replace(first, following=tuple(others))
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))
         return RunRequest(run_file, batch, notes=tuple(batch.notes), array=batch.array)
@@ -122,7 +130,7 @@ def _name_of(command: list[str]) -> str:
 
 
 def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRequest]:
-    """The jobs of an array: the same command once per index.
+    """The jobs of an array, the same command once per index, or the tasks of a pipeline.
 
     Every command finds the id of the array in TRAINWORKS_ARRAY_ID, its index in TRAINWORKS_ARRAY_INDEX and
     SLURM_ARRAY_TASK_ID, the number of jobs in TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the
@@ -134,11 +142,16 @@ def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRe
             those of the batch script.
 
     Returns:
-        One request per index, in their order; the request itself without indexes.
+        One request per index, in their order, or per task; the request itself without indexes.
 
     Raises:
-        UsageError: the indexes are invalid, or the run is a workload.
+        UsageError: the indexes are invalid, or the run is a workload or a pipeline.
     """
+    if request.following and indexes is not None:
+        raise UsageError("a pipeline cannot be an array", hint="submit each of its tasks as an array")
+    if request.following:
+        tasks = (replace(request, following=()), *request.following)
+        return [replace(task, at_once=1, needs_success=True) for task in tasks]
     if (indexes := indexes or request.array) is None:
         return [request]
     listed, percent, at_once = indexes.partition("%")
@@ -198,6 +211,8 @@ def job_in_format(request: RunRequest, name: str) -> str:
     Raises:
         UsageError: the format cannot express the job.
     """
+    if request.following:
+        raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
     run_file = with_image(request.run_file, _ENGINES.get(name))
     if run_file.environment is not None and (run_file.environment.file or name not in _ENGINES):
         key = f"environment.{run_file.environment.kind}"

@@ -175,10 +175,12 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
         planning: what is measured for the plan of a run on this machine.
 
     Raises:
-        UsageError: the request is an array, whose jobs are prepared one by one, or its jobs cannot wait for each other.
+        UsageError: the request is an array or a pipeline, whose jobs are prepared one by one, or its jobs cannot wait
+            for each other.
     """
-    if request.array is not None:
-        message = f"`--array={request.array}` in the script makes several jobs, and this starts one"
+    if request.array is not None or request.following:
+        what = "a pipeline" if request.following else f"`--array={request.array}` in the script"
+        message = f"{what} makes several jobs, and this starts one"
         raise UsageError(message, hint="use `trainworks submit`, or `trainworks.submit_array` in Python")
     resolved = resolve(
         request.run_file,
@@ -192,8 +194,9 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
     is_attached = not queued and resolved.run_file.cluster.engine == "local"
     backend = AttachedBackend(resolved) if is_attached else backend_of_run(resolved)
     if request.at_once is not None and "depends_on" in backend.unsupported:
-        message = f"{backend.name} cannot make a job wait for another, as an array with `%{request.at_once}` needs"
-        raise UsageError(message, hint="leave out `%` and the number behind it")
+        what = "a pipeline" if request.needs_success else f"an array with `%{request.at_once}`"
+        hint = "submit each task by itself" if request.needs_success else "leave out `%` and the number behind it"
+        raise UsageError(f"{backend.name} cannot make a job wait for another, as {what} needs", hint=hint)
     return PreparedRun(request, resolved, folder, backend, is_attached)
 
 
@@ -300,10 +303,10 @@ def submit(
 
 
 def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path | str | None = None) -> list[Run]:
-    """Submit one job per index: the same command, which finds its index in TRAINWORKS_ARRAY_INDEX.
+    """Submit one job per index: the same command, which finds its index in TRAINWORKS_ARRAY_INDEX; or a pipeline.
 
     Args:
-        target: a command, a run file or a batch script, as for `run`.
+        target: a command, a run file or a batch script, as for `run`; or a pipeline of SkyPilot tasks.
         indexes: `8` for 0 to 7, `3-10`, `0-20:4`, `1,3,5-7`, or `0-99%8` to run 8 at once; by default those of the
             batch script.
         folder: folder of all runs.
@@ -319,14 +322,14 @@ def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path 
     members = array_members(read_request(target), indexes)
     runs: list[Run] = []
     for member in members:
-        launch = _launch(in_turn(member, runs), folder, queued=True, review=not runs)
+        launch = _launch(in_turn(member, runs), folder, queued=True, review=not runs or member.needs_success)
         launch.start()
         runs.append(launch.run)
     return runs
 
 
 def in_turn(member: RunRequest, started: Sequence[Run]) -> RunRequest:
-    """A job of an array that waits for the end of an earlier one, so that at most `at_once` of them run.
+    """A job of an array or pipeline that waits for the end of an earlier one, so that at most `at_once` of them run.
 
     The jobs form `at_once` lanes: each waits for the one before it in its lane. A lane may run dry before the others.
 
@@ -339,7 +342,7 @@ def in_turn(member: RunRequest, started: Sequence[Run]) -> RunRequest:
     before, job = started[-member.at_once].job, member.run_file.job
     if before is None:
         return member
-    depends_on = (*job.depends_on, str(Dependency(str(before.id), needs_success=False)))
+    depends_on = (*job.depends_on, str(Dependency(str(before.id), needs_success=member.needs_success)))
     update = {"job": job.model_copy(update={"depends_on": depends_on})}
     return replace(member, run_file=member.run_file.model_copy(update=update))
 

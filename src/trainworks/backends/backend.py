@@ -24,6 +24,7 @@ NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "un
 Capability = Literal[
     "priority",
     "hold",
+    "edit",
     "exclude",
     "depends_on",
     "min_nodes",
@@ -173,6 +174,19 @@ class Backend(abc.ABC):
     def release(self, handle: str) -> None:
         """Let a held job start."""
         self._refuse("hold")
+
+    def edit(self, handle: str, before: JobSpec, after: JobSpec) -> None:
+        """Change a waiting job on the backend; `check` has accepted the changed job.
+
+        Args:
+            handle: of the job.
+            before: the job as the backend has it.
+            after: the job as it becomes; only fields of `editing.EDITABLE` differ.
+
+        Raises:
+            UsageError: the backend cannot change one of the fields, or the job does not wait. Nothing has changed.
+        """
+        self._refuse("edit")
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """Queue a failed or stopped job again; it continues in its run directory. Returns its new handle."""

@@ -100,7 +100,7 @@ def check_run_dir(folder: Path, *, shared: bool) -> None:
         _check_parents(folder)
     with _opened(folder) as handle:
         _check_owner(folder, os.fstat(handle))
-        for name in ("resolved.json", ".environment.json"):
+        for name in ("resolved.json", ".resolved.edited.json", ".environment.json"):
             try:
                 facts = os.stat(name, dir_fd=handle, follow_symlinks=False)
             except FileNotFoundError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -86,6 +87,7 @@ def _options(
 def main() -> None:
     """Run the program; an error that we foresaw is printed without a traceback, with its exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    _tidy_up_when_asked_to_end()
     if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
     try:
@@ -104,3 +106,14 @@ def main() -> None:
         sys.exit(problem.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _tidy_up_when_asked_to_end() -> None:
+    """Let commands remove their mounts, namespaces and processes at SIGTERM and when the terminal closes."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
+            signal.signal(number, leave)

@@ -82,7 +82,7 @@ def show_findings(run_file: RunFile, source: Source | None, console: Console, *,
 
 def show_unused(request: RunRequest) -> None:
     """Print which keys of a run file have no effect where the run starts."""
-    for unused in request.unused:
+    for unused in (note for task in (request, *request.following) for note in task.unused):
         say(f"note: {unused}", err=True)
 
 

@@ -44,6 +44,9 @@ Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
 """A program on the search path or by its own path; never passed to a shell."""
 
+InstanceType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._$:-]*$", max_length=253)]
+"""An instance type of a cloud; Oracle's have a `$` for cores and memory. Never passed to a shell."""
+
 Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/[A-Za-z0-9*][A-Za-z0-9._@:/*-]*)?$")]
 """A place as SkyPilot names it: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
 
@@ -251,7 +254,7 @@ class SkyPilot(Spec):
     """First place to look for new nodes after a preemption: the same region, or the next."""
     max_hourly_cost: Annotated[float, Field(gt=0)] | None = None
     """Highest price of one node, in dollars per hour."""
-    instance_type: Word | None = None
+    instance_type: InstanceType | None = None
     """Instance type of the cloud: `p5.48xlarge`."""
     image: Place | None = None
     """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from."""

@@ -14,15 +14,23 @@ from pydantic import BaseModel, ValidationError
 from trainworks.config.limits import above_limit
 from trainworks.config.quantities import FieldError
 from trainworks.config.run_file import RunFile
-from trainworks.config.skypilot_task import read_task, without_effect
+from trainworks.config.skypilot_task import is_task, read_task, round_up_accelerators, without_effect
 from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError, suggest
 
-LATER = {
-    "recover.warm_spares": None,
-    "service": "start the server with `run:`; Trainworks trains, and replicates no servers",
-    "pool": "submit each job; the queue shares the nodes",
+LATER = ("recover.warm_spares",)
+"""Keys of the design that are not implemented yet."""
+
+NOT_A_JOB = {
+    "service": (
+        "`service` describes servers behind a load balancer, which do not end; a run is a job",
+        "remove `service` to start one server with `run`",
+    ),
+    "pool": (
+        "`pool` describes workers that wait for jobs; a run is a job",
+        "submit each job; the queue shares the nodes",
+    ),
 }
-"""Keys of the design and of a SkyPilot task file that are not implemented yet, and what to do instead."""
+"""Keys of SkyPilot that make something else than a job of the file: why it is refused, and what to do instead."""
 
 _MISTAKEN = {"env": "variables are keys of `envs`; packages are an `environment`"}
 """Keys that users write for another one, and which one."""
@@ -114,7 +122,9 @@ class Source:
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506, a safe loader
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            problem = UsageError(f"invalid YAML: {error.problem}", place=f"{self.name}:{line}")
+            several = error.problem == "but found another document"
+            hint = "`trainworks submit` takes a pipeline of SkyPilot" if several else None
+            problem = UsageError(f"invalid YAML: {error.problem}", place=f"{self.name}:{line}", hint=hint)
             raise RunFileError([problem]) from None
         except yaml.YAMLError as error:
             raise RunFileError([UsageError(f"invalid YAML: {error}", place=self.name)]) from None
@@ -144,6 +154,17 @@ class Source:
             problem = f"more than {_MOST_FIELDS:,} fields"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def split_documents(text: str) -> Iterator[str]:
+    """Each document of a YAML file, after as many empty lines as the file has lines before it.
+
+    `---` at the start of a line is always a boundary.
+    """
+    lines = text.split("\n")
+    starts = [index for index, line in enumerate(lines) if re.match(r"---(\s|$)", line)]
+    for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
+        yield "\n" * start + "\n".join(lines[start:end])
 
 
 def load_run_file(path: Path) -> tuple[RunFile, Source]:
@@ -180,10 +201,11 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
     data = source.parse()
     if not isinstance(data, dict):
         raise RunFileError([UsageError("a run file must be a mapping of keys to values", place=f"{name}:1")])
-    if "run" in data:
+    if is_task(data):
         data.setdefault("name", name_from(Path(name).stem))
     data, moves = read_task(data)
     source.move(moves)
+    source.unused += [f"{source.place(field)}: {change}" for field, change in round_up_accelerators(data)]
     try:
         run_file = RunFile.model_validate(data)
     except ValidationError as error:
@@ -232,7 +254,9 @@ def _messages(details: list[Any], path: FieldPath, model: type[BaseModel]) -> It
 def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | None]:
     key, dotted = path[-1], ".".join(map(str, path))
     if model is RunFile and dotted in LATER:
-        return f"`{key}` is not supported yet", LATER[dotted]
+        return f"`{key}` is not supported yet", None
+    if model is RunFile and dotted in NOT_A_JOB:
+        return NOT_A_JOB[dotted]
     known = _fields_at(model, path[:-1])
     if model is RunFile and dotted in _MISTAKEN:
         return f"unknown key `{key}`", _MISTAKEN[dotted]

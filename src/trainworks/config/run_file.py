@@ -441,7 +441,8 @@ class RunFile(Spec):
     @model_validator(mode="after")
     def _one_kind_of_work(self) -> RunFile:
         if (self.workload is None) == (self.run is None):
-            raise FieldError("give exactly one of `workload` (a model to train) and `run` (a command)")
+            hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None
+            raise FieldError("give exactly one of `workload` (a model to train) and `run` (a command)", hint=hint)
         self._check_workload_keys()
         for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:

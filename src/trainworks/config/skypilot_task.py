@@ -6,6 +6,7 @@ Source: the task YAML of SkyPilot 0.14.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,21 +18,33 @@ RENTED = ("instance_type", "disk_size", "max_hourly_cost", "use_spot")
 """Keys of `resources` that have the same name in `cluster.skypilot`."""
 PLACES = ("cloud", "region", "zone")
 HANDED_ON = (
-    *("accelerator_args", "any_of", "autostop", "disk_tier", "hooks", "job_recovery", "labels", "local_disk"),
-    *("network_tier", "ordered", "ports", "priority_class"),
+    *("accelerator_args", "any_of", "autostop", "disk_tier", "ephemeral_storage", "hooks", "job_recovery", "labels"),
+    *("local_disk", "network_tier", "ordered", "ports", "priority", "priority_class", "volumes"),
 )
 """Keys of `resources` that no option stands for."""
-TASK_KEYS = ("config", "event_callback", "experimental", "inputs", "outputs", "volumes", "volume_mounts")
+TASK_KEYS = (
+    *("config", "event_callback", "experimental", "inputs", "managed_secrets", "outputs", "volumes"),
+    "volume_mounts",
+)
 """Keys of a task that no option stands for."""
 MOVED = ("file_mounts", "secrets", *TASK_KEYS)
 """Keys of a task that a run file has elsewhere."""
+_RENAMED = {"gpus": "accelerators", "spot_recovery": "job_recovery"}
+"""Other names that SkyPilot has for keys of `resources`."""
 
 _WITHOUT_EFFECT = {
     "file_mounts": "Trainworks copies no files to these nodes; they must have them at these paths",
     "ports": "Trainworks opens no ports",
     "autostop": "a job releases its nodes when it ends",
+    "priority": "`job.priority` orders the jobs of this queue",
+    "workdir": "Trainworks clones no repository, and starts in the current folder",
 }
 _RENTED_NODES = "it is about nodes that SkyPilot rents"
+
+
+def is_task(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping has the keys of a command, or of a task of SkyPilot, and no workload."""
+    return "workload" not in data and any(key in data for key in ("run", "setup", "resources", "service", "pool"))
 
 
 def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
@@ -42,7 +55,7 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     """
     rest = {key: value for key, value in data.items() if value is not None or key not in MOVED}
     cluster = _cluster_of(rest.get("cluster"))
-    if "run" not in rest or cluster is None:
+    if not is_task(rest) or cluster is None:
         return dict(data), {}
     options, moves = dict(cluster.get("skypilot") or {}), dict[FieldPath, FieldPath]()
 
@@ -50,11 +63,12 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
         options.setdefault(name, value)
         moves.update(dict.fromkeys(origins, ("cluster", "skypilot", name)))
 
-    _read_resources(rest, give)
+    _read_resources(rest, give, moves)
     if "file_mounts" in rest:
         _read_mounts(rest, give)
     _read_secrets(rest, moves)
-    if task := {key: rest.pop(key) for key in TASK_KEYS if key in rest}:
+    is_cloned = isinstance(rest.get("workdir"), dict) and "url" in rest["workdir"]
+    if task := {key: rest.pop(key) for key in (*TASK_KEYS, *(["workdir"] if is_cloned else ())) if key in rest}:
         give("task", task, *((key,) for key in task))
     if any(place[:2] == ("cluster", "skypilot") for place in moves.values()):
         rest["cluster"] = cluster | {"skypilot": options}
@@ -78,11 +92,31 @@ def _cluster_of(cluster: Any) -> dict[str, Any] | None:
     return dict(cluster) if is_open else None
 
 
-def _read_resources(rest: dict[str, Any], give: Callable[..., None]) -> None:
+def round_up_accelerators(data: dict[str, Any]) -> Iterator[tuple[FieldPath, str]]:
+    """Replace each part of an accelerator in a task by a whole one; yields the place and what was done.
+
+    SkyPilot takes `T4:0.5`, and lets two such jobs of a cluster share the accelerator.
+    """
+    resources = data.get("resources")
+    wanted = resources.get("accelerators") if isinstance(resources, dict) else None
+    if not isinstance(resources, dict) or not isinstance(wanted, str | list | dict) or not is_task(data):
+        return
+    pairs = wanted.items() if isinstance(wanted, dict) else []
+    texts = [f"{name}:{count}" for name, count in pairs] or ([wanted] if isinstance(wanted, str) else wanted)
+    parts = [text for text in map(str, texts) if re.fullmatch(r"[^:]+:\s*0?\.\d*[1-9]\d*", text.strip())]
+    if parts:
+        whole = [f"{str(text).partition(':')[0]}:1" if str(text) in parts else text for text in texts]
+        data["resources"] = resources | {"accelerators": whole if len(whole) > 1 else whole[0]}
+        path = ("resources", "accelerators")
+        yield path, f"`{', '.join(parts)}` becomes a whole accelerator: jobs do not share one"
+
+
+def _read_resources(rest: dict[str, Any], give: Callable[..., None], moves: Moves) -> None:
     found = rest.get("resources")
     if not isinstance(found, dict):
         return
-    resources = {key: value for key, value in found.items() if value is not None}
+    resources, renamed = _with_current_names(found)
+    moves.update({("resources", old): ("resources", new) for new, old in renamed.items()})
     for name in RENTED:
         if name in resources:
             give(name, resources.pop(name), ("resources", name))
@@ -94,8 +128,25 @@ def _read_resources(rest: dict[str, Any], give: Callable[..., None]) -> None:
         give("infra", [infra], *(("resources", name) for name in names))
         resources = {key: value for key, value in resources.items() if key not in names}
     if handed_on := {key: resources.pop(key) for key in (*HANDED_ON, "image_id") if key in resources}:
-        give("resources", handed_on, *(("resources", key) for key in handed_on))
+        give("resources", handed_on, *(("resources", renamed.get(key, key)) for key in handed_on))
     rest["resources"] = resources
+
+
+def _with_current_names(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys of `resources` that have a value, a disk in GB; and the name in the file of each that has two."""
+    resources = {key: value for key, value in found.items() if value is not None}
+    renamed = {new: old for old, new in _RENAMED.items() if old in resources and new not in resources}
+    for new, old in renamed.items():
+        resources[new] = resources.pop(old)
+    if isinstance(size := resources.get("disk_size"), str):
+        resources["disk_size"] = _gigabytes(size)
+    return resources, renamed
+
+
+def _gigabytes(text: str) -> int | str:
+    """Size of a disk in GB, of which a TB has 1024; a text that is none stays as it is."""
+    found = re.fullmatch(r"(\d+)\s*([gt])b?", text.strip(), re.IGNORECASE)
+    return int(found[1]) * (1024 if found[2] in "tT" else 1) if found else text
 
 
 def _infra_of(resources: Mapping[str, Any]) -> str | None:

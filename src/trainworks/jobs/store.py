@@ -298,9 +298,9 @@ class JobStore:
         connection.execute(sa.update(attempts).where(own).values(**values, ended_at=ended))
 
     def start(self, job: JobRow, placement: Sequence[Placement], *, now: float) -> JobRow | None:
-        """Give a job that waits its nodes, and begin its next attempt; None where it waits no more."""
+        """Give a job that waits its nodes, and begin its next attempt; None if it has changed since it was read."""
         placed = placement_text(placement)
-        known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.attempt == job.attempt)
+        known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.version == job.version)
         values = {
             "state": str(JobState.STARTING),
             "attempt": job.attempt + 1,
@@ -329,12 +329,19 @@ class JobStore:
                 )
         return job_of_row(started) if started else None
 
-    def change(self, job_id: int, *, now: float | None = None, **changes: Any) -> bool:
-        """Change columns of an unfinished job but its state; False if it does not exist or has ended."""
-        live = [str(state) for state in JobState if not state.is_final]
+    def change(
+        self, job_id: int, *, now: float | None = None, waits_since_attempt: int | None = None, **changes: Any
+    ) -> bool:
+        """Change columns of an unfinished job but its state; False if it does not exist or has ended.
+
+        With `waits_since_attempt` False, too, if it does not wait, or has had more attempts than that.
+        """
+        only_waiting = waits_since_attempt is not None
+        live = [str(state) for state in JobState if (state.waits if only_waiting else not state.is_final)]
         values = to_columns(changes) | ({"changed_at": now} if now is not None else {})
         with self._writing() as connection:
             known = (jobs.c.id == job_id) & jobs.c.state.in_(live)
+            known &= (jobs.c.attempt == waits_since_attempt) if only_waiting else sa.true()
             values["version"] = _next_version(connection)
             return connection.execute(sa.update(jobs).where(known).values(values)).rowcount == 1
 

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem, UnknownRunError
-from trainworks.files import naming_full_disk, write_atomic
+from trainworks.files import fsync_folder, naming_full_disk, write_atomic
 from trainworks.record.dev_environment import DevServer, DevUse
 from trainworks.record.run_environment import NodeEnvironment
 from trainworks.record.status import RunStatus
@@ -63,6 +64,11 @@ class RunDir:
     def resolved_file(self) -> Path:
         """The resolved run."""
         return self.path / "resolved.json"
+
+    @property
+    def edited_file(self) -> Path:
+        """The resolved run of a waiting job that is being edited, until the job store has the change."""
+        return self.path / ".resolved.edited.json"
 
     @property
     def events_file(self) -> Path:
@@ -243,15 +249,30 @@ class RunDir:
             EnvironmentProblem: the file is missing or was written by another format.
         """
         try:
-            found = self.resolved_file.stat()
-            return _parsed(self.resolved_file, found.st_ino, found.st_mtime_ns)
+            return _read_resolved(self.resolved_file)
         except FileNotFoundError:
             raise EnvironmentProblem(f"`{self.path}` has no resolved.json", hint="is it a run directory?") from None
-        except ValidationError as error:
-            raise EnvironmentProblem(
-                f"cannot read `{self.resolved_file}`: {error.error_count()} fields differ",
-                hint="read it with the version of Trainworks that wrote it",
-            ) from None
+
+    def write_edited(self, resolved: ResolvedRun) -> None:
+        """Write the resolved run of a job that is being edited beside the one that counts, atomically."""
+        write_atomic(self.edited_file, resolved.model_dump_json(indent=2) + "\n")
+
+    def read_edited(self) -> ResolvedRun | None:
+        """Read the resolved run of a job that is being edited; None if no edit was interrupted.
+
+        Raises:
+            EnvironmentProblem: the file was written by another format.
+        """
+        try:
+            return _read_resolved(self.edited_file)
+        except FileNotFoundError:
+            return None
+
+    def adopt_edited(self) -> None:
+        """Make the edited resolved run the one that counts, durably; nothing if another process did so."""
+        with suppress(FileNotFoundError):
+            self.edited_file.replace(self.resolved_file)
+            fsync_folder(self.path)
 
     def write_status(self, status: RunStatus) -> None:
         """Replace the status, atomically; only the final one must survive a power cut."""
@@ -324,6 +345,17 @@ class RunDir:
 def checkpoint_name(step: int) -> str:
     """Name of the folder of a checkpoint: `step-00000300`."""
     return f"step-{step:08d}"
+
+
+def _read_resolved(file: Path) -> ResolvedRun:
+    found = file.stat()
+    try:
+        return _parsed(file, found.st_ino, found.st_mtime_ns)
+    except ValidationError as error:
+        raise EnvironmentProblem(
+            f"cannot read `{file}`: {error.error_count()} fields differ",
+            hint="read it with the version of Trainworks that wrote it",
+        ) from None
 
 
 @lru_cache(maxsize=4)

@@ -173,6 +173,48 @@ def test_a_job_that_a_person_holds_is_left_alone() -> None:
     assert fake.asked("scontrol") == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"time_limit_s": 5400.0}, ["TimeLimit=0-01:30:00"]),
+        ({"priority": 10, "name": "late"}, ["JobName=late", "Nice=4000"]),
+        ({"exclude": ("node7", "node8")}, ["ExcNodeList=node7,node8"]),
+        ({"team": "vision"}, ["Account=vision"]),
+        ({"max_restarts": 4, "restart_window_s": 60.0}, []),
+    ],
+)
+def test_a_waiting_job_is_edited_in_one_call(changes: dict[str, Any], words: list[str]) -> None:
+    fake = FakeSlurm()
+    backend_of(fake).edit("1", spec(), spec(**changes))
+    assert fake.asked("scontrol") == ([" ".join(["scontrol update JobId=1", *words])] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"grace_s": 5.0, "priority": 10}, {}, "does not change `grace`"),
+        ({"depends_on": ("1",)}, {}, "does not change `depends_on`"),
+        ({"time_limit_s": None}, {}, "does not change `time_limit`"),
+        ({"time_limit_s": 60.0}, {"options": ["--time=5"]}, "sets `--time`"),
+        ({"team": "vision"}, {"account": "audio"}, "sets `--account`"),
+    ],
+)
+def test_what_slurm_does_not_change_is_refused_before_it_is_asked(
+    changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    fake = FakeSlurm()
+    with pytest.raises(UsageError, match=message):
+        backend_of(fake, **options).edit("1", spec(time_limit_s=3600.0), spec(**{"time_limit_s": 3600.0} | changes))
+    assert fake.calls == []
+
+
+def test_an_edit_that_slurm_refuses_says_who_may() -> None:
+    denied = Output(1, "", "Access/permission denied for job 1\n")
+    with pytest.raises(SlurmRefusedError, match="permission denied") as refused:
+        backend_of(FakeSlurm(scontrol=denied)).edit("1", spec(priority=10), spec(priority=50))
+    assert "operator" in str(refused.value.hint)
+
+
 def test_a_stop_cancels_what_waits_and_asks_what_runs() -> None:
     fake = FakeSlurm()
     backend_of(fake).stop("1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,18 @@ def test_images_without_a_registry_stay_as_they_are(image: str, written: str) ->
 def test_a_folder_with_a_comma_cannot_be_mounted() -> None:
     with pytest.raises(UsageError, match="cannot be mounted"):
         script(spec(working_folder="/a,b"), Slurm(container=Container(image="a.sif")))
+
+
+@pytest.mark.parametrize(
+    ("kills", "starts", "code"),
+    [(0, 1, 7), (1, 2, 7), (3, 4, 7), (9, 5, 137)],
+    ids=["none", "once", "before it began, and while it requeued", "always"],
+)
+def test_a_supervisor_that_is_killed_is_started_again(tmp_path: Path, kills: int, starts: int, code: int) -> None:
+    book, python = tmp_path / "book", tmp_path / "python"
+    dies = f'[ "$(wc -l < {book})" -le {kills} ] && kill -9 $$'
+    python.write_text(f"#!/bin/bash\necho start >> {book}\n{dies}\nexit 7\n", encoding="utf-8")
+    python.chmod(0o755)
+    said = render(spec(), Slurm(), RunDir(tmp_path / "demo-1"), python=str(python))
+    done = subprocess.run(["bash"], input=said, text=True, capture_output=True, check=False)
+    assert (done.returncode, book.read_text(encoding="utf-8").count("start")) == (code, starts)

@@ -61,7 +61,7 @@ def forward_port(
     try:
         door = listen(port if local_port is None else local_port, "127.0.0.1")
     except PortInUseError as taken:
-        taken.hint = "choose another one: --local PORT, or --local 0"
+        taken.hint = "choose another one: LOCAL:PORT, or 0:PORT"
         raise
     with door:
         local = door.getsockname()[1]

@@ -139,8 +139,11 @@ def _written(
 def _undisturbed(run_file: RunFile, runs: Path, progress: Callable[[str], None]) -> DrilledRun:
     progress("a run without faults")
     run = DrilledRun(_written(run_file, runs, "undisturbed"), name="undisturbed", runs=runs, clock=SystemClock())
-    run.start()
-    run.wait(lambda: False, _ENDS_S)
+    try:
+        run.start()
+        run.wait(lambda: False, _ENDS_S)
+    finally:
+        run.end()
     if run.state is not JobState.SUCCEEDED:
         raise EnvironmentProblem("the run fails without any fault", hint=f"read {runs / 'undisturbed.log'}")
     return run

@@ -74,7 +74,7 @@ class ResumeChanges:
             key = f"workload.{written}" if written.partition(".")[0] in _SHORT else written
             if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
                 raise UsageError(f"`{written}` cannot change in a resumed run", hint=_hint(written))
-            found[key] = _value(written, value)
+            found[key] = yaml_value(written, value)
         return found
 
 
@@ -136,9 +136,26 @@ def _hint(written: str) -> str:
     return suggest(first, names, form=f"{{}}{dot}{rest}", otherwise=known) or known
 
 
-def _value(key: str, value: Any) -> Any:
+def key_and_value(text: str, example: str = "optimizer.lr=1e-4") -> tuple[str, str]:
+    """Split the text of one `--set`.
+
+    Raises:
+        UsageError: it is not KEY=VALUE; the hint shows `example`.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"`{text}` is not a setting", place="--set", hint=f"write it like `--set {example}`")
+    return key, value
+
+
+def yaml_value(key: str, value: Any) -> Any:
+    """The value of a setting; text, also inside a mapping, is read as YAML.
+
+    Raises:
+        UsageError: it is not YAML.
+    """
     if isinstance(value, Mapping):
-        return {name: _value(f"{key}.{name}", item) for name, item in value.items()}
+        return {name: yaml_value(f"{key}.{name}", item) for name, item in value.items()}
     if not isinstance(value, str):
         return value
     try:
@@ -200,18 +217,19 @@ def _check_steps(run_dir: RunDir, resolved: ResolvedRun) -> None:
 
 def _differences(before: ResolvedRun, after: ResolvedRun) -> list[RunChange]:
     """What changed; of the layout what was planned, once both runs have a plan."""
-    changes = _changes(before.run_file, after.run_file)
+    changes = changes_between(before.run_file, after.run_file)
     if before.plan is None or after.plan is None:
         return changes
     steps = before.plan.num_steps, after.plan.num_steps
     return [
         *(change for change in changes if change.key.partition(".")[0] != "layout"),
         *([RunChange("steps", *steps)] if steps[0] != steps[1] else []),
-        *_changes(before.plan.layout, after.plan.layout, "layout."),
+        *changes_between(before.plan.layout, after.plan.layout, "layout."),
     ]
 
 
-def _changes(before: BaseModel, after: BaseModel, prefix: str = "") -> list[RunChange]:
+def changes_between(before: BaseModel, after: BaseModel, prefix: str = "") -> list[RunChange]:
+    """Every value that differs, by its key, in alphabetical order."""
     old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return [RunChange(f"{prefix}{name}", old.get(name), new.get(name)) for name in names]

@@ -73,7 +73,7 @@ class KubernetesBackend(Backend):
     """
 
     name: ClassVar[str] = "kubernetes"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "min_nodes"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes"})
     shares_files: ClassVar[bool] = False
 
     def __init__(

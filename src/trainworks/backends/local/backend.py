@@ -176,6 +176,9 @@ class LocalBackend(Backend):
         self._store.change(row.id, now=self._clock.now(), held=False)
         _wake_for(row)
 
+    def edit(self, handle: str, before: JobSpec, after: JobSpec) -> None:
+        """Nothing to tell: the job store is the queue."""
+
     def enter(
         self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
     ) -> list[str]:

@@ -14,6 +14,7 @@ from typing import final
 from trainworks.agent import supervisor
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.agent.node_agents import run_agent
+from trainworks.backends.editing import finish_edit
 from trainworks.backends.local.outcome import Outcome
 from trainworks.backends.ownership import check_run_dir
 from trainworks.errors import NotOwnerError
@@ -246,6 +247,7 @@ def _key(run_dir: str) -> str:
 
 def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
     """The run on the nodes that it got, of which there may be fewer than at most."""
+    finish_edit(run_dir, job.spec)
     resolved = run_dir.read_resolved()
     if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
         return resolved

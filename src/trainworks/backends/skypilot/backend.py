@@ -42,6 +42,7 @@ class SkyPilotBackend(Backend):
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
         (
+            "edit",
             "hold",
             "exclude",
             "depends_on",

@@ -17,7 +17,7 @@ from trainworks.backends.entering import check_node, entering
 from trainworks.backends.job_tag import find_patiently, mark_of
 from trainworks.backends.slurm.allocation import ending_of_turn
 from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
-from trainworks.backends.slurm.render import check, render
+from trainworks.backends.slurm.render import check, render, updates
 from trainworks.backends.slurm.states import (
     accelerator_names,
     accelerators_in,
@@ -245,6 +245,19 @@ class SlurmBackend(Backend):
     def release(self, handle: str) -> None:
         """Let a held job start."""
         self._client.call("scontrol", "release", handle)
+
+    def edit(self, handle: str, before: JobSpec, after: JobSpec) -> None:
+        """Change the waiting job with `scontrol update`.
+
+        Raises:
+            SlurmRefusedError: in Slurm's words; users may not raise a priority or a time limit in every cluster.
+        """
+        if words := updates(before, after, self._options):
+            try:
+                self._client.call("scontrol", "update", f"JobId={handle}", *words)
+            except SlurmRefusedError as refused:
+                refused.hint = "an operator of Slurm may change it; else stop the job and submit it again"
+                raise
 
     def enter(
         self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False

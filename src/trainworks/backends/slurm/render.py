@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trainworks.backends.job_tag import mark_of
@@ -24,7 +24,10 @@ _PER_NODE = {"nodes", "ntasks-per-node", "cpus-per-task", "gres", "mem"}
 """Options that do not go with those per job, which let Slurm choose the numbers."""
 _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
+_ANEW = "stop the job and submit it again"
 _SIGNAL_COMES_EARLY_S = 60.0
+_MOST_SUPERVISORS = 5
+"""Starts of a supervisor in one allocation: it may be killed before it began, or while it requeues the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,34 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> st
     return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
 
 
+def updates(before: JobSpec, after: JobSpec, options: Slurm) -> list[str]:
+    """Words of `scontrol update` that change a waiting job; restarts are in the resolved run, which Slurm never reads.
+
+    Raises:
+        UsageError: a field that Slurm does not change, or whose option of sbatch the user has set.
+    """
+    texts = {
+        "time_limit_s": ("time", "TimeLimit", _time(after.time_limit_s) if after.time_limit_s else None),
+        "priority": ("nice", "Nice", str(_NICE_PER_PRIORITY * (_MIDDLE - after.priority))),
+        "exclude": ("exclude", "ExcNodeList", ",".join(after.exclude)),
+        "name": ("job-name", "JobName", after.name),
+        "team": ("account", "Account", after.team or None),
+    }
+    changed = [one.name for one in fields(JobSpec) if getattr(before, one.name) != getattr(after, one.name)]
+    own = {option[2:].partition("=")[0] for option in options.options} | ({"account"} if options.account else set())
+    words = []
+    for field in changed:
+        option, key, text = texts.get(field, ("", "", None))
+        if option in own:
+            raise UsageError(f"`cluster.slurm` sets `--{option}`, which this change does not reach", hint=_ANEW)
+        if text is None and field not in ("max_restarts", "restart_window_s"):
+            raise UsageError(f"Slurm does not change `{field.removesuffix('_s')}` of a job to this value", hint=_ANEW)
+        words += [f"{key}={text}"] if text is not None else []
+    return words
+
+
 def _supervise(command: Sequence[str]) -> list[str]:
-    """Run the supervisor; if it is killed without a request to end, run it again to requeue the job.
+    """Run the supervisor; if it is killed without a request to end, run it again, which requeues a job that has begun.
 
     `wait` returns early at a signal, and once more with the exit code of the supervisor.
     """
@@ -94,7 +123,7 @@ def _supervise(command: Sequence[str]) -> list[str]:
         "asked=",
         'pass_on() { signaled=1; kill "-RTMIN+$1" "$supervisor"; }',
         *traps,
-        "for run in supervise requeue; do",
+        f"for start in {' '.join(map(str, range(1, _MOST_SUPERVISORS + 1)))}; do",
         f"  {shlex.join(command)} &",
         "  supervisor=$!",
         "  signaled=1",

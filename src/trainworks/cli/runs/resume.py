@@ -8,7 +8,6 @@ import typer
 
 from trainworks.cli.options import OptionalRun, RunsOption, find
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
-from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
 
@@ -43,12 +42,12 @@ def command(
     `--set` changes `optimizer`, `guard`, `recover`, `goal`, `checkpoint.every` and `checkpoint.keep`. The schedule of
     the learning rate follows the new length of the run.
     """
-    from trainworks.api.resuming.changes import ResumeChanges
+    from trainworks.api.resuming.changes import ResumeChanges, key_and_value
     from trainworks.api.runs import prepare_resume
     from trainworks.cli.runs.watch import watch_to_the_end
     from trainworks.report.rendering.console import SafeConsole
 
-    wanted = dict(map(_pair, settings or ()))
+    wanted: dict[str, object] = dict(map(key_and_value, settings or ()))
     wanted |= {} if train_for is None else {"train_for": train_for}
     wanted |= {} if layout is None else {"layout": _layout(layout)}
     wanted |= {} if nonfinite is None else {"guard.nonfinite": nonfinite}
@@ -64,13 +63,8 @@ def command(
         watch_to_the_end(launch, SafeConsole(stderr=True))
 
 
-def _pair(text: str) -> tuple[str, object]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"`{text}` is not a setting", place="--set", hint="write it like `--set optimizer.lr=1e-4`")
-    return key, value
-
-
 def _layout(text: str) -> object:
     """`auto`, or a mapping from `tp=2,pp=2`."""
-    return text if "=" not in text else dict(_pair(part.strip()) for part in text.split(","))
+    from trainworks.api.resuming.changes import key_and_value
+
+    return text if "=" not in text else dict(key_and_value(part.strip()) for part in text.split(","))

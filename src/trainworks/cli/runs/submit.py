@@ -86,7 +86,7 @@ def command(
             planning=planned(recalibrate=recalibrate and first, without_learning=without_learning, tune=tune),
             console=talk,
             queued=True,
-            review=review and first,
+            review=review and (first or member.needs_success),
             ask=first and not yes,
             times=len(members),
         )

@@ -1,4 +1,4 @@
-"""A JobSet as a run file: one group of pods that are alike, each of which is a node.
+"""A JobSet as a run file: pods that are alike, in one group or several, each of which is a node.
 
 Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), and batch/v1 Jobs.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from trainworks.config.load import FieldPath
 from trainworks.config.manifests.own_job import OwnJob
 from trainworks.config.manifests.pod import PodPlace, read_template
-from trainworks.config.manifests.reading import Handler, ManifestReading, at, time_limit
+from trainworks.config.manifests.reading import Handler, ManifestReading, at, drop_none, time_limit
 
 _ALIKE = "all nodes of a run are alike"
 _TOGETHER = "the nodes of a job start, restart and end together"
@@ -21,7 +21,7 @@ _INDEX = "JOB_COMPLETION_INDEX|job-completion-index|job-index|job-global-index"
 _ATTEMPT = "a failed pod ends the attempt; `recover.max_restarts` says how many there are"
 
 
-def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob, name: str) -> None:
+def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob) -> None:
     """Read the `spec` of a JobSet."""
     groups = reading.entries(at(spec, "replicatedJobs"), (*key, "replicatedJobs"))
     handlers: dict[str, Handler] = {
@@ -30,7 +30,7 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
         "ttlSecondsAfterFinished": partial(keep, reading),
         "failurePolicy": partial(_failure_policy, reading),
         "network": partial(_network, reading),
-        "successPolicy": partial(_success_policy, reading),
+        "successPolicy": partial(_success_policy, reading, len(groups)),
         "startupPolicy": _TOGETHER,
         "coordinator": "the first pod coordinates the others",
         "managedBy": "JobSet's own controller runs the job",
@@ -40,15 +40,40 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
         ),
     }
     reading.each(spec, key, handlers)
-    if len(groups) != 1:
+    pods = [_without_count(group) for group, _ in groups]
+    if not groups or any(one != pods[0] for one in pods):
         names = ", ".join(f"`{group.get('name')}`" for group, _ in groups) or "none"
         hint = "write one with as many pods as nodes, or a job of its own for each"
         reading.refuse((*key, "replicatedJobs"), f"{_ALIKE}, and `replicatedJobs` has {len(groups)}: {names}", hint)
         return
-    _read_group(reading, *groups[0], own, name)
+    counts = [_read_group(reading, group, place) for group, place in groups]
+    group, place = groups[0]
+    at_pods, template = (*place, "template", "spec"), at(group, "template", "spec", "template")
+    jobs = sum(one for other, _ in groups if isinstance(one := other.get("replicas", 1), int))
+    if jobs > 1 and re.search(_INDEX, json.dumps(template, default=str)):
+        message = f"the pods number themselves in each of {jobs} jobs, and Trainworks makes one job of them"
+        reading.refuse((*place, "replicas"), message, "use `$NODE_RANK`, which counts all nodes")
+    whole = [count for count in counts if isinstance(count, int)]
+    number = sum(whole) if len(whole) == len(counts) else next(one for one in counts if not isinstance(one, int))
+    reading.put(("num_nodes",), number, (*at_pods, "parallelism") if at(group, "template", "spec") else place)
+    known = "|".join(re.escape(str(one.get("name"))) for one, _ in groups)
+    hosts = rf"[\w.$()-]*-(?:{known})-\d+-\d+(\.[\w.$()-]+)?"
+    main = PodPlace(main=("node", "trainer", "pytorch"), own=own, hosts="" if own.run else hosts)
+    read_template(reading, template, (*at_pods, "template"), main)
 
 
-def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath, own: OwnJob, name: str) -> None:
+def _without_count(group: dict[str, Any]) -> dict[str, Any]:
+    """Pods of a group, to be compared: without their number, and without the name of a container that is alone."""
+    job = dict(at(group, "template", "spec") or {}) if isinstance(at(group, "template", "spec"), dict | None) else {}
+    containers = at(job, "template", "spec", "containers")
+    if isinstance(containers, list) and len(containers) == 1 and isinstance(containers[0], dict):
+        spec = job["template"]["spec"] | {"containers": [containers[0] | {"name": None}]}
+        job["template"] = job["template"] | {"spec": spec}
+    return drop_none(job | {"parallelism": None, "completions": None})
+
+
+def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath) -> Any:
+    """Read all of a group but its pods; returns their number, or a value that is none."""
     job, place = at(group, "template", "spec"), (*key, "template", "spec")
     handlers: dict[str, Handler] = {
         "name": None,
@@ -60,15 +85,8 @@ def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath,
     reading.each(group, key, handlers)
     replicas, pods = group.get("replicas", 1), at(job, "parallelism")
     pods = 1 if pods is None else pods
-    counts = isinstance(replicas, int) and isinstance(pods, int)
-    if counts and replicas > 1 and re.search(_INDEX, json.dumps(at(job, "template"), default=str)):
-        message = f"the pods number themselves in each of {replicas} jobs, and Trainworks makes one job of them"
-        reading.refuse((*key, "replicas"), message, "use `$NODE_RANK`, which counts all nodes")
-    reading.put(("num_nodes",), replicas * pods if counts else pods, (*place, "parallelism") if job else key)
     _read_job(reading, job, place, pods)
-    hosts = rf"[\w.$()-]*-{re.escape(str(group.get('name')))}-\d+-\d+(\.[\w.$()-]+)?"
-    main = PodPlace(main=("node", "trainer", "pytorch"), own=own, hosts="" if own.run else hosts)
-    read_template(reading, at(job, "template"), (*place, "template"), main)
+    return replicas * pods if isinstance(replicas, int) and isinstance(pods, int) else pods
 
 
 def _read_job(reading: ManifestReading, job: Any, key: FieldPath, pods: Any) -> None:
@@ -138,6 +156,6 @@ def _network(reading: ManifestReading, network: Any, key: FieldPath) -> None:
         reading.note(key, "the pods of a job always find each other by name")
 
 
-def _success_policy(reading: ManifestReading, policy: Any, key: FieldPath) -> None:
-    if at(policy, "operator") != "All":
+def _success_policy(reading: ManifestReading, groups: int, policy: Any, key: FieldPath) -> None:
+    if at(policy, "operator") != "All" or (groups > 1 and at(policy, "targetReplicatedJobs")):
         reading.note(key, "a job has succeeded when all of its nodes have")

@@ -7,14 +7,14 @@ effect is named, and what a run cannot be is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.load import FieldPath, Source, name_from, parse_run_file, problems_of, read_text
+from trainworks.config.load import FieldPath, Source, name_from, parse_run_file, problems_of, read_text, split_documents
 from trainworks.config.manifests.jobset import read_jobset
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
 from trainworks.config.manifests.pytorchjob import read_pytorchjob
@@ -82,7 +82,7 @@ def parse_manifest(text: str, *, name: str) -> tuple[RunFile, ManifestSource]:
 
 def _the_job(text: str, name: str) -> tuple[ManifestSource, dict[str, Any]]:
     """The one document that is a job; the others are named."""
-    documents = [(source, source.parse()) for source in _documents(text, name)]
+    documents = [(source, source.parse()) for source in (ManifestSource(name, part) for part in split_documents(text))]
     objects = [(source, value) for source, value in documents if value is not None]
     jobs = [(source, value) for source, value in objects if at(value, "kind") in KINDS]
     if len(jobs) != 1:
@@ -113,14 +113,6 @@ def _not_one_job(
     return UsageError(
         f"`{at(value, 'kind')}` is not a job that can be read", place=source.place_of(("kind",)), hint=hint
     )
-
-
-def _documents(text: str, name: str) -> Iterator[ManifestSource]:
-    """Each document with its lines where they are in the file; `---` at the start of a line is always a boundary."""
-    lines = text.split("\n")
-    starts = [index for index, line in enumerate(lines) if re.match(r"---(\s|$)", line)]
-    for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
-        yield ManifestSource(name, "\n" * start + "\n".join(lines[start:end]))
 
 
 def _read_metadata(reading: ManifestReading, metadata: Any, stem: str) -> None:
@@ -158,7 +150,7 @@ def _annotations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 
 
 def _job_set(reading: ManifestReading, spec: Any, own: OwnJob) -> None:
-    read_jobset(reading, spec, ("spec",), own, reading.data["name"])
+    read_jobset(reading, spec, ("spec",), own)
 
 
 def _pytorch_job(reading: ManifestReading, spec: Any, own: OwnJob) -> None:

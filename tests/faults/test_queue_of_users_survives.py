@@ -1,0 +1,16 @@
+"""Random kills of the queue of three users: nothing is lost, nothing runs twice, restarts and times are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.queue_kills import run_trial
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.timeout(900)
+def test_no_job_of_three_users_is_lost_or_runs_twice_whatever_is_killed() -> None:
+    trial = run_trial(jobs=10, kills=8, seed=1, seconds=None, array=3)
+    assert trial.problems == []
+    assert trial.accepted and trial.kills.total() >= 8
