@@ -45,7 +45,7 @@ _PUBLIC = {
     "jobs": "jobs",
     "logs": "observing.logs",
     "network": "network",
-    "nodes": "jobs",
+    "nodes": "proving.nodes",
     "plan": "plan",
     "prune_checkpoints": "checkpointing.checkpoints",
     "read_bench": "benchmarks.verdicts",

@@ -18,7 +18,6 @@ from trainworks.api.jobs import drain as drain
 from trainworks.api.jobs import find_job as find_job
 from trainworks.api.jobs import hold as hold
 from trainworks.api.jobs import jobs as jobs
-from trainworks.api.jobs import nodes as nodes
 from trainworks.api.jobs import release as release
 from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
@@ -35,6 +34,7 @@ from trainworks.api.plan import plan as plan
 from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
+from trainworks.api.proving.nodes import nodes as nodes
 from trainworks.api.proving.review import review as review
 from trainworks.api.resuming.editing import edit as edit
 from trainworks.api.retention.removal import remove as remove

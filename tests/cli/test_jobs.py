@@ -8,18 +8,22 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.fakes import spec
 from trainworks.api.run_request import array_members, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
 from trainworks.errors import InfeasibleError, RunFileError, TrainworksError, UnknownRunError, UsageError
-from trainworks.jobs.job_row import Placement
+from trainworks.host.users import this_host
+from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
+from trainworks.units import HOUR_S
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -218,6 +222,24 @@ def test_a_command_starts_on_as_many_nodes_as_are_free(folder: Path) -> None:
     many = submit("echo $SKYPILOT_NUM_NODES >> sizes", num_nodes=2, job={"min_nodes": 1})
     wait_for(many, JobState.SUCCEEDED)
     assert (folder / "sizes").read_text().split() == ["1", "2", "2"]
+
+
+def test_a_job_avoids_the_node_that_failed_under_others(folder: Path) -> None:
+    bad, fit = (node["name"] for node in json.loads(run("nodes", "--json")))
+    store = open_store(store_url())
+    for hours in (1, 2):
+        began, run_dir = time.time() - hours * HOUR_S, f"{folder}/lost-{hours}"
+        about: dict[str, Any] = {"engine": "local", "host": this_host(), "state": JobState.FAILED}
+        store.restore(spec(), run_dir=run_dir, owner="ada", submitted_at=began, now=began, **about)
+        job, ended = store.find(run_dir), {"state": JobState.FAILED, "cause": "node_lost", "ended_at": began}
+        assert job is not None
+        held = (Placement(bad, 1.0),)
+        store.write_attempts(job.id, [Attempt(job_id=job.id, number=1, started_at=began, placement=held, **ended)])
+    (row,) = (line for line in run("nodes").splitlines() if line.startswith(f"{bad} "))
+    assert "2, score 3.0" in row
+    run_ids = [submit("sleep 60", job=job) for job in ({}, {"avoid_failing_nodes": True})]
+    placed = [wait_for(run_id, JobState.RUNNING)["placement"] for run_id in run_ids]
+    assert [share["node"] for (share,) in placed] == [bad, fit]
 
 
 def test_a_drained_node_says_why_and_its_jobs_too() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -317,7 +318,7 @@ def test_target_files_follow_the_nodes_and_stay_while_the_backend_is_away(
     answers: list[list[str] | None] = [["node1"], ["node1", "node2"], None, None, ["node2"]]
     seen: list[list[str]] = []
 
-    def nodes(cluster: str | None) -> list[NodeStatus]:
+    def nodes() -> list[NodeStatus]:
         if path.exists():
             seen.append(json.loads(path.read_text())[0]["targets"])
         if not answers:
@@ -327,7 +328,7 @@ def test_target_files_follow_the_nodes_and_stay_while_the_backend_is_away(
             raise UnreachableError("slurm does not answer")
         return [NodeStatus(name=name, state="free") for name in names]
 
-    monkeypatch.setattr(monitor, "nodes", nodes)
+    monkeypatch.setattr(monitor, "backend_on", lambda cluster: SimpleNamespace(nodes=nodes))
     with pytest.raises(StopIteration):
         follow_nodes(tmp_path, every_s=15, clock=clock, notify=said.append)
     both = ["node1:9100", "node2:9100"]

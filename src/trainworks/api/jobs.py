@@ -53,7 +53,6 @@ __all__ = [
     "jobs",
     "jobs_of_array",
     "missing_runs",
-    "nodes",
     "refresh_jobs",
     "refresh_remote_jobs",
     "release",
@@ -472,11 +471,6 @@ def backend_on(cluster: str | None) -> Backend:
     if cluster.endswith((".yaml", ".yml")):
         return backend_for(load_run_file(Path(cluster))[0].cluster)
     return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
-
-
-def nodes(cluster: str | None = None) -> list[NodeStatus]:
-    """Nodes of a cluster, in order of their names; see `backend_on`."""
-    return backend_on(cluster).nodes()
 
 
 def drain(node: str, reason: str, *, cluster: str | None = None) -> None:

@@ -110,6 +110,10 @@ class PreparedRun:
             MissingExtraError: the library of a tracker or of the messages is not installed.
         """
         self.backend.check(self.spec)
+        if self.resolved.run_file.job.avoid_failing_nodes:
+            from trainworks.api.proving.nodes import check_has_histories  # noqa: PLC0415 - imports the database
+
+            check_has_histories(self.backend)
         check_observers(self.resolved.run_file)
 
     def probe(self) -> str | None:
@@ -124,6 +128,11 @@ class PreparedRun:
 
     def create(self, *, notify: Notify = warn) -> Launch:
         """Make the run directory."""
+        resolved = self.resolved
+        if resolved.run_file.job.avoid_failing_nodes and not self.is_attached:
+            from trainworks.api.proving.nodes import avoid_failing_nodes  # noqa: PLC0415 - imports the database
+
+            resolved = avoid_failing_nodes(resolved, self.spec, self.backend, notify=notify)
         run_dir = create_run_dir(self.folder, self.request.run_file.name)
         node_check = (NODE_CHECK,) if self.request.run_file.job.health else ()
         update = {
@@ -132,7 +141,7 @@ class PreparedRun:
             "node_check": node_check,
             "observers": observers_of(self.request.run_file),
         }
-        resolved = self.resolved.model_copy(update=update)
+        resolved = resolved.model_copy(update=update)
         try:
             source = self.request.source
             if source is not None and not isinstance(source, BatchSource | ManifestSource):

@@ -12,6 +12,7 @@ from trainworks.errors import UsageError
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.node_history import NodeHistory
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import Cluster
@@ -86,6 +87,8 @@ class NodeStatus:
     jobs: tuple[str, ...] = field(default=())
     switch: str | None = None
     """Leaf switch to which it is connected, where the backend knows it."""
+    history: NodeHistory | None = None
+    """How often its hardware failed under the jobs of the job store; a backend leaves it None."""
 
 
 class Backend(abc.ABC):

@@ -111,6 +111,9 @@ class JobOptions(Spec):
     while others are missing, and takes them back. All nodes by default."""
     exclude: tuple[Word, ...] = ()
     """Nodes that the job must not use."""
+    avoid_failing_nodes: bool = False
+    """Add nodes whose hardware failed often under earlier jobs (score of 2.5 or more in `trainworks nodes`) to
+    `exclude` at submission, if enough others are left. For this machine's queue and Slurm."""
     depends_on: tuple[Word, ...] = ()
     """Jobs, by number or run, that must succeed first; `afterany:12` waits for the end of job 12, however it ends."""
     hold: bool = False

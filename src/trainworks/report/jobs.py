@@ -228,12 +228,19 @@ def nodes_document(nodes: Sequence[NodeStatus]) -> Document:
             f"{node.cores_taken:g} of {node.cores:g}",
             _accelerators(node),
             ", ".join(node.jobs),
+            _failures(node),
             node.reason or "",
         ]
         for node in nodes
     ]
-    columns = left("node", "state", "cores", "accelerators", "jobs", "why", wrap=True)
+    columns = left("node", "state", "cores", "accelerators", "jobs", "failures", "why", wrap=True)
     return Document("Nodes", "nodes", [Section("", [Table(columns, rows)])])
+
+
+def _failures(node: NodeStatus) -> str:
+    """Hardware failures of a node under earlier jobs, and its score; empty where no job is remembered."""
+    history = node.history
+    return "" if history is None else f"{history.failures}, score {history.score:.1f}"
 
 
 def _accelerators(node: NodeStatus) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from trainworks.api.jobs import NodeStatus, current_user, nodes
+from trainworks.api.jobs import NodeStatus, current_user
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunView, RunViews
 from trainworks.api.observing.top import MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
+from trainworks.api.proving.nodes import nodes
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trainworks.api.jobs import nodes
+from trainworks.api.jobs import backend_on
 from trainworks.api.notices import Notify, warn
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic
@@ -128,7 +128,7 @@ def monitored_nodes(cluster: str | None = None) -> dict[str, str]:
         UsageError: no such backend.
         UnreachableError: it does not answer.
     """
-    return target_files(node.name for node in nodes(cluster))
+    return target_files(node.name for node in backend_on(cluster).nodes())
 
 
 def follow_nodes(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainworks.api.jobs import nodes
+from trainworks.api.jobs import backend_on
 from trainworks.api.observing.watched_runs import RunWatcher, WatchedRun
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import SystemClock
@@ -49,7 +49,7 @@ class LiveRuns:
         return Overview(
             at=time.time(),
             runs=tuple(line for line in live if line is not None),
-            nodes=tuple(nodes()),
+            nodes=tuple(backend_on(None).nodes()),
             machine=machine_load(),
         )
 
