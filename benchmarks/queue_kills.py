@@ -71,8 +71,6 @@ class Trial:
     """By run directory; kills of dispatchers and submitters belong to none."""
     looks: list[subprocess.Popen[bytes]] = field(default_factory=list)
     """Commands of users who look at the queue."""
-    refused: int = 0
-    """Submissions that failed because Slurm did not answer."""
     jobs: int = 0
     restarts: int = 0
     attempts: int = 0
@@ -262,14 +260,14 @@ def _check(trial: Trial, people: Sequence[User], store: JobStore) -> None:
         file = RunDir(Path(job.run_dir)).read_resolved().run_file
         index = file.envs.get("TRAINWORKS_ARRAY_INDEX", "")
         book = homes[job.uid or 0] / f"{file.name}.{index}"
-        found = [*book_problems(trial, job, book), *time_problems(trial, job, store)]
+        found = [*_book_problems(trial, job, book), *_time_problems(trial, job, store)]
         counted = restarts_used(read_events(RunDir(Path(job.run_dir)).events_file))
         if job.restarts != counted:
             found.append(f"{job.restarts} restarts in the job store, {counted} in the record")
         trial.problems += [f"job {job.id} ({job.run_dir}): {problem}" for problem in found]
 
 
-def book_problems(trial: Trial, job: JobRow, book: Path) -> Iterator[str]:
+def _book_problems(trial: Trial, job: JobRow, book: Path) -> Iterator[str]:
     """What the job's own notes and its restarts say against it."""
     lives = Counter(book.read_text().split() if book.exists() else [])
     counted = restarts_used(read_events(RunDir(Path(job.run_dir)).events_file))
@@ -285,7 +283,7 @@ def book_problems(trial: Trial, job: JobRow, book: Path) -> Iterator[str]:
         yield f"{counted} restarts after {trial.kills_of_run[job.run_dir]} kills"
 
 
-def time_problems(trial: Trial, job: JobRow, store: JobStore) -> Iterator[str]:
+def _time_problems(trial: Trial, job: JobRow, store: JobStore) -> Iterator[str]:
     """Times that run backwards."""
     attempts = store.attempts(job.id)
     trial.attempts += len(attempts)
