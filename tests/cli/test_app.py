@@ -181,7 +181,8 @@ def test_an_output_that_cannot_be_written_is_no_crash(to: str, exit_code: int, t
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_is_asked_to_end_tidies_up_first(number: signal.Signals) -> None:
     source = (
-        "import time, trainworks.cli.app as program\n"
+        "import signal, time, trainworks.cli.app as program\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under `nohup`
         "def app():\n"
         "    try: print('begun', flush=True); time.sleep(60)\n"
         "    finally: print('tidy')\n"

@@ -71,7 +71,7 @@ def test_a_page_with_cut_lines_shows_what_is_printed(command: str, lines: list[s
 
 
 def plans_of_the_guide_to_clusters(folder: Path) -> list[str]:
-    """What its plans print: of its first run file, with its goal, compared with another layout, and calibrated."""
+    """What its plans print: of its first run file, with its goal, compared, calibrated, and handed over."""
     text = CLUSTERS.read_text(encoding="utf-8")
     run_file, *others = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (goal,) = [other for other in others if "\ngoal:" in other]
@@ -79,8 +79,9 @@ def plans_of_the_guide_to_clusters(folder: Path) -> list[str]:
     (folder / "goal.yaml").write_text(run_file[: run_file.index("cluster:")] + goal)
     typed = re.findall(r"^\$ trainworks ((?:plan llama-3-70b.yaml --explain|calibrate) .*)$", text, re.MULTILINE)
     commands = ["plan llama-3-70b.yaml", "plan goal.yaml", *typed, "plan llama-3-70b.yaml"]
+    commands.append("plan llama-3-70b.yaml --as megatron")
     results = [CliRunner().invoke(app, shlex.split(command)) for command in commands]
-    assert [result.exit_code for result in results] == [0] * 5
+    assert [result.exit_code for result in results] == [0] * 6
     return [line for result in results for line in result.stdout.splitlines()]
 
 
