@@ -12,7 +12,7 @@ from tests.worker.object_store import s3_server
 
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 SHORT = TWO_NODES | {"workload__train_for": "240 steps", "checkpoint__every": "20 steps"}
-LONG = TWO_NODES | {"workload__train_for": "1200 steps", "checkpoint__every": "20 steps"}
+LONG = TWO_NODES | {"workload__train_for": "4000 steps", "checkpoint__every": "20 steps"}
 
 
 def drilled(program, *arguments: str) -> dict:
@@ -28,7 +28,7 @@ def test_a_run_survives_a_killed_rank_and_a_damaged_checkpoint(program, write_ru
     assert "needs an `s3://` place in `checkpoint.copies`" in found.pop("fail-store")["skipped"]
     assert found["kill-rank"]["decision"] == "restart in place"
     assert found["flip-bit"]["decision"] == "restart in place, roll back one checkpoint"
-    assert found["flip-bit"]["steps_lost"] > found["kill-rank"]["steps_lost"]
+    assert found["flip-bit"]["steps_lost"] >= 20, "at least from one checkpoint to the next"
     assert [each["loss_difference"] for each in found.values()] == [0.0, 0.0]
     program.assert_nothing_left()
 
