@@ -111,18 +111,23 @@ def tune(checkpoint, tmp_path):
     return make
 
 
+def optimizer_by_hand(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW with the settings of the run file, for what is trained."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [each for each in trained if each.ndim >= 2], "weight_decay": 0.1},
+        {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-3)
+
+
 def by_hand(run: TinyRun, model: torch.nn.Module) -> list[float]:
     """The same training in one process without any of our code but the data: each document alone, token by token."""
     workload = run.run_dir.read_resolved().run_file.workload
     assert workload is not None
     dataset = open_dataset(run.data_folder, workload.data)
     order = dataset.order(workload.seed)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [each for each in trained if each.ndim >= 2], "weight_decay": 0.1},
-        {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-3)
+    optimizer = optimizer_by_hand(model)
     losses = []
     for step in range(STEPS):
         samples = np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
@@ -135,7 +140,7 @@ def by_hand(run: TinyRun, model: torch.nn.Module) -> list[float]:
                 total = total + cross_entropy(logits, torch.from_numpy(labels[start:stop]), reduction="sum")
         loss = total / int((rows["labels"] >= 0).sum())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

@@ -15,7 +15,17 @@ from torch.nn.functional import log_softmax, logsigmoid
 from transformers import AutoModelForCausalLM
 
 from tests.worker.harness import TinyRun, make_run
-from tests.worker.test_adapters import GLOBAL_BATCH, LAYOUTS, LORA, SETTINGS, STEPS, checkpoint, losses, peft_model
+from tests.worker.test_adapters import (
+    GLOBAL_BATCH,
+    LAYOUTS,
+    LORA,
+    SETTINGS,
+    STEPS,
+    checkpoint,
+    losses,
+    optimizer_by_hand,
+    peft_model,
+)
 from trainworks.config.finetune import Adapter, Chat
 from trainworks.errors import UsageError
 from trainworks.record.evaluations import read_evaluations
@@ -83,12 +93,7 @@ def by_hand(run: TinyRun, model: torch.nn.Module, reference: torch.nn.Module) ->
     assert workload is not None
     dataset = open_dataset(run.data_folder, workload.data)
     order = dataset.order(workload.seed)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [each for each in trained if each.ndim >= 2], "weight_decay": 0.1},
-        {"params": [each for each in trained if each.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-3)
+    optimizer = optimizer_by_hand(model)
     losses = []
     for step in range(STEPS):
         samples = np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
@@ -102,7 +107,7 @@ def by_hand(run: TinyRun, model: torch.nn.Module, reference: torch.nn.Module) ->
             total = total - logsigmoid(BETA * (after - before))
         loss = total / GLOBAL_BATCH
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

@@ -13,7 +13,7 @@ from typing import ClassVar, final
 from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
-from trainworks.backends.local.machine import held_text
+from trainworks.backends.local.machine import held_text, shape_on_one_node
 from trainworks.backends.local.quotas import QueuePolicy, queue_policy
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
@@ -24,7 +24,6 @@ from trainworks.host.users import user_name
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
-from trainworks.queueing.snapshot import GangShape
 from trainworks.record.events import append_event
 from trainworks.record.resolved import Processes, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -270,14 +269,7 @@ def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def _check_quotas(policy: QueuePolicy, share: Share, others: Sequence[Claim]) -> None:
-    shape = GangShape(
-        nodes_min=1,
-        nodes_max=1,
-        cores_per_node=share.cores,
-        accelerators_per_node=len(share.devices),
-        accelerator=None,
-        memory_per_node_bytes=0,
-    )
+    shape = shape_on_one_node(share.cores, len(share.devices))
     if why := policy.refusal(shape, share.team, others):
         raise EnvironmentProblem(f"cannot start `{share.run}` now: it {why}", hint="see `trainworks nodes`")
 

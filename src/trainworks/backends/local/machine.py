@@ -105,19 +105,24 @@ def _spread(cores: float, machine: Sequence[LocalNode], taken: Sequence[Placemen
     return found
 
 
+def shape_on_one_node(cores: float, accelerators: int) -> GangShape:
+    """Shape of what a claim of the ledger holds, on one node."""
+    return GangShape(
+        nodes_min=1,
+        nodes_max=1,
+        cores_per_node=cores,
+        accelerators_per_node=accelerators,
+        accelerator=None,
+        memory_per_node_bytes=0,
+    )
+
+
 def running_elsewhere(held: Iterable[Placement], now: float) -> tuple[RunningJob, ...]:
     """What others hold, as the policy sees it: jobs without an end, which give way to nothing."""
     return tuple(
         RunningJob(
             job_id=-number,
-            shape=GangShape(
-                nodes_min=1,
-                nodes_max=1,
-                cores_per_node=one.cores,
-                accelerators_per_node=len(one.devices),
-                accelerator=None,
-                memory_per_node_bytes=0,
-            ),
+            shape=shape_on_one_node(one.cores, len(one.devices)),
             nodes=(one.node,),
             priority=100,
             started_at=now,

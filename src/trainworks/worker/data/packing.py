@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.worker.data.order import Indices, Order
-from trainworks.worker.data.reader import Dataset
+from trainworks.worker.data.order import Indices
+from trainworks.worker.data.reader import Dataset, TokenView
 
 Tokens = NDArray[np.unsignedinteger]
 
@@ -96,7 +96,7 @@ def marked_rows(documents: Sequence[Tokens], row: int, *, filler: int, one_per_r
     return rows, int(is_room.sum())
 
 
-class MarkedTokens:
+class MarkedTokens(TokenView):
     """Rows of marked tokens as `x` and `labels`, both [n, T], and as `positions` [n, T] of several documents.
 
     A token that begins a document is never a label: no other document is to predict it.
@@ -107,17 +107,8 @@ class MarkedTokens:
     """
 
     def __init__(self, tokens: Dataset, *, one_per_row: bool) -> None:
-        self._tokens = tokens
+        super().__init__(tokens, arrays=3)
         self._one_per_row = one_per_row
-        self.fingerprint = tokens.fingerprint
-        self.sample_bytes = 3 * tokens.sample_bytes
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def order(self, seed: int | Sequence[int]) -> Order:
-        """Order of the rows."""
-        return self._tokens.order(seed)
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
         """`x`, `labels` and `positions`, each [n, T] int64."""
@@ -126,7 +117,7 @@ class MarkedTokens:
         return arrays if self._one_per_row else arrays | {"positions": _positions(marked[:, :-1] & START > 0)}
 
 
-class PairedTokens:
+class PairedTokens(TokenView):
     """Rows of marked tokens two by two, a preferred answer and another one, as `x` and `labels`, both [n, 2, T].
 
     Args:
@@ -134,16 +125,7 @@ class PairedTokens:
     """
 
     def __init__(self, tokens: Dataset) -> None:
-        self._tokens = tokens
-        self.fingerprint = tokens.fingerprint
-        self.sample_bytes = 2 * tokens.sample_bytes
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def order(self, seed: int | Sequence[int]) -> Order:
-        """Order of the pairs."""
-        return self._tokens.order(seed)
+        super().__init__(tokens, arrays=2)
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
         """`x` and `labels`, both [n, 2, T] int64."""

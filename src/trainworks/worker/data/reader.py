@@ -72,6 +72,27 @@ class Dataset(Protocol):
         ...
 
 
+class TokenView:
+    """Rows of tokens in another form: as many, in the same order, and of the same data.
+
+    Args:
+        tokens: gathers `tokens` [n, T].
+        arrays: arrays of about that size that a gathered row has.
+    """
+
+    def __init__(self, tokens: Dataset, *, arrays: int) -> None:
+        self._tokens = tokens
+        self.fingerprint = tokens.fingerprint
+        self.sample_bytes = arrays * tokens.sample_bytes
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def order(self, seed: int | Sequence[int]) -> Order:
+        """Order of the rows."""
+        return self._tokens.order(seed)
+
+
 class BatchReader:
     """This rank's micro-batches, step after step, read ahead by one thread.
 

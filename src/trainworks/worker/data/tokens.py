@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainworks.worker.data.card import DatasetCard
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
-from trainworks.worker.data.reader import Dataset
+from trainworks.worker.data.reader import Dataset, TokenView
 from trainworks.worker.data.shards import LocalShards, Shards
 
 
@@ -92,7 +92,7 @@ _NOT_ASKED = -100
 """The label of a token that the loss leaves out."""
 
 
-class MaskedTokens:
+class MaskedTokens(TokenView):
     """`x` and `labels` [n, T]: round(0.15 T) tokens of every sequence are predicted, 80 % of them hidden, 10 % replaced
     by any token, 10 % left.
 
@@ -109,18 +109,9 @@ class MaskedTokens:
     """
 
     def __init__(self, tokens: Dataset, *, mask: int, vocabulary: int, spared: Sequence[int], seed: int) -> None:
-        self._tokens = tokens
+        super().__init__(tokens, arrays=2)
         self._mask, self._vocabulary, self._spared = mask, vocabulary, list(spared)
         self._seed = seed
-        self.fingerprint = tokens.fingerprint
-        self.sample_bytes = 2 * tokens.sample_bytes
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def order(self, seed: int | Sequence[int]) -> Order:
-        """Fingerprint of the tokens."""
-        return self._tokens.order(seed)
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
         """`x` and `labels`, both [n, T] int64."""
