@@ -7,8 +7,10 @@ import json
 import os
 import random
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tests.fakes import effective_rows, read_rows
 from tests.worker.ranks import FORKSERVER
 from trainworks.config.layout import Layout
 from trainworks.config.load import parse_run_file
-from trainworks.host.network import listen
+from trainworks.host.network import LOOPBACK
 from trainworks.host.probe import probe_host
 from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.layout import choose_layouts
@@ -112,8 +114,10 @@ class TinyRun:
 
     def train(self, *, until: Callable[[], bool] | None = None, kill: int = signal.SIGKILL) -> list[int | None]:
         """Start all ranks and wait; once `until` holds, send the signal `kill` to all. Returns exit codes."""
-        with listen() as server:
-            port = server.getsockname()[1]
+        with _reserved_port() as port:
+            return self._train(port, until, kill)
+
+    def _train(self, port: int, until: Callable[[], bool] | None, kill: int) -> list[int | None]:
         here = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "TRAINWORKS_"))}
         arguments = (self.run_dir.path, self.data, self.world_size, port, os.getpid(), here)
         ranks = [FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
@@ -139,6 +143,15 @@ class TinyRun:
     def checkpoint_is_being_written(self, step: int) -> Callable[[], bool]:
         """Files of that checkpoint exist, its manifest perhaps not yet."""
         return lambda: any(self.run_dir.checkpoint(step).glob("*.safetensors"))
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port on which rank 0 can listen, and which the system gives nobody else before: bound, not listening."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((LOOPBACK, 0))
+        yield reserved.getsockname()[1]
 
 
 def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trainworks.host.network import listen
+from trainworks.host.network import LOOPBACK, listen
 
 _PRELOADED = [
     "torch._dynamo",
@@ -25,16 +26,16 @@ _TIMEOUT_S = 280.0  # below the time limit of a test; two ranks compile for minu
 
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """`function(*arguments)` on every rank of a process group; an exception on one ends all and is raised here."""
-    with listen() as server:
-        port = server.getsockname()[1]
+    listener = listen()  # passed on open: a port that is free now may be taken before rank 0 listens
     pipes = [FORKSERVER.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        FORKSERVER.Process(target=_rank, args=(rank, world_size, port, pipes[rank][1], function, arguments))
+        FORKSERVER.Process(target=_rank, args=(rank, world_size, listener, pipes[rank][1], function, arguments))
         for rank in range(world_size)
     ]
     for process, (_, writing) in zip(processes, pipes, strict=True):
         process.start()
         writing.close()
+    listener.close()
     results: dict[int, Any] = {}
     try:
         waiting = {pipes[rank][0]: rank for rank in range(world_size)}
@@ -64,7 +65,12 @@ def _received(pipe: Connection) -> tuple[bool, Any]:
 
 
 def _rank(
-    rank: int, world_size: int, port: int, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    world_size: int,
+    listener: socket.socket,
+    pipe: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import os
     import warnings
@@ -77,7 +83,13 @@ def _rank(
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    store = dist.TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 else None,
+    )
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_TIMEOUT_S / 2)
     )
