@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.checks import check_writable, refuse_unused
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
-from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors, refuse_unused
+from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, option_errors
 from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 

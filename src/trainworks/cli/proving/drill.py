@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, RunsOption, check_writable, option_errors, runs_folder
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
 
