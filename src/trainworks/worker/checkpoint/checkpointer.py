@@ -34,6 +34,7 @@ from trainworks.record.manifest import (
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.decisions import Action, decide_resume
 from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, of_all_ranks
 from trainworks.worker.checkpoint.failures import explained_failure, load_failure
 from trainworks.worker.checkpoint.memory import Found, MemoryTier
@@ -251,16 +252,17 @@ class Checkpointer:
                 return manifest
             except UnreadableCheckpointError as error:
                 self._pass_over(manifest.step, folder, Damage(None, error.message))
-        if self._damaged:
-            raise self._none_loadable()
+        decision = decide_resume(damaged=len(self._damaged), has_loadable=False)
+        if decision.action is Action.STOP:
+            raise self._none_loadable(decision.reason)
         return None
 
-    def _none_loadable(self) -> EnvironmentProblem:
+    def _none_loadable(self, reason: str) -> EnvironmentProblem:
         tried = "; ".join(f"step {step:,}: {damage}" for step, damage in sorted(self._damaged.items(), reverse=True))
         file = self._run_dir.run_file
         command = f": trainworks run {shlex.quote(str(file))}" if file.exists() else ""
         return EnvironmentProblem(
-            f"no checkpoint can be loaded: {tried}",
+            f"{reason}: {tried}",
             place=str(self._run_dir.checkpoints),
             hint=f"put back a copy of one of these folders, or start a new run{command}",
         )
