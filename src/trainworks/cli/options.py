@@ -115,6 +115,21 @@ def check_writable(path: Path | None, option: str) -> None:
         raise UsageError(f"`{path}` is not a file", place=option, hint="name a file to write")
 
 
+def refuse_unused(option: str, others: Mapping[str, object]) -> None:
+    """Refuse the options that a mode of a command would ignore.
+
+    Args:
+        option: that selects the mode.
+        others: value of each option that the mode does not use; one that is not given is None, False or 0.
+
+    Raises:
+        UsageError: one of them is given.
+    """
+    for name, value in others.items():
+        if value:
+            raise UsageError(f"`{option}` does not use `{name}`", place=name, hint="leave one of them out")
+
+
 def warn(message: str) -> None:
     """Print a warning to stderr."""
     say(f"warning: {message}", err=True)
