@@ -56,10 +56,12 @@ class DrilledJob:
     def slow(self, run_dir: RunDir, rank: int, seconds: float) -> Callable[[], None]:
         """Start a command on the node that stops and continues the rank."""
         command = self._command(run_dir, Victim.RANK, rank, 0, seconds)
-        child = process.spawn(command, log=run_dir.logs / "drill.log")
+        log = run_dir.path.parent / "slow-rank.log"
+        child = process.spawn(command, log=log)
 
         def wait() -> None:
-            child.wait(seconds + _HIT_S)
+            if child.wait(seconds + _HIT_S) != 0:
+                raise EnvironmentProblem(f"cannot slow rank {rank} of run {run_dir.run_id} down", hint=f"read {log}")
 
         return wait
 

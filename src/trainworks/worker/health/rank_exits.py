@@ -119,7 +119,7 @@ class RankExits:
 
     def _note_refusal(self, failure: Event, verdict: Verdict) -> None:
         """Write why a failure is final, where its cause alone does not say so."""
-        if verdict is Verdict.FINAL_CAUSE:
+        if verdict is Verdict.FINAL_CAUSE or self.is_superseded:
             return
         about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
         with contextlib.suppress(TrainworksError, OSError):
