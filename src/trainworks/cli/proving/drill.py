@@ -31,7 +31,7 @@ def command(
 ) -> None:
     """Runs a workload without faults, then again while faults hit it from outside: kill-rank, kill-agent,
     kill-supervisor, stop-rank, slow-rank, preempt, flip-bit, truncate-shard, delete-shard, cut-network, full-disk,
-    fail-store.
+    fail-store, lose-node. On this machine, or in the queue of a Slurm.
 
     Prints when each was noticed, what was decided, how long it took and how many steps it cost, and whether the losses
     are those of the run without faults. Exit code 1 if one was not survived.
