@@ -31,6 +31,8 @@ ROOT = HERE.parents[1]
 CLAIM = "runs"
 """The PersistentVolumeClaim that there is."""
 IMAGE = "ghcr.io/example/trainworks:1"
+_JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
+_KUEUE = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{NAMESPACE}"
 TIMEOUT_S = 120.0
 
 
@@ -71,6 +73,8 @@ class KubernetesCluster:
             self.client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
         wait_until(self._serves_all)
         self.client.create(self.path("persistentvolumeclaims"), {"metadata": {"name": CLAIM}})
+        queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "LocalQueue", "metadata": {"name": "train"}}
+        self.client.create(f"{_KUEUE}/localqueues", queue)
         module = [sys.executable, "-m", "tests.kubernetes.pods_as_processes", str(self.folder)]
         self._spawn("pods", module, cwd=ROOT)
         wait_until(lambda: len(self.backend().nodes()) == 4)
@@ -118,14 +122,13 @@ class KubernetesCluster:
 
     def forget_all(self) -> None:
         """End every job, and make all nodes as they were."""
-        jobsets = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
-        for jobset in self.client.list(jobsets):
-            self.client.delete(f"{jobsets}/{jobset['metadata']['name']}", {"propagationPolicy": "Background"})
+        for jobset in self.client.list(_JOBSETS):
+            self.client.delete(f"{_JOBSETS}/{jobset['metadata']['name']}", {"propagationPolicy": "Background"})
         self.client.delete(self.path("pods"), {"gracePeriodSeconds": 0})
         for node in self.backend().nodes():
             self.return_node(node.name)
             self.backend().undrain(node.name)
-        wait_until(lambda: not self.client.list(jobsets) and not self.client.list(self.path("pods")))
+        wait_until(lambda: not self.client.list(_JOBSETS) and not self.client.list(self.path("pods")))
 
     def stop(self) -> None:
         """Everything."""
@@ -166,9 +169,8 @@ class KubernetesCluster:
 
     def _serves_all(self) -> bool:
         try:
-            for group in ("jobset.x-k8s.io/v1alpha2", "kueue.x-k8s.io/v1beta1"):
-                kind = "jobsets" if group.startswith("jobset") else "workloads"
-                self.client.list(f"/apis/{group}/namespaces/{NAMESPACE}/{kind}")
+            for path in (_JOBSETS, f"{_KUEUE}/workloads", f"{_KUEUE}/localqueues"):
+                self.client.list(path)
         except NotServed:
             return False
         return True

@@ -97,7 +97,8 @@ class JobOptions(Spec):
     """Requests to the queue. A backend that does not support one of them refuses the job before submission."""
 
     team: Word | None = None
-    """Team that the job is billed to, in `trainworks usage`; also the account of Slurm, unless `slurm.account` says."""
+    """Team that the job is billed to, in `trainworks usage`; also the account of Slurm, unless `slurm.account` says,
+    and the LocalQueue of Kueue, unless `kubernetes.queue` says."""
     priority: Annotated[int, Field(ge=0, le=100)] = 50
     """Order among waiting jobs: higher priorities start first."""
     preemptible: bool = True
@@ -212,7 +213,7 @@ class Kubernetes(Spec):
     """Context of kubectl's configuration; the current one by default."""
     namespace: Word = "default"
     queue: Word | None = None
-    """LocalQueue of Kueue; without one the pods start as soon as they fit."""
+    """LocalQueue of Kueue; that of `job.team` by default. Without one the pods start as soon as they fit."""
     image: Word | None = None
     """Image with Trainworks and the dependencies of the run."""
     volume: Word | None = None

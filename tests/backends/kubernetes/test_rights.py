@@ -45,7 +45,7 @@ def test_the_backend_uses_all_rights_that_it_gets_and_no_others(kube: Kube, monk
 
 
 def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:
-    run = kube.command("false", nodes=1, queue="train").submit()
+    run = kube.command("false", nodes=1, job={"team": "train"}).submit()
     run.reaches("FAILED")
     assert "[0]" not in run.log()
     run.backend.retry(run.rendered, run.here, run.handle)

@@ -38,6 +38,7 @@ from trainworks.backends.kubernetes.render import (
     run_as,
 )
 from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, job_status, warning_about
+from trainworks.backends.kubernetes.team_queue import TEAM_QUEUE, enter_team_queue
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.config.run_file import Cluster
@@ -119,7 +120,7 @@ class KubernetesBackend(Backend):
 
         Raises:
             KubernetesRefusedError: the API server refuses the job, with its own message.
-            UsageError: a variable has no value, or the run needs a volume.
+            UsageError: a variable has no value, the run needs a volume, or its team has no queue in Kueue.
             UnansweredError: the server did not answer the request; if it created the job, another `submit` finds it.
             UnreachableError: the server does not answer, and did not create the job.
         """
@@ -129,6 +130,8 @@ class KubernetesBackend(Backend):
         name = str(manifest["metadata"]["name"])
         existing = self._existing(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))
         try:
+            if existing is None:
+                enter_team_queue(manifest, rendered.spec.team, self._options, self._client)
             created = existing or self._client.create(self._jobsets(), manifest)
             self._create_secret_or_delete(created, secret, is_new=existing is None)
         except Conflict:  # another process was faster
@@ -351,7 +354,7 @@ class KubernetesBackend(Backend):
         found = self._client.get(self._jobsets(handle))
         if HELD not in _annotations(found):
             return
-        queue = self._options.queue
+        queue = self._options.queue or _annotations(found).get(TEAM_QUEUE)
         metadata = {"annotations": {HELD: None}, **({"labels": {QUEUE_LABEL: queue}} if queue else {})}
         spec = {} if queue else {"spec": {"suspend": False}}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, **spec})

@@ -91,7 +91,7 @@ def _queues(stack: Stack) -> Iterator[dict[str, Any]]:
     for team in teams(stack):
         yield _cluster_queue(stack, team)
         spec = {"clusterQueue": team.namespace}
-        metadata = {"name": "train", "namespace": team.namespace}
+        metadata = {"name": team.namespace, "namespace": team.namespace}
         yield {"apiVersion": _KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": spec}
 
 

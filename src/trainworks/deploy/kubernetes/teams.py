@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.scheduler import SlurmAccount
+from trainworks.jobs.formats.manifest import queue_of_team
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class TeamShare:
 
     name: str
     namespace: str
+    """Name of its namespace, and of its queues."""
     fraction: Fraction
     """Part of the cluster that is its own: its share among its siblings, times the part of its parent."""
     max_gpus: int | None
@@ -28,7 +30,7 @@ def teams(stack: Stack) -> list[TeamShare]:
     accounts += [SlurmAccount(name=name) for name in extra]
     parents = {each.parent for each in accounts}
     return [
-        TeamShare(each.name, each.name.replace("_", "-"), _fraction(each, accounts), each.max_gpus)
+        TeamShare(each.name, queue_of_team(each.name), _fraction(each, accounts), each.max_gpus)
         for each in accounts
         if each.name not in parents
     ]

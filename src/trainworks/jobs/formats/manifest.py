@@ -46,6 +46,15 @@ def dns_name(text: str) -> str:
     return re.sub("^(?=[0-9])", "j-", name)[:_LONGEST_NAME].strip("-") or "job"
 
 
+def queue_of_team(team: str) -> str:
+    """Name of a team's namespace, and of its queues of Kueue: an account of Slurm in the letters of a DNS label.
+
+    >>> queue_of_team("vision_lab")
+    'vision-lab'
+    """
+    return team.lower().replace("_", "-")
+
+
 def labels(job: KubernetesJob) -> dict[str, str]:
     """Labels by which all objects of a job are found."""
     return {
