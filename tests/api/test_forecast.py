@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from tests.backends.small_backend import SmallBackend
-from trainworks.api.forecast import forecast
+from tests.fakes import resolved_command, spec
+from tests.report.conftest import make_plan
+from trainworks.api.forecast import expected_cost, forecast
 from trainworks.backends.backend import NodeStatus
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, LayoutError, UnreachableError
-from trainworks.record.resolved import Forecast
+from trainworks.jobs.job_spec import NodeResources
+from trainworks.plan.cost.expected import ExpectedCost
+from trainworks.record.resolved import ExpectedStep, Forecast
+from trainworks.report.forecast import cost_text
 from trainworks.units import HOUR_S
 
 
@@ -97,3 +102,64 @@ def test_a_layout_that_does_not_multiply_is_refused_before_it_waits_in_a_queue()
 def test_epochs_have_no_duration_before_the_data_is_prepared() -> None:
     found = planned(workload={"train_for": "2 epochs"})
     assert (found.train_s, found.usd) == (None, None)
+
+
+def cost(jobs: int = 1, *, time_limit_s: float | None = None, accelerators: int = 8, **of_run: Any) -> ExpectedCost:
+    """Of a job on four nodes of eight accelerators."""
+    asked = spec(time_limit_s=time_limit_s, node=NodeResources(accelerators=accelerators))
+    found = expected_cost(resolved_command(**of_run), asked, jobs)
+    assert found is not None
+    return found
+
+
+def command(engine: str = "slurm", usd: float | None = None, kind: str = "H100") -> RunFile:
+    """A command that asks for four nodes of eight accelerators."""
+    cluster = {"engine": engine, "nodes": 4} | ({"usd_per_accelerator_hour": usd} if usd else {})
+    words = {"name": "x", "run": "true", "cluster": cluster, "resources": {"accelerators": f"{kind}:8"}}
+    return RunFile.model_validate(words)
+
+
+def test_the_cost_of_a_planned_job_is_the_interval_of_its_step_time() -> None:
+    for run in (run_file(), run_file(cluster={"usd_per_accelerator_hour": 3.0})):
+        plan = forecast(run, None, None)
+        assert plan is not None
+        assert plan.usd is not None
+        found = cost(run_file=run, forecast=plan, time_limit_s=1.0)
+        ends = (plan.usd * plan.low_s / plan.step_s, plan.usd * plan.high_s / plan.step_s)
+        assert (found.low_usd, found.high_usd) == pytest.approx(ends)
+
+
+def test_the_cost_of_a_run_on_this_machine_follows_its_plan_and_the_price_of_the_run_file() -> None:
+    step = ExpectedStep(low_s=0.09, high_s=0.12, by_rate_s={}, learned_from=0)
+    plan = make_plan(expected=step)  # 40 s with 300 steps of 100 ms
+    found = cost(run_file=command("local", usd=2.0), plan=plan)
+    assert (found.low_s, found.high_s) == pytest.approx((37.0, 46.0))
+    assert found.high_usd == pytest.approx(32 * 2.0 * 46 / 3600)
+    assert cost_text(found) == "0.66 USD to 0.82 USD (80 %): 32 accelerators at 2.00 USD an hour"
+
+
+def test_a_command_costs_at_most_its_time_limit_by_its_own_price_or_that_of_the_catalogue() -> None:
+    found = cost(run_file=command(usd=2.0), time_limit_s=HOUR_S)
+    assert (found.low_usd, found.high_usd) == (None, 64.0)
+    assert cost(3, run_file=command(usd=2.0), time_limit_s=HOUR_S).high_usd == 192.0
+    offered = forecast(run_file(), None, None)
+    assert offered is not None
+    assert offered.usd is not None
+    assert offered.train_s is not None
+    listed = offered.usd / offered.train_s * HOUR_S
+    assert cost(run_file=command(), time_limit_s=HOUR_S).high_usd == pytest.approx(listed)
+
+
+@pytest.mark.parametrize(
+    ("run", "time_limit_s", "accelerators"),
+    [
+        (command(usd=2.0), None, 8),
+        (command(usd=2.0), HOUR_S, 0),
+        (command("local"), HOUR_S, 8),
+        (command(kind="Frobnicator"), HOUR_S, 8),
+    ],
+    ids=["no time limit", "no accelerators", "no price on this machine", "no offer in the catalogue"],
+)
+def test_a_job_whose_cost_nothing_tells(run: RunFile, time_limit_s: float | None, accelerators: int) -> None:
+    asked = spec(time_limit_s=time_limit_s, node=NodeResources(accelerators=accelerators))
+    assert expected_cost(resolved_command(run_file=run), asked) is None

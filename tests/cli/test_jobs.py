@@ -391,3 +391,40 @@ def test_ps_shows_what_a_job_with_a_price_has_cost(folder: Path, monkeypatch: py
         store.move(job.id, JobState.FAILED, now=1800.0)
     head, *rows = run("ps", "--all").splitlines()
     assert ("cost so far" in head, [("8.00 USD" in row) for row in rows]) == (True, [False, True])
+
+
+def test_before_a_job_is_submitted_its_cost_is_bounded_and_that_of_an_array_is_the_sum() -> None:
+    keys = {
+        "name": "lm",
+        "run": "python train.py",
+        "resources": {"accelerators": "H100:8"},
+        "job": {"time_limit": "2h"},
+        "cluster": {"engine": "kubernetes", "kubernetes": {"image": "x"}, "usd_per_accelerator_hour": 2.5},
+    }
+    Path("lm.yaml").write_text(json.dumps(keys))
+
+    def said(*options: str) -> list[str]:
+        result = CliRunner().invoke(app, ["submit", "lm.yaml", "--dry-run", *options])
+        assert result.exit_code == 0, result.output
+        return [line for line in result.stderr.splitlines() if line.startswith("expected cost")]
+
+    of = "8 accelerators for 2h 0m at 2.50 USD an hour"
+    assert said() == [f"expected cost: at most 40.0 USD if it starts once: {of}"]
+    assert said("--array", "5") == [f"expected cost: at most 200 USD if each starts once: 5 jobs of {of}"]
+    Path("lm.yaml").write_text(json.dumps(keys | {"job": {}}))
+    assert said() == []
+
+
+def test_the_line_of_an_array_has_the_cost_of_all_its_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWORKS_DATA", str(folder / "data"))
+    store, node = open_store(store_url()), NodeResources(accelerators=8)
+    for number, array in enumerate(["array-kxbwtq", "array-kxbwtq", "array-zzbwtq", None]):
+        spec = JobSpec(run_id=f"lm-{number}", name="lm", min_nodes=1, max_nodes=1, node=node, array=array)
+        price = json.dumps({"usd_per_accelerator_hour": 2.0})
+        job = store.add(spec, run_dir=f"/runs/{number}", owner="ada", engine="slurm", now=0.0, cluster=price)
+        store.start(job, (Placement("node1", 1.0),), now=0.0)
+        store.move(job.id, JobState.FAILED, now=1800.0)
+    _, alone, other, both = run("ps", "--all").splitlines()
+    assert [("8.00 USD" in alone), ("8.00 USD" in other), ("16.0 USD" in both)] == [True] * 3
+    of_each = [line for line in run("ps", "--all", "--array", "array-kxbwtq").splitlines() if "8.00 USD" in line]
+    assert len(of_each) == 2

@@ -1,4 +1,4 @@
-"""The plan of a job before it is submitted: what the catalogue says of the nodes that it asks for.
+"""The plan and the cost of a job before it is submitted: what the catalogue says of the nodes that it asks for.
 
 On its nodes the job is planned again, from measured rates; the report holds both against the run.
 """
@@ -17,6 +17,8 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.learning import belief_from
 from trainworks.plan.prediction import predictions
@@ -25,7 +27,7 @@ from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import described_job
 from trainworks.plan.run.steps import num_steps
 from trainworks.record.measured.measurement_store import read_measurements
-from trainworks.record.resolved import Forecast
+from trainworks.record.resolved import Forecast, ResolvedRun
 from trainworks.units import HOUR_S
 
 
@@ -87,11 +89,50 @@ def forecast(
     )
 
 
-def _price(run_file: RunFile, cluster: ClusterDescription) -> float | None:
-    """USD per accelerator hour: that of the run file, or the cheapest on demand of the catalogue."""
+def expected_cost(resolved: ResolvedRun, spec: JobSpec, jobs: int = 1) -> ExpectedCost | None:
+    """What these jobs will cost: by the plan of a workload, or at most by the time limit of any other job.
+
+    Args:
+        resolved: one of the jobs, with its forecast if it runs on another cluster.
+        spec: what it requests.
+        jobs: number of such jobs.
+
+    Returns:
+        None where the job has no accelerators, no price, or neither a plan nor a time limit.
+    """
+    accelerators, times_s = spec.max_nodes * spec.node.accelerators, _times_s(resolved, spec)
+    if not accelerators or times_s is None:
+        return None
+    run_file, forecast = resolved.run_file, resolved.forecast
+    cluster = parse_cluster(forecast.cluster) if forecast else None
+    if cluster is None and run_file.cluster.engine != "local":
+        cluster = _cluster_of(run_file, None)
+    usd, (low_s, high_s) = _price(run_file, cluster), times_s
+    if usd is None:
+        return None
+    return ExpectedCost(accelerators=accelerators, usd_per_accelerator_hour=usd, low_s=low_s, high_s=high_s, jobs=jobs)
+
+
+def _times_s(resolved: ResolvedRun, spec: JobSpec) -> tuple[float | None, float] | None:
+    """How long a job holds its nodes: the interval of its plan, else (None, time limit); None if nothing tells."""
+    forecast, plan = resolved.forecast, resolved.plan
+    if forecast is not None and forecast.train_s is not None:
+        steps = forecast.train_s / forecast.step_s
+        return steps * forecast.low_s, steps * forecast.high_s
+    if resolved.run_file.cluster.engine == "local" and plan is not None and plan.expected is not None:
+        outside_s = plan.run_time_s - plan.num_steps * plan.step_time.total_s
+        low_s, high_s = plan.expected.low_s, plan.expected.high_s
+        return outside_s + plan.num_steps * low_s, outside_s + plan.num_steps * high_s
+    return None if spec.time_limit_s is None else (None, spec.time_limit_s)
+
+
+def _price(run_file: RunFile, cluster: ClusterDescription | None) -> float | None:
+    """USD per accelerator hour: that of the run file, or the cheapest on demand of the catalogue for known nodes."""
     written = run_file.cluster.usd_per_accelerator_hour
-    offered = accelerator_price(cluster, load_catalog().offers.values()) if written is None else None
-    return offered.value if offered is not None else written
+    if written is not None or cluster is None:
+        return written
+    offered = accelerator_price(cluster, load_catalog().offers.values())
+    return None if offered is None else offered.value
 
 
 def _cluster_of(run_file: RunFile, backend: Backend | None) -> ClusterDescription | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -336,14 +336,22 @@ def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
     return open_store(store_url()).array_states(arrays) if arrays else {}
 
 
-def costs_so_far(listed: Sequence[Job], now: float) -> dict[int, float]:
-    """Cost of each of these jobs whose run file gives a price, in USD, by number of the job."""
+def costs_so_far(listed: Sequence[Job], now: float, arrays: Collection[str] = ()) -> dict[int, float]:
+    """Cost of each of these jobs whose run file gives a price, in USD, by number of the job.
+
+    Args:
+        listed: the jobs.
+        now: the time, in seconds since the epoch.
+        arrays: of these, the job that is listed stands for all jobs: its cost is their sum.
+    """
     if not any(job.row.cluster and "usd_per_accelerator_hour" in job.row.cluster for job in listed):
         return {}
     costs: dict[int, float] = {}
-    for one in open_store(store_url()).billed_attempts([job.id for job in listed]):
+    shown_as = {job.row.spec.array: job.id for job in listed if job.row.spec.array in arrays}
+    for one in open_store(store_url()).billed_attempts([job.id for job in listed], arrays=arrays):
         if (usd := one.usd(now)) is not None:
-            costs[one.job_id] = costs.get(one.job_id, 0.0) + usd
+            line = shown_as.get(one.array, one.job_id)
+            costs[line] = costs.get(line, 0.0) + usd
     return costs
 
 

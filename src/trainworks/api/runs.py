@@ -34,6 +34,7 @@ from trainworks.host.git import commit_of
 from trainworks.jobs.dependency import Dependency
 from trainworks.jobs.job_spec import JobSpec, spec_of_run
 from trainworks.jobs.state import JobState
+from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir, create_run_dir
@@ -101,6 +102,14 @@ class PreparedRun:
         backend = self.backend if ask else None
         found = forecast(self.resolved.run_file, source, backend, learning=learning)
         return replace(self, resolved=self.resolved.model_copy(update={"forecast": found}))
+
+    def expected_cost(self, jobs: int = 1) -> ExpectedCost | None:
+        """What so many of these jobs will cost, see `forecast.expected_cost`; None where nothing tells."""
+        if not self.spec.node.accelerators:
+            return None
+        from trainworks.api.forecast import expected_cost  # noqa: PLC0415  # imports the catalogue
+
+        return expected_cost(self.resolved, self.spec, jobs)
 
     def check(self) -> None:
         """Refuse what the backend can never run.

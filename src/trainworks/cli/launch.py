@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainworks.cli.forecast import show_forecast
 from trainworks.cli.options import runs_folder, warn
 from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
@@ -78,7 +79,7 @@ def prepare(
         queued: whether a run on this machine enters its queue; a run elsewhere always does.
         review: show findings, and refuse a run that would end before its first step.
         ask: whether to ask for confirmation at a terminal.
-        times: number of such jobs.
+        times: number of such jobs; 0 for one whose cost an earlier one has shown.
     """
     from trainworks.api.runs import prepare as prepare_run
     from trainworks.report.local_plan import LAYOUTS
@@ -94,8 +95,7 @@ def prepare(
         print_document(document if dry_run or planning.tune else document.without(LAYOUTS), console)
     prepared.check()
     prepared = prepared.with_forecast(ask=not dry_run, learning=planning.learning)
-    if prepared.resolved.forecast is not None:
-        print_document(build_document(prepared.resolved.forecast), console)
+    show_forecast(prepared, times, console)
     if dry_run:
         typer.echo(prepared.rendered(), nl=False)
         return None

@@ -121,6 +121,8 @@ class BilledAttempt:
     cores: float
     accelerators: int
     """Sum over all nodes."""
+    array: str | None = None
+    """Id of the array that the job is one of."""
 
     def hours(self, now: float) -> float:
         """Hours for which it has held its nodes; never negative, though clocks differ."""
@@ -189,7 +191,17 @@ def billed_of_row(row: Any) -> BilledAttempt:
     accelerators = spec["node"]["accelerators"] * len(placement)
     cores = sum(cores for _, cores, _ in placement)
     billing = replace(billing, team=spec.get("team") or billing.team)
-    return BilledAttempt(row.job_id, row.owner, billing, row.number, row.started_at, row.ended_at, cores, accelerators)
+    return BilledAttempt(
+        job_id=row.job_id,
+        owner=row.owner,
+        billing=billing,
+        number=row.number,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        cores=cores,
+        accelerators=accelerators,
+        array=spec.get("array"),
+    )
 
 
 def placement_of(text: str | None) -> tuple[Placement, ...]:

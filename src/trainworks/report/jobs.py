@@ -55,15 +55,15 @@ def list_document(
         jobs: in the order to list them.
         now: the time, in seconds since the epoch.
         address: of a run's page, with `{}` for the number of its job; without links by default.
-        arrays: jobs by state of each array whose jobs share the line of the one that is listed; it has no cost.
-        costs: so far in USD, of each job that has a price.
+        arrays: jobs by state of each array whose jobs share the line of the one that is listed.
+        costs: so far in USD, of each job that has a price; that of a line of an array is the sum of its jobs.
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
     more = {
         **({"owner": [_owner(job) for job in jobs]} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
-        **({"cost so far": [_cost(job, costs, arrays) for job in jobs]} if costs else {}),
+        **({"cost so far": [format_usd(costs[job.id]) if job.id in costs else "" for job in jobs]} if costs else {}),
     }
     columns = left(*_COLUMNS, *more, wrap=True)
     lines = [
@@ -72,10 +72,6 @@ def list_document(
     ]
     rows = [[*line, *rest] for line, *rest in zip(lines, *more.values(), strict=True)]
     return Document("Jobs", "jobs", [Section("", [Table(columns, rows)])])
-
-
-def _cost(job: JobRow, costs: Mapping[int, float], arrays: _StatesOfArrays) -> str:
-    return format_usd(costs[job.id]) if job.id in costs and job.spec.array not in arrays else ""
 
 
 def _is_elsewhere(job: JobRow) -> bool:

@@ -54,7 +54,7 @@ def command(
     else:
         arrays = array_states(found) if array is None else {}
         now = time.time()
-        show_document(view.list_document(rows, now, arrays=arrays, costs=costs_so_far(found, now)))
+        show_document(view.list_document(rows, now, arrays=arrays, costs=costs_so_far(found, now, arrays)))
 
 
 def _warn_of_missing(folder: Path, missing: list[str]) -> None:

@@ -89,7 +89,7 @@ def command(
             queued=True,
             review=review and (first or member.needs_success),
             ask=first and not yes,
-            times=len(members),
+            times=len(members) if first or member.needs_success else 0,
         )
         if launch is None:
             return
