@@ -26,6 +26,7 @@ from contenders import provenance
 
 from trainworks.host.clock import SystemClock
 from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.place import OnThisMachine
 from trainworks.recover.memory_checkpoints import memory_folder
 
 STEPS, KILL_AT, TIMEOUT_S = 60, 30, 300.0
@@ -49,7 +50,8 @@ def train(folder: Path, *, memory_every: int | None, lose_node: bool = False) ->
     folder.mkdir()
     checkpoint = {"every": f"{STEPS} steps"} | ({"memory_every": memory_every} if memory_every else {})
     (folder / "run.yaml").write_text(json.dumps(RUN_FILE | {"checkpoint": checkpoint}))
-    run = DrilledRun(folder / "run.yaml", name="memory", runs=folder, clock=SystemClock())
+    clock = SystemClock()
+    run = DrilledRun(folder / "run.yaml", name="memory", runs=folder, clock=clock, place=OnThisMachine(clock))
     run.start()
     try:
         if lose_node:

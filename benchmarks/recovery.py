@@ -25,10 +25,12 @@ from typing import Any
 
 from contenders import PEERS_FOLDER, provenance, torchrun
 
+from trainworks.agent.enter import newest_pids
 from trainworks.host.clock import SystemClock
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drilled_run import DrilledRun
 from trainworks.measure.drill.outcome import Injection, outcome
+from trainworks.measure.drill.place import OnThisMachine
 
 STEPS, EVERY, KILL_AT = 100_000, 20, 60
 PEER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -64,12 +66,14 @@ def of_trainworks(folder: Path, **checkpoint: Any) -> tuple[dict[str, float], in
     folder.mkdir()
     run_file = RUN_FILE | {"checkpoint": {"every": f"{EVERY} steps", **checkpoint}}
     (folder / "run.yaml").write_text(json.dumps(run_file))
-    run = DrilledRun(folder / "run.yaml", name="recovery", runs=folder, clock=SystemClock())
+    run = DrilledRun(
+        folder / "run.yaml", name="recovery", runs=folder, clock=SystemClock(), place=OnThisMachine(SystemClock())
+    )
     run.start()
     try:
         wait(lambda: run.run_dir.metrics_file.exists() and run.last_step() >= KILL_AT)
         killed_at, written = time.time(), run.last_step()
-        os.kill(run.ranks()[1], signal.SIGKILL)
+        os.kill(newest_pids(run.run_dir)[1], signal.SIGKILL)
         first = wait(lambda: next((row for row in run.rows() if row["attempt"] > 1), None))
         killed = Injection(DrillFault.KILL_RANK, killed_at, written)
         lost = outcome(killed, first["t"] + 1, run.events(), run.rows(), {}).steps_lost

@@ -48,6 +48,7 @@ _PUBLIC = {
     "nodes": "proving.nodes",
     "plan": "plan",
     "prune_checkpoints": "checkpointing.checkpoints",
+    "prune_environments": "environments.prune",
     "read_bench": "benchmarks.verdicts",
     "release": "jobs",
     "remove": "retention.removal",

@@ -12,6 +12,7 @@ from trainworks.api.checkpointing.checkpoints import verify_checkpoints as verif
 from trainworks.api.cost import cost as cost
 from trainworks.api.developing.dev import dev as dev
 from trainworks.api.environments.env import env as env
+from trainworks.api.environments.prune import prune_environments as prune_environments
 from trainworks.api.goodput import goodput as goodput
 from trainworks.api.jobs import describe as describe
 from trainworks.api.jobs import drain as drain

@@ -179,6 +179,10 @@ class UnansweredError(UnreachableError):
     """A submission got no answer: the backend may have the job, and a later poll finds it."""
 
 
+class SupersededError(EnvironmentProblem):
+    """A later start of the run has taken its record over; this one must not write any more."""
+
+
 class RunFailedError(TrainworksError):
     """The job ran and failed; the message names the first rank that failed."""
 

@@ -77,11 +77,14 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def take_lock(path: Path) -> int | None:
-    """Lock `path` for this process and all that inherit the returned open file; None if it is locked."""
+def take_lock(path: Path, *, shared: bool = False) -> int | None:
+    """Lock `path` for this process and all that inherit the returned open file; None if it is locked.
+
+    A shared lock keeps others from an exclusive one alone.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 
 from tests.fakes import FakeClock, FakeNodes, Life, job
 from trainworks.agent.node_agents import CommandNodes, TrainingNodes
-from trainworks.agent.supervisor import Supervisor
+from trainworks.agent.supervisor import Supervisor, supervise
+from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event, read_events
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -339,3 +342,22 @@ def test_a_job_leaves_only_its_record(start, tmp_path: Path) -> None:
         "events.jsonl",
         "status.json",
     }
+
+
+def test_a_second_supervisor_leaves_a_run_and_its_record_alone(run_dir: RunDir) -> None:
+    lock = take_lock(run_dir.lock_file)
+    assert lock is not None
+    before = sorted(run_dir.path.iterdir())
+    built: list[int] = []
+    assert supervise(run_dir, built.append) == ExitCode.ENVIRONMENT  # type: ignore[arg-type]
+    assert built == [] and sorted(run_dir.path.iterdir()) == before
+    os.close(lock)
+
+
+def test_a_supervisor_whose_job_was_launched_again_elsewhere_writes_nothing_more(run_dir: RunDir, start) -> None:
+    run = start(job(max_restarts=3), [Life(KILLED, 5, says=[MET]), Life(0, FOREVER)])
+    run.clock.after(2.0, lambda: append_event(run_dir.events_file, "submitted", restarts=1))
+    assert supervise(run_dir, lambda lock: run.supervisor, signals={}) == ExitCode.SUPERSEDED
+    assert read_events(run_dir.events_file)[-1]["kind"] == "submitted"
+    assert run_dir.read_status().state == "RUNNING", "what follows is the other one's to say"
+    assert run.nodes.asked.starts == [0]

@@ -12,9 +12,13 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs trainworks[train]")
 
+from tests.worker.harness import write_corpus
+
 ROOT = Path(__file__).parents[2]
 SMALLER = {
+    "python-stdlib, sequence_length: 256, vocabulary: 2048": "text, sequence_length: 32, vocabulary: 400",
     "layers: 4, hidden: 256, heads: 8": "layers: 1, hidden: 32, heads: 2",
+    "split: 5 %": "split: 50 %",
     "300 steps": "5 steps",
     "100 steps": "5 steps",
 }
@@ -24,7 +28,9 @@ SMALLER = {
 def test_the_script_of_the_guide_plans_submits_follows_and_reports(tmp_path: Path) -> None:
     (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/python.md").read_text(), re.DOTALL)
     run_file = (ROOT / "examples/stdlib-lm.yaml").read_text()
+    write_corpus(tmp_path / "text")
     for text, smaller in SMALLER.items():
+        assert text in run_file
         run_file = run_file.replace(text, smaller)
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "stdlib-lm.yaml").write_text(run_file)
@@ -37,5 +43,5 @@ def test_the_script_of_the_guide_plans_submits_follows_and_reports(tmp_path: Pat
     plan, *steps, end = done.stdout.splitlines()
     assert re.fullmatch(r"[\d.]+ s per step, \d+ s in all", plan)
     assert steps[-1].startswith("5 ")
-    assert end.startswith("stdlib-lm-1 SUCCEEDED ")
+    assert end.startswith("stdlib-lm-1 SUCCEEDED")
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")

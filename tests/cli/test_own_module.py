@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.launcher import Program
+from tests.worker.harness import write_corpus
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None or find_spec("sklearn") is None,
@@ -19,10 +20,16 @@ pytestmark = pytest.mark.skipif(
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """What was measured once, of this machine and of a module."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def program(tmp_path):
+def program(tmp_path, cache):
     """The program in a folder with the examples; whatever a failed test leaves is killed."""
-    program = Program(tmp_path, tmp_path / "cache")
+    program = Program(tmp_path, cache)
     for name in ("tabular", "diffusion"):
         for suffix in ("py", "yaml"):
             shutil.copy(EXAMPLES / f"{name}.{suffix}", tmp_path)
@@ -62,7 +69,11 @@ def test_epochs_of_a_module_are_counted_in_its_samples(program):
 
 @pytest.mark.slow
 def test_masked_tokens_are_learned_from_a_run_file(program):
-    shutil.copy(EXAMPLES / "bert.yaml", program.folder)
+    text = (EXAMPLES / "bert.yaml").read_text(encoding="utf-8")
+    assert "source: python-stdlib, " in text
+    write_corpus(program.folder / "text")
+    text = text.replace("source: python-stdlib, ", "source: text, vocabulary: 400, ")
+    (program.folder / "bert.yaml").write_text(text, encoding="utf-8")
     code, _, stderr = program.run("run", "bert.yaml")
     assert code == 0, stderr
     losses = [loss for loss, _ in program.curve()]

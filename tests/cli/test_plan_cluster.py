@@ -14,6 +14,7 @@ import pytest
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
 from trainworks.api.plan import plan_cluster
 from trainworks.cli.planning import plan as plan_command
+from trainworks.cli.planning.plan import ProgramTarget
 from trainworks.config.load import parse_run_file
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.plan.cluster.layout import fixed_by, parse_layout
@@ -314,6 +315,18 @@ def test_a_command_of_your_own_cannot_be_planned(tmp_path: Path) -> None:
 def test_options_of_described_clusters_need_one(tmp_path: Path, option: str) -> None:
     text = refusal(tmp_path, RUN.replace(f"cluster: {ON}\n", ""), **{option: Path("x")})
     assert "for a described cluster" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"explain": "tp=8", "sizes": True}, "`--explain` does not use `--sizes`"),
+        ({"target": ProgramTarget.MEGATRON, "tune": 3}, "`--as` does not use `--tune`"),
+    ],
+    ids=str,
+)
+def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    assert message in refusal(tmp_path, RUN, **options)
 
 
 def goal(deadline_s: float, *, budget: str = "") -> str:

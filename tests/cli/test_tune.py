@@ -18,10 +18,16 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was measured of this machine once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Program]:
+def program(tmp_path: Path, cache: Path) -> Iterator[Program]:
     """The program in a folder with the run file of a tiny model; whatever a failed test leaves is killed."""
-    program = Program(tmp_path, tmp_path / "cache")
+    program = Program(tmp_path, cache)
     (tmp_path / "tiny.yaml").write_text(run_file_text(write_corpus(tmp_path / "corpus")), encoding="utf-8")
     yield program
     program.kill_all()

@@ -75,11 +75,18 @@ def test_the_next_fault_is_none_of_this_one() -> None:
         ([event("straggler", 22.0)], [], "restart in place"),
         ([], [13.5], "end, resume"),
         ([event("stopped", 13.1)], [13.5], "stop with a checkpoint, resume"),
+        ([event("submitted", 13.2, restarts=1)], [], "queue again"),
+        ([event("stopped", 13.1), event("submitted", 13.2, restarts=1)], [], "stop with a checkpoint, queue again"),
     ],
 )
 def test_the_decision_is_what_the_record_shows(more: list[Any], resumed_at: list[float], decision: str) -> None:
     found = outcome(FAULT, 99.0, [*EVENTS, *more], [*BEFORE, *AFTER], UNDISTURBED, resumed_at)
     assert found.decision == decision
+
+
+def test_a_job_that_waits_for_its_nodes_again_has_noticed() -> None:
+    waits = event("state", 12.6, state="QUEUED", cause="agent_lost")
+    assert outcome(FAULT, 99.0, [waits, *EVENTS], [*BEFORE, *AFTER], UNDISTURBED).noticed_s == pytest.approx(0.1)
 
 
 def test_a_slow_rank_needs_no_restart() -> None:

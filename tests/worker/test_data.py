@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.worker.data.card import DatasetCard, Shard
 from trainworks.worker.data.order import WindowShuffle, permute
 from trainworks.worker.data.reader import BatchReader, Staging
+from trainworks.worker.data.shards import LocalShards
 from trainworks.worker.data.tokens import TokenDataset
 from trainworks.worker.loop import on_device
 
@@ -177,6 +179,26 @@ def test_a_local_shard_that_is_not_whole_is_refused(card, tmp_path, damage):
         EnvironmentProblem, match=r"the prepared data is damaged: c\.bin: (missing|42 bytes instead of 44)"
     ):
         TokenDataset(tmp_path, card, LENGTH)
+
+
+def test_only_the_open_shard_counts_as_memory_of_the_rank(tmp_path):
+    """Else a run seems to need the memory of all the data that it has read, which the system may drop at any time."""
+    names, size = ["a.bin", "b.bin"], 1 << 20
+    for name in names:
+        (tmp_path / name).write_bytes(name[:1].encode() * size)
+    shards = LocalShards(tmp_path, {name: Shard(items=size, num_bytes=size, sha256="") for name in names})
+    first = shards.open(0)
+    assert (bytes(first) == b"a" * size, resident_bytes(tmp_path / "a.bin")) == (True, size)
+    assert bytes(shards.open(1)) == b"b" * size
+    assert [resident_bytes(tmp_path / name) for name in names] == [0, size]
+    assert first[0] == ord("a")
+
+
+def resident_bytes(path):
+    """Bytes of a mapped file that count as memory of this process."""
+    areas = Path("/proc/self/smaps").read_text().splitlines()
+    at = next(number for number, line in enumerate(areas) if line.endswith(str(path)))
+    return 1024 * next(int(line.split()[1]) for line in areas[at:] if line.startswith("Rss:"))
 
 
 class RecordedStaging(Staging):

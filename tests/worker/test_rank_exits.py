@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -90,6 +91,18 @@ def test_what_ended_an_earlier_start_at_the_same_step_is_final(run_dir, exits):
     assert exits.judge([RankExit(0, 100, 1)]) is not Verdict.RESTART
     (refused,) = written(run_dir, "restart_refused")
     assert (refused["rank"], refused["cause"]) == (0, "user_error") and "at the same step" in refused["message"]
+
+
+@pytest.mark.parametrize("start", [("submitted", {"restarts": 1}), ("agent_started", {"node": 0})])
+def test_an_agent_that_was_given_up_judges_its_ranks_and_writes_nothing(run_dir, exits, start, monkeypatch):
+    kind, fields = start
+    assert not exits.is_superseded
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # the later start is another process
+    append_event(run_dir.events_file, kind, **fields)
+    monkeypatch.undo()
+    before = read_events(run_dir.events_file)
+    assert exits.judge([RankExit(1, 101, 13), RankExit(0, 100, -signal.SIGKILL)]) is not None
+    assert exits.is_superseded and read_events(run_dir.events_file) == before
 
 
 def test_ranks_start_again_as_long_as_the_job_has_a_restart(run_dir, exits):

@@ -7,12 +7,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.jobs.state import CAUSES, Cause, JobState
 from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
 
+_LOCK_WAIT_S = 60.0
+_LOOK_S = 0.2
+
 if TYPE_CHECKING:
+    from trainworks.host.clock import Clock
     from trainworks.record.resolved import Processes, ResolvedRun
 
 
@@ -80,6 +85,17 @@ def processes_on(
         "accelerators_per_node": accelerators_per_node,
     }
     return planned.model_copy(update=changes)
+
+
+def take_lock_from_before(run_dir: RunDir, clock: Clock) -> int | None:
+    """The lock of the run, once the last allocation has released it; None if that does not happen within a minute.
+
+    A file server may keep the lock of a node that it cannot reach for some time.
+    """
+    deadline = clock.now() + _LOCK_WAIT_S
+    while (lock := take_lock(run_dir.lock_file)) is None and clock.now() < deadline:
+        clock.sleep(_LOOK_S)
+    return lock
 
 
 def back_in_the_queue(cause: Cause) -> tuple[JobState, Cause, str]:

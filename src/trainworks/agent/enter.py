@@ -1,7 +1,8 @@
 """`python -m trainworks.agent.enter RUN_DIR NODE COMMAND...`: run a command beside the ranks of one node of a run.
 
 The command gets the environment and the working folder of the node's first rank, and so its accelerators, packages and
-rendezvous variables. It carries the tag of the run: what it leaves behind ends with the job.
+rendezvous variables. Ranks of a workload are forks of their agent and have its environment, without such variables. The
+command carries the tag of the run: what it leaves behind ends with the job.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import psutil
 from trainworks.agent.launch import run_mark
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
+from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
 _OF_THE_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES")
 _ENTERED = {"TRAINWORKS_ENTERED": "1"}
 """Variable of commands that are no ranks: the ranks may have restarted since, with other ports."""
-_NODE_RANKS = ("SKYPILOT_NODE_RANK", "GROUP_RANK")
-"""Variables with the index of the node: of every rank of a command, and of every rank of a workload."""
+_NODE_RANK = "SKYPILOT_NODE_RANK"
+"""Variable with the index of the node, of every rank of a command."""
 _ON_THIS_NODE = ("SLURM_JOB_ID", "SLURMD_NODENAME")
 _NOT_FOUND = 127
 
@@ -34,13 +36,24 @@ def first_rank(run_dir: RunDir, node: int) -> psutil.Process:
         EnvironmentProblem: no rank of the node runs here.
     """
     here = {name: os.environ[name] for name in _ON_THIS_NODE if name in os.environ}
-    mark = run_mark(run_dir) | here
-    of_node = [process.processes_with(mark | {name: str(node)}) for name in _NODE_RANKS]
-    ranks = {one for found in of_node for one in found} - set(process.processes_with(mark | _ENTERED))
+    mark, resolved = run_mark(run_dir) | here, run_dir.read_resolved()
+    if resolved.is_workload:
+        first = node * resolved.processes.processes_per_node
+        pids = newest_pids(run_dir)[first : first + 1]
+        ranks = {one for one in process.processes_with(mark) if one.pid in pids}
+    else:
+        ranks = set(process.processes_with(mark | {_NODE_RANK: str(node)}))
+    ranks -= set(process.processes_with(mark | _ENTERED))
     if not ranks:
         hint = f"see what it does: trainworks logs {run_dir.run_id}"
         raise EnvironmentProblem(f"no rank of run {run_dir.run_id} runs on node {node} now", hint=hint)
     return min(ranks, key=lambda rank: (rank.create_time(), rank.pid))
+
+
+def newest_pids(run_dir: RunDir) -> list[int]:
+    """Process ids of a workload's ranks in the newest attempt, each as its own node counts them."""
+    events = read_events(run_dir.events_file)
+    return next((event["pids"] for event in reversed(events) if event["kind"] == "attempt"), [])
 
 
 def end_entered(run_dir: RunDir) -> None:

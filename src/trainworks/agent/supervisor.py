@@ -21,7 +21,7 @@ from trainworks.agent.idle_watch import IdleWatch
 from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
 from trainworks.agent.observers import running_observers, start_observers
 from trainworks.agent.recovery import Recovery, note_lost
-from trainworks.errors import TrainworksError
+from trainworks.errors import SupersededError, TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -118,8 +118,7 @@ class Supervisor:
 
     def _follow_events(self) -> None:
         """RUNNING once all ranks have met; RECOVERING from a failure until they have met again."""
-        events, self._events_read = read_lines_from(self._run_dir.events_file, self._events_read)
-        for event in events:
+        for event in self._new_events():
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
                 self._enter(JobState.RUNNING)
             elif event["kind"] in ("finished", "stopped"):
@@ -134,6 +133,17 @@ class Supervisor:
             elif event["kind"] == "agent_lost":
                 message = f"the agent of node {event['node']} ended with code {event['exit_code']}"
                 self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
+
+    def _new_events(self) -> list[Event]:
+        """The events since the last look.
+
+        Raises:
+            SupersededError: the job was launched again, by another supervisor.
+        """
+        events, self._events_read = read_lines_from(self._run_dir.events_file, self._events_read)
+        if any(event["kind"] == "submitted" for event in events):
+            raise SupersededError(f"another supervisor has taken run {self._run_dir.run_id} over")
+        return events
 
     def _answer(self, notice: Event) -> None:
         """End the job on a node that its cloud takes back, with a checkpoint if the time is enough for one.
@@ -301,7 +311,7 @@ def supervise(
         signals: numbers that ask for an end, and the signal that each of them stands for.
 
     Returns:
-        Exit code: 0 if the job has succeeded.
+        Exit code: 0 if the job has succeeded; 78 if another supervisor has taken the run over, whose record it is.
     """
     if lock is None and (lock := take_lock(run_dir.lock_file)) is None:
         return ExitCode.ENVIRONMENT  # another supervisor has this run; status.json is that one's
@@ -317,6 +327,9 @@ def supervise(
         if parent_pid:
             process.die_with_parent(signal.SIGHUP, parent_pid)
         return 0 if supervisor.run() is JobState.SUCCEEDED else 1
+    except SupersededError:
+        process.end_descendants(_END_GRACE_S, spare=running_observers())
+        return ExitCode.SUPERSEDED  # status.json is the other one's
     except Exception as error:
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         run_dir.release_reserve()

@@ -251,6 +251,22 @@ class Backend(abc.ABC):
         """Give the node jobs again."""
         self._refuse("drain")
 
+    def preempt(self, handle: str) -> None:
+        """Take the nodes of a running job, as for a job with a higher priority; it waits again.
+
+        Raises:
+            UsageError: the backend cannot do this, or not for this user.
+        """
+        raise UsageError(f"{self.name} cannot take the nodes of a job on request")
+
+    def set_down(self, node: str, reason: str) -> None:
+        """Declare a node down, as if it did not answer: its jobs lose it. `undrain` takes this back.
+
+        Raises:
+            UsageError: the backend cannot do this, or not for this user.
+        """
+        raise UsageError(f"{self.name} cannot declare a node down on request")
+
     def probe(self, spec: JobSpec) -> None:
         """Ask the backend whether it would accept the job now, without submitting it.
 

@@ -101,20 +101,6 @@ def option_errors(
         raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None
 
 
-def check_writable(path: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written, before anything is computed.
-
-    Raises:
-        UsageError: its folder does not exist, or the path is not a file.
-    """
-    if path is None:
-        return
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"`{path.parent}` is not a folder", place=option)
-    if path.exists() and not path.is_file():
-        raise UsageError(f"`{path}` is not a file", place=option, hint="name a file to write")
-
-
 def warn(message: str) -> None:
     """Print a warning to stderr."""
     say(f"warning: {message}", err=True)

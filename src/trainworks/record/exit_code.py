@@ -21,6 +21,8 @@ class ExitCode(enum.IntEnum):
     """Another rank was lost; starting again can help."""
     NODE_UNHEALTHY = 77
     """The node failed its check before its ranks started again; another node can help."""
+    SUPERSEDED = 78
+    """A later start has taken the run over; nothing was written about this end."""
 
 
 def as_exit_code(code: int) -> int:

@@ -1,7 +1,7 @@
 """Decides what follows a failure: tables over its cause, over what failed before, and over what is left to run on.
 
-`decide_restart` judges how a rank ended, `decide` says what follows for ranks and nodes, and `decide_after_skip` says
-what follows a faulty optimizer step.
+`decide_restart` judges how a rank ended, `decide` says what follows for ranks and nodes, `decide_after_skip` what
+follows a faulty optimizer step, and `decide_resume` what follows a damaged checkpoint.
 """
 
 from __future__ import annotations
@@ -187,6 +187,27 @@ def decide_after_skip(reason: SkipReason, guard: Guard, *, in_a_row: int, rollba
     if policy == "skip" and in_a_row > guard.max_skips:
         return RecoveryDecision(Action.STOP, f"the {_ordinal(in_a_row)} in a row (`guard.max_skips`)")
     return RecoveryDecision(Action.CARRY_ON, "the step did not touch the weights")
+
+
+def decide_resume(*, damaged: int, has_loadable: bool) -> RecoveryDecision:
+    """Decide from where a run resumes. A run with checkpoints never starts again at step 0: that would hide their loss.
+
+    | newer checkpoints that are damaged | one that loads | decision           |
+    |------------------------------------|----------------|--------------------|
+    | none                               | any            | continue as before |
+    | at least one                       | yes            | roll back          |
+    | at least one                       | no             | stop               |
+
+    Args:
+        damaged: complete checkpoints that cannot be loaded, newer than any that can.
+        has_loadable: whether one can be loaded.
+    """
+    if not damaged:
+        reason = "the newest checkpoint can be loaded" if has_loadable else "no checkpoint was completed"
+        return RecoveryDecision(Action.CARRY_ON, reason)
+    if has_loadable:
+        return RecoveryDecision(Action.ROLL_BACK, "the newest checkpoint is damaged")
+    return RecoveryDecision(Action.STOP, "no checkpoint can be loaded")
 
 
 def _ordinal(number: int) -> str:

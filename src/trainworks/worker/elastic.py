@@ -68,7 +68,7 @@ def run_node(
     Returns:
         Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if
         a signal ended this agent; 75 if the other nodes or the fork server are out of reach; 77 if the node failed its
-        check before its ranks started again.
+        check before its ranks started again; 78 if a later start has the run.
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -80,6 +80,8 @@ def run_node(
         return -int(stopped.sigval)
     except _UnfitNode:
         return ExitCode.NODE_UNHEALTHY
+    except _SupersededAgent:
+        return ExitCode.SUPERSEDED
     except (RendezvousError, dist.DistError, EOFError, ConnectionError):
         return ExitCode.PEER_LOST
     return as_exit_code(agent.first_bad_code) if result.is_failed() else ExitCode.OK
@@ -141,6 +143,10 @@ def _agent(
 
 class _UnfitNode(Exception):
     """The node failed its check."""
+
+
+class _SupersededAgent(Exception):
+    """A later start has the run, or this node."""
 
 
 class _StoreExchange:
@@ -234,6 +240,8 @@ class _NodeAgent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and not self._judged:  # a rank ended between the two looks
             self._judge([worker for worker in worker_group.workers if worker.global_rank in result.failures])
+        if result.is_failed() and self._exits.is_superseded:
+            raise _SupersededAgent
         if result.is_failed() and self._exits.decide().action is Action.STOP:
             self._remaining_restarts = 0
         return result

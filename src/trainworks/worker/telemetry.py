@@ -6,6 +6,7 @@ checkpoint, a request to profile.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.host import memory
+from trainworks.record.fence import AttemptFence
 from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.guard import SkippedStep, reason_of
@@ -66,6 +68,7 @@ class Telemetry:
     ) -> None:
         self._run_dir = run_dir
         self._attempt = attempt
+        self._fence = AttemptFence(run_dir.events_file, attempt=attempt, writer=os.getpid())
         self._tokens_per_step = tokens_per_step
         self._num_stages = num_stages
         self._device = device
@@ -112,6 +115,7 @@ class Telemetry:
             rows[-1]["memory_peak_bytes"] = int(max(peak))
             if world > 1:
                 rows[-1]["slowest"] = slowest_rank(*work_s)
+            self._fence.check()
             append_metrics(self._run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()

@@ -24,6 +24,7 @@ from trainworks.host.network import LOOPBACK, is_loopback, listen
 from trainworks.host.process import die_with
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.fence import AttemptFence
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.memory_checkpoints import place_of_node
@@ -400,6 +401,9 @@ def _leave(run_dir: RunDir, node: int, error: BaseException, rank_state: RankSta
     """Record why this rank fails, and end it at once: clean-up could wait for ranks that are gone."""
     failure = explain(error)
     try:
+        if AttemptFence(run_dir.events_file, rendezvous=_rendezvous()).is_superseded:
+            traceback.print_exception(error)
+            os._exit(ExitCode.SUPERSEDED)
         last = rank_state.heartbeat.last
         memory = memory_at_failure(error, rank_state).model_dump() if failure.cause == "oom" else None
         if failure.cause == "disk_full":

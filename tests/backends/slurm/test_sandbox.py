@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
 from tests.backends.slurm_cluster import Cluster, Run, wait_until
 from tests.fakes import resolved_command
+from trainworks.api.proving.drilled_job import DrilledJob
 from trainworks.api.runs import NODE_PLANNER
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
@@ -15,7 +17,9 @@ from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import load_batch_script
 from trainworks.host import process
+from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import Cause, JobState
+from trainworks.measure.drill.victims import Victim
 from trainworks.record.events import read_events
 from trainworks.record.resolved import Processes
 from trainworks.record.run_dir import create_run_dir
@@ -288,15 +292,24 @@ def test_a_script_has_any_interpreter_and_leaves_the_tasks_of_each_node_to_slurm
     assert (lines[0], sorted(lines[1:])) == ("batch_script 5", [f"task {task}" for task in range(5)])
 
 
-def test_training_meets_over_nodes_and_is_stopped_with_a_checkpoint(cluster: Cluster) -> None:
+def test_training_over_nodes_survives_what_a_drill_does_there_and_is_stopped_with_a_checkpoint(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch", reason="NOT TESTED: training under Slurm; there is no torch here")
     from tests.worker.harness import make_run, write_corpus
 
     corpus = write_corpus(cluster.folder / "corpus")
     size = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "100000 steps"}
+    size["recover__max_restarts"] = 1
     tiny = make_run(cluster.folder / "training", corpus, cluster.folder / "cache" / "data", **size)
     run = Run(cluster, tiny.run_dir, tiny.run_dir.read_resolved()).start()
     wait_until(tiny.a_checkpoint_is_complete)
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    drilled = DrilledJob(run.backend, SystemClock())
+    hit_at = drilled.hit(run.run_dir, Victim.RANK, 1, signal.SIGKILL)
+    wait_until(lambda: len(run.events("attempt")) == 2)
+    (killed,) = [event for event in run.events("failure") if event["signal"] == "SIGKILL"]
+    assert (killed["rank"], killed["pid"]) == (1, run.events("attempt")[0]["pids"][1]) and killed["t"] >= hit_at
     run.backend.stop(run.handle)
     assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
     assert run.events("stopped") and run.events("attempt")[0]["world_size"] == 2

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from packaging.markers import default_environment
 
+from trainworks.agent.environments.cache import COMPLETE, hold, lock_of
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, take_lock, write_atomic
 from trainworks.host import process
@@ -43,7 +44,6 @@ from trainworks.record.run_environment import LOCKS, NodeEnvironment, ResolvedEn
 
 _FORMAT = 1
 """Counts up when the same content is built in another way."""
-_COMPLETE = "complete.json"
 _POLL_S = 0.1
 _END_GRACE_S = 5.0
 _MOST_UNMET = 3
@@ -77,7 +77,7 @@ def build(
     stopping: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
 ) -> BuiltEnvironment:
-    """The environment on this node, built now if the node does not have it.
+    """The environment on this node, built now if the node does not have it; this process uses it until its end.
 
     Args:
         wanted: what it consists of.
@@ -93,13 +93,14 @@ def build(
     plan = _plan_of(wanted, _own_packages() if trains else ())
     with naming_full_disk(plan.folder):
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
-        if (found := _complete(plan)) is not None:
-            return found
-        lock = _lock(plan, stopping, clock)
-        try:
-            return _complete(plan) or _build(plan, lock, stopping, clock)
-        finally:
-            os.close(lock)
+        found = _complete(plan)
+        while found is None or not hold(plan.folder):
+            lock = _lock(plan, stopping, clock)
+            try:
+                found = _complete(plan) or _build(plan, lock, stopping, clock)
+            finally:
+                os.close(lock)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ def _program(name: str) -> str | None:
 
 def _complete(plan: _BuildPlan) -> BuiltEnvironment | None:
     try:
-        facts = NodeEnvironment.model_validate_json((plan.folder / _COMPLETE).read_bytes())
+        facts = NodeEnvironment.model_validate_json((plan.folder / COMPLETE).read_bytes())
     except (OSError, ValueError):
         return None
     return BuiltEnvironment(plan.folder, facts.model_copy(update={"built_s": 0.0, "driver": driver_version()}))
@@ -218,8 +219,7 @@ def _complete(plan: _BuildPlan) -> BuiltEnvironment | None:
 
 def _lock(plan: _BuildPlan, stopping: Callable[[], bool], clock: Clock) -> int:
     """The lock of the environment, once no other process builds it."""
-    path = plan.folder.with_name(f"{plan.folder.name}.lock")
-    while (lock := take_lock(path)) is None:
+    while (lock := take_lock(lock_of(plan.folder))) is None:
         if stopping():
             raise EnvironmentProblem("stopped while another process built the environment")
         clock.sleep(_POLL_S)
@@ -286,7 +286,7 @@ def _finish(plan: _BuildPlan, built_s: float) -> BuiltEnvironment:
         lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in plan.behind)
         write_atomic(packages / "zz_trainworks.pth", lines)
     facts = _facts(plan, packages, built_s)
-    write_atomic(plan.folder / _COMPLETE, facts.model_dump_json(indent=2) + "\n")
+    write_atomic(plan.folder / COMPLETE, facts.model_dump_json(indent=2) + "\n")
     return BuiltEnvironment(plan.folder, facts)
 
 

@@ -17,7 +17,9 @@ import yaml
 from trainworks.api.anchor import anchor
 from trainworks.api.checkpointing.checkpoints import checkpoint_copies
 from trainworks.api.checkpointing.copies import places
+from trainworks.api.proving.drilled_job import DrilledJob
 from trainworks.api.run_request import RunTarget, read_request
+from trainworks.backends.registry import backend_for, shares_files
 from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -28,13 +30,13 @@ from trainworks.measure.drill.drill_fault import (
     IN_RUNS_OF_THEIR_OWN,
     DrillFault,
     ordered,
-    why_skipped,
 )
 from trainworks.measure.drill.drill_report import DrillReport
 from trainworks.measure.drill.drilled_run import DrilledRun
 from trainworks.measure.drill.failing_store import FailingStore
 from trainworks.measure.drill.injection import Namespace, SmallDisk
 from trainworks.measure.drill.outcome import FaultOutcome, check_record
+from trainworks.measure.drill.place import DrillPlace, OnThisMachine
 from trainworks.measure.drill.scenario import FaultScenario
 from trainworks.measure.drill.soak import Soak, soak_goodput
 from trainworks.record.manifest import complete_checkpoints
@@ -68,10 +70,10 @@ def drill(
     folder: Path | str = "runs",
     progress: Callable[[str], None] = lambda line: None,
 ) -> DrillReport:
-    """Run a workload on this machine while faults hit it, and tell what became of each.
+    """Run a workload while faults hit it, and tell what became of each.
 
     Args:
-        target: a run file of a workload on this machine.
+        target: a run file of a workload on this machine, or on a cluster whose nodes share the folder of runs.
         faults: names of faults; all when empty.
         seed: decides order and victims.
         nodes: number of nodes instead of the run file's.
@@ -81,23 +83,44 @@ def drill(
         progress: receives a line per fault.
 
     Returns:
-        The outcome of every fault; those that this machine cannot inject are skipped, and say why.
+        The outcome of every fault; those that cannot be injected there are skipped, and say why.
 
     Raises:
-        UsageError: the run is not a workload on this machine, or a fault has an unknown name.
+        UsageError: the run is not a workload, its nodes do not share files with this machine, a soak is asked for on a
+            cluster, or a fault has an unknown name.
         EnvironmentProblem: the run fails without any fault.
     """
     request = read_request(target, nodes=nodes, nproc=nproc)
     run_file = anchor(request.run_file, request.source, on_nodes=False).run_file
-    if run_file.workload is None or run_file.cluster.engine != "local":
-        raise UsageError("a drill needs a `workload` with `cluster: local`")
+    if run_file.workload is None:
+        raise UsageError("a drill needs a `workload`", hint="the faults of a command are its own")
+    place = _place(run_file, is_soak=soak is not None)
     runs = _own_folder(Path(folder))
     chosen = [_fault(name) for name in faults] or list(HARMLESS_AFTERWARDS if soak else DrillFault)
-    undisturbed = _undisturbed(run_file, runs, progress)
+    undisturbed = _undisturbed(run_file, runs, place, progress)
     if soak is not None:
         seconds = parse_duration(soak) if isinstance(soak, str) else soak
         return _soak(run_file, runs, chosen, seed, seconds, undisturbed, progress)
     return _faults(run_file, runs, chosen, seed, undisturbed, progress)
+
+
+def _place(run_file: RunFile, *, is_soak: bool) -> DrillPlace:
+    """Where the run starts.
+
+    Raises:
+        UsageError: a drill cannot reach it there.
+    """
+    if run_file.cluster.engine == "local":
+        return OnThisMachine(SystemClock())
+    if not shares_files(run_file.cluster.engine):
+        hint = "drill it with `cluster: local`, or on a cluster that shares the folder of runs"
+        problem = (
+            f"{run_file.cluster.engine} shares no files with this machine, and a drill reads the record as it grows"
+        )
+        raise UsageError(problem, hint=hint)
+    if is_soak:
+        raise UsageError("a soak measures the processes of this machine", hint="soak it with `cluster: local`")
+    return DrilledJob(backend_for(run_file.cluster), SystemClock())
 
 
 def _fault(name: str) -> DrillFault:
@@ -136,9 +159,10 @@ def _written(
     return path
 
 
-def _undisturbed(run_file: RunFile, runs: Path, progress: Callable[[str], None]) -> DrilledRun:
+def _undisturbed(run_file: RunFile, runs: Path, place: DrillPlace, progress: Callable[[str], None]) -> DrilledRun:
     progress("a run without faults")
-    run = DrilledRun(_written(run_file, runs, "undisturbed"), name="undisturbed", runs=runs, clock=SystemClock())
+    written = _written(run_file, runs, "undisturbed")
+    run = DrilledRun(written, name="undisturbed", runs=runs, clock=SystemClock(), place=place)
     try:
         run.start()
         run.wait(lambda: False, _ENDS_S)
@@ -163,19 +187,20 @@ def _faults(
 ) -> DrillReport:
     """Most faults in one run; a full disk and a failing store in runs of their own."""
     copy = _copy_in_a_store(run_file)
-    skipped = {fault: why for fault in faults if (why := why_skipped(fault)) is not None}
+    place = undisturbed.place
+    skipped = {fault: why for fault in faults if (why := place.why_not(fault)) is not None}
     if DrillFault.FAIL_STORE in faults and copy is None:
-        skipped[DrillFault.FAIL_STORE] = _NO_STORE
+        skipped.setdefault(DrillFault.FAIL_STORE, _NO_STORE)
     able = [fault for fault in ordered(faults, seed) if fault not in skipped]
     rng = random.Random(seed)  # noqa: S311  # victims, not secrets
     with ExitStack() as open_until_end:
         network = ""
         if DrillFault.CUT_NETWORK in able:
-            network = open_until_end.enter_context(Namespace(f"drill-{undisturbed.supervisor()}")).name
+            network = open_until_end.enter_context(Namespace(f"drill-{os.getpid()}")).name
         in_one = [fault for fault in able if fault not in IN_RUNS_OF_THEIR_OWN]
         reported, outcomes = undisturbed, list[FaultOutcome]()
         if in_one:
-            main = _scenario(_written(run_file, runs, "faults"), runs, rng, progress, network=network)
+            main = _scenario(_written(run_file, runs, "faults"), runs, place, rng, progress, network=network)
             open_until_end.callback(main.run.end)
             main.play(in_one)
             reported, outcomes = main.run, main.outcomes(_losses(undisturbed))
@@ -190,6 +215,7 @@ def _faults(
 def _scenario(
     run_file: Path,
     runs: Path,
+    place: DrillPlace,
     rng: random.Random,
     progress: Callable[[str], None],
     *,
@@ -198,7 +224,7 @@ def _scenario(
     store: FailingStore | None = None,
 ) -> FaultScenario:
     prefix = ("ip", "netns", "exec", network) if network else ()
-    run = DrilledRun(run_file, name=run_file.stem, runs=disk or runs, clock=SystemClock(), prefix=prefix)
+    run = DrilledRun(run_file, name=run_file.stem, runs=disk or runs, clock=SystemClock(), place=place, prefix=prefix)
     return FaultScenario(run, rng, progress, network=network, disk=disk, store=store)
 
 
@@ -214,7 +240,8 @@ def _full_disk(
     assert plan is not None
     size = _DISK_CHECKPOINTS * plan.checkpoint_bytes + _DISK_MARGIN
     with SmallDisk(runs / "small-disk", size) as disk:
-        scenario = _scenario(_written(run_file, runs, "full-disk"), runs, rng, progress, disk=disk.folder)
+        written = _written(run_file, runs, "full-disk")
+        scenario = _scenario(written, runs, undisturbed.place, rng, progress, disk=disk.folder)
         try:
             scenario.play([DrillFault.FULL_DISK])
             return scenario.outcomes(_losses(undisturbed))
@@ -245,7 +272,8 @@ def _failing_store(
     with FailingStore(copy.endpoint) as store:
         folder = f"{copy.to}/{runs.name}-{SystemClock().now():.0f}"
         own = copy.model_copy(update={"to": folder, "endpoint": store.address})
-        scenario = _scenario(_written(run_file, runs, "fail-store", copies=[own]), runs, rng, progress, store=store)
+        written = _written(run_file, runs, "fail-store", copies=[own])
+        scenario = _scenario(written, runs, undisturbed.place, rng, progress, store=store)
         try:
             scenario.play([DrillFault.FAIL_STORE])
             problem = _copy_problem(scenario.run)
@@ -304,7 +332,7 @@ def _soak(
     rng = random.Random(seed)  # noqa: S311  # victims, not secrets
     step_s = median(row["step_s"] for row in undisturbed.rows())
     written = _written(run_file, runs, "soak", train_for=f"{max(10, round(_SOAK_SHARE * seconds / step_s))} steps")
-    scenario = _scenario(written, runs, rng, progress)
+    scenario = _scenario(written, runs, undisturbed.place, rng, progress)
     run = scenario.run
     longest_s = min(_LONGEST_GAP_S, seconds / _FAULTS_AT_LEAST)
     try:

@@ -21,6 +21,7 @@ from trainworks.agent.allocation import (
     planner_of,
     processes_on,
     signs_of_life,
+    take_lock_from_before,
 )
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import CommandNodes, Nodes, TrainingNodes
@@ -38,7 +39,7 @@ from trainworks.backends.kubernetes.pod import (
     write_termination_message,
 )
 from trainworks.errors import TrainworksError
-from trainworks.files import take_lock, write_atomic
+from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.probe import probe_host
@@ -51,8 +52,6 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.failures import first_failure
 from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
-_LOCK_WAIT_S = 60.0
-"""Time for a pod of the previous allocation to release the run; its node may be unreachable."""
 _DISMISS_S = 30.0
 _OTHER_LEAVES_S = 30.0
 _POLL_S = 0.2
@@ -88,12 +87,14 @@ class FirstPod:
         """Run the job to its end or to its next allocation; returns the exit code of the pod."""
         signal.signal(signal.SIGTERM, _exit_before_start)
         self._make_run_dir()
-        if (lock := self._lock()) is None:
+        if (lock := take_lock_from_before(self._run_dir, self._clock)) is None:
             sys.stderr.write("a pod of the previous allocation still holds the run\n")
             return ExitCode.PEER_LOST
         if not self._record_previous_allocation():
             return self._verdict(int(ExitCode.ENVIRONMENT))
         code = supervise(self._run_dir, self._supervisor, lock=lock, heard=self._on_signal)
+        if code == ExitCode.SUPERSEDED:
+            return code
         code = self._verdict(code)
         await_observers(self._clock)
         self._open.close()
@@ -110,12 +111,6 @@ class FirstPod:
             folder.mkdir(parents=True, exist_ok=True)
         if not self._run_dir.resolved_file.exists():
             write_atomic(self._run_dir.resolved_file, (self._secrets / RESOLVED).read_bytes())
-
-    def _lock(self) -> int | None:
-        deadline = self._clock.now() + _LOCK_WAIT_S
-        while (lock := take_lock(self._run_dir.lock_file)) is None and self._clock.now() < deadline:
-            self._clock.sleep(_POLL_S)
-        return lock
 
     def _wait_for_sigterm(self) -> None:
         """Let a preempted pod end first: its end decides whether this restart counts. Kubernetes then ends this pod."""

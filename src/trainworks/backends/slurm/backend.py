@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self, final
+from typing import ClassVar, Literal, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import check_node, entering
@@ -279,6 +279,10 @@ class SlurmBackend(Backend):
         """Keep a job that waits away from these nodes; needs no operator. It replaces what was excluded before."""
         self._client.call("scontrol", "update", f"JobId={handle}", f"ExcNodeList={','.join(nodes)}")
 
+    def preempt(self, handle: str) -> None:
+        """Requeue the job: SIGTERM to all processes, `KillWait` seconds, SIGKILL, as with `PreemptMode=REQUEUE`."""
+        self._client.call("scontrol", "requeue", handle)
+
     def nodes(self) -> list[NodeStatus]:
         """All nodes of the partition, in order of their names."""
         nodes, running, topology = self._client.calls(
@@ -292,8 +296,15 @@ class SlurmBackend(Backend):
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""
-        words = " ".join(reason.split()) or "drained by trainworks"
-        self._client.call("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={words}")
+        self._set(node, "DRAIN", reason)
+
+    def set_down(self, node: str, reason: str) -> None:
+        """Kill what runs on the node; Slurm lets its operators alone do this."""
+        self._set(node, "DOWN", reason)
+
+    def _set(self, node: str, state: Literal["DRAIN", "DOWN"], reason: str) -> None:
+        words = " ".join(reason.split()) or "set by trainworks"
+        self._client.call("scontrol", "update", f"NodeName={node}", f"State={state}", f"Reason={words}")
 
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""

@@ -18,7 +18,13 @@ from typing import Any, Literal
 
 import psutil
 
-from trainworks.agent.allocation import back_in_the_queue, no_restart_left, plan, planner_of
+from trainworks.agent.allocation import (
+    back_in_the_queue,
+    no_restart_left,
+    plan,
+    planner_of,
+    take_lock_from_before,
+)
 from trainworks.agent.node_agents import CommandNodes, Hosts, ThisMachine, TrainingNodes
 from trainworks.agent.observers import await_observers
 from trainworks.agent.supervisor import Supervisor, supervise
@@ -35,7 +41,6 @@ from trainworks.backends.slurm.allocation import (
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.states import ENDING, FORWARDED, cause_of_the_kill
 from trainworks.errors import TrainworksError
-from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
@@ -100,13 +105,17 @@ class _Batch:
             return self._after_a_kill()
         if state.is_final and not turn:
             return 0  # submitted twice, and another job has run it
-        if (lock := take_lock(self.run_dir.lock_file)) is None:
+        if (lock := take_lock_from_before(self.run_dir, self._clock)) is None:
+            sys.stderr.write("another supervisor still holds the run\n")
             return ExitCode.ENVIRONMENT
         has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)  # a user has requeued it, as `retry` does
         self._is_next_turn = turn > 0 and not has_ended
         if self._is_next_turn and not self._note_the_last_turn():
             return 1
-        code = self.leave(supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING))
+        code = supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING)
+        if code == ExitCode.SUPERSEDED:
+            return code
+        code = self.leave(code)
         await_observers(self._clock)
         return code
 

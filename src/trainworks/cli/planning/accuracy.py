@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, check_writable
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson
 from trainworks.cli.output import show
 
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson, option_errors
 from trainworks.cli.output import show, write_file
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.progress_bar import waiting
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson, option_errors
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 

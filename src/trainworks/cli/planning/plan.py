@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.checks import check_writable, refuse_unused
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
-from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, check_writable, option_errors
+from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, option_errors
 from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 
@@ -56,15 +57,25 @@ def command(
 ) -> None:
     """Plans for this machine, which the first plan measures for a few seconds, or for a cluster that you describe."""
     check_writable(plot, "--plot")
+    of_a_plan = {
+        "--sizes": sizes,
+        "--nodes": nodes,
+        "--nproc": nproc,
+        "--recalibrate": recalibrate,
+        "--without-learning": without_learning,
+        "--tune": tune,
+    }
     with option_errors():
         if plot is not None:
             from trainworks.api.inputs import described_run
 
             described_run(run_file, on, task="a page is drawn")
         if target is not None:
+            refuse_unused("--as", {"--explain": explain, "--plot": plot, **of_a_plan})
             show_handover(trainworks.hand_over(run_file, target.value, on=on), as_json=as_json)
             return
         if explain is not None:
+            refuse_unused("--explain", of_a_plan)
             show(trainworks.compare_layout(run_file, explain, on=on), as_json=as_json, plot=plot)
             return
         result = trainworks.plan(

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OnCluster, RunsOption, check_writable, option_errors, runs_folder
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson, OnCluster, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, RunsOption, check_writable, option_errors, runs_folder
+from trainworks.cli.checks import check_writable
+from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
 
@@ -30,7 +31,7 @@ def command(
 ) -> None:
     """Runs a workload without faults, then again while faults hit it from outside: kill-rank, kill-agent,
     kill-supervisor, stop-rank, slow-rank, preempt, flip-bit, truncate-shard, delete-shard, cut-network, full-disk,
-    fail-store.
+    fail-store, lose-node. On this machine, or in the queue of a Slurm.
 
     Prints when each was noticed, what was decided, how long it took and how many steps it cost, and whether the losses
     are those of the run without faults. Exit code 1 if one was not survived.

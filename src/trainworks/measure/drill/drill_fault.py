@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-import os
 import random
-import shutil
 from collections.abc import Sequence
 
 
@@ -24,6 +22,7 @@ class DrillFault(enum.StrEnum):
     CUT_NETWORK = "cut-network"
     FULL_DISK = "full-disk"
     FAIL_STORE = "fail-store"
+    LOSE_NODE = "lose-node"
 
     @property
     def what(self) -> str:
@@ -33,7 +32,7 @@ class DrillFault(enum.StrEnum):
     @property
     def damages_checkpoint(self) -> bool:
         """True if the fault damages the newest checkpoint; then a rank is killed, so that the run has to load one."""
-        return self in (DrillFault.FLIP_BIT, DrillFault.TRUNCATE_SHARD, DrillFault.DELETE_SHARD)
+        return self in DAMAGES
 
 
 _WHAT = {
@@ -42,37 +41,21 @@ _WHAT = {
     DrillFault.KILL_SUPERVISOR: "SIGKILL to the supervisor",
     DrillFault.STOP_RANK: "SIGSTOP to a rank",
     DrillFault.SLOW_RANK: "a rank stopped half of the time",
-    DrillFault.PREEMPT: "SIGTERM to the supervisor",
+    DrillFault.PREEMPT: "the nodes are taken, as for another job",
     DrillFault.FLIP_BIT: "a bit of the newest checkpoint, then SIGKILL to a rank",
     DrillFault.TRUNCATE_SHARD: "a shard of the newest checkpoint cut in half, then SIGKILL to a rank",
     DrillFault.DELETE_SHARD: "a shard of the newest checkpoint deleted, then SIGKILL to a rank",
     DrillFault.CUT_NETWORK: "no network between the ranks for some seconds",
     DrillFault.FULL_DISK: "no space left for checkpoints",
     DrillFault.FAIL_STORE: "every tenth request to the store of copies fails",
+    DrillFault.LOSE_NODE: "a node is declared down",
 }
-HARMLESS_AFTERWARDS = (
-    DrillFault.KILL_RANK,
-    DrillFault.KILL_AGENT,
-    DrillFault.STOP_RANK,
-    DrillFault.FLIP_BIT,
-    DrillFault.TRUNCATE_SHARD,
-    DrillFault.DELETE_SHARD,
-)
+DAMAGES = (DrillFault.FLIP_BIT, DrillFault.TRUNCATE_SHARD, DrillFault.DELETE_SHARD)
+HARMLESS_AFTERWARDS = (DrillFault.KILL_RANK, DrillFault.KILL_AGENT, DrillFault.STOP_RANK, *DAMAGES)
 """Faults of a soak: the run survives them by itself."""
 
 IN_RUNS_OF_THEIR_OWN = (DrillFault.FULL_DISK, DrillFault.FAIL_STORE)
 """Faults that need another disk or another store from the start of the run."""
-
-
-def why_skipped(fault: DrillFault) -> str | None:
-    """Why this machine or user cannot inject the fault; None if it can."""
-    if fault is DrillFault.FULL_DISK and os.geteuid() != 0:
-        return "needs root, to mount a small file system"
-    if fault is DrillFault.CUT_NETWORK and os.geteuid() != 0:
-        return "needs root, for a network namespace"
-    if fault is DrillFault.CUT_NETWORK and shutil.which("ip") is None:
-        return "needs the program `ip` (package iproute2)"
-    return None
 
 
 def ordered(faults: Sequence[DrillFault], seed: int) -> list[DrillFault]:

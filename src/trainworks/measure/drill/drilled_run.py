@@ -11,18 +11,20 @@ from typing import Any
 
 import psutil
 
+from trainworks.agent.enter import newest_pids
 from trainworks.agent.launch import run_mark
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.measure.drill.place import DrillPlace
 from trainworks.measure.drill.soak import UsageSample
+from trainworks.measure.drill.victims import agents_of, supervisor_of
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
 _LOOK_S = 0.02
-_AGENT = "trainworks.worker.agent"
 
 
 class DrilledRun:
@@ -33,14 +35,18 @@ class DrilledRun:
         name: of the run directory.
         runs: folder of all runs.
         clock: for waiting.
+        place: where its processes are.
         prefix: arguments in front of the command, to start it in a namespace.
     """
 
-    def __init__(self, run_file: Path, *, name: str, runs: Path, clock: Clock, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run_file: Path, *, name: str, runs: Path, clock: Clock, place: DrillPlace, prefix: Sequence[str] = ()
+    ) -> None:
         self._run_file = run_file
         self._name = name
         self._runs = runs
         self.clock = clock
+        self.place = place
         self._prefix = prefix
         self._command: process.Child | None = None
         self.run_dir: RunDir = RunDir(runs / f"{name}-1")
@@ -70,12 +76,14 @@ class DrilledRun:
 
     @property
     def state(self) -> JobState:
-        """The last state that the run wrote; LOST if its supervisor could not write its end."""
+        """The last state that the run wrote; LOST if its supervisor here could not write its end."""
         if not self.run_dir.status_file.exists():
             return JobState.CREATED
         status = self.run_dir.read_status()
         pid, started_at = status.supervisor_pid, status.supervisor_started_at
         state = parse_state(status.state)
+        if not self.place.is_here:
+            return state
         is_gone = pid is not None and started_at is not None and not process.is_running(pid, started_at)
         return JobState.LOST if is_gone and not state.is_final else state
 
@@ -101,20 +109,16 @@ class DrilledRun:
             self.clock.sleep(_LOOK_S)
         return True
 
-    def supervisor(self) -> int:
-        """Process id of its supervisor."""
-        pid = self.run_dir.read_status().supervisor_pid
-        if pid is None:
-            raise EnvironmentProblem(f"run {self.run_dir.run_id} has no supervisor")
-        return pid
+    @property
+    def nodes(self) -> list[int]:
+        """Numbers of the nodes of the newest attempt."""
+        per_node = self.run_dir.read_resolved().processes.processes_per_node
+        return list(range(len(self.ranks) // per_node))
 
-    def agents(self) -> list[int]:
-        """Process ids of the node agents, without their fork servers, which have the same arguments."""
-        return [child.pid for child in psutil.Process(self.supervisor()).children() if _AGENT in _arguments(child)]
-
+    @property
     def ranks(self) -> list[int]:
-        """Process ids of the ranks of the newest attempt."""
-        return next((event["pids"] for event in reversed(self.events()) if event["kind"] == "attempt"), [])
+        """Numbers of the ranks of the newest attempt."""
+        return list(range(len(newest_pids(self.run_dir))))
 
     def checkpoint(self) -> Path:
         """Folder of its newest complete checkpoint."""
@@ -123,16 +127,10 @@ class DrilledRun:
             raise EnvironmentProblem(f"run {self.run_dir.run_id} has no complete checkpoint yet")
         return max(found, key=lambda each: each[0].step)[1]
 
-    def signal_all(self, pids: Sequence[int], number: signal.Signals) -> None:
-        """Signal processes, those that have ended excepted."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
     def usage(self) -> UsageSample:
         """Open files and memory of its supervisor and its agents, and all its processes."""
         files = resident = 0
-        for pid in [self.supervisor(), *self.agents()]:
+        for pid in [supervisor_of(self.run_dir), *agents_of(self.run_dir).values()]:
             with contextlib.suppress(psutil.Error):
                 one = psutil.Process(pid)
                 files, resident = files + one.num_fds(), resident + one.memory_info().rss
@@ -140,7 +138,8 @@ class DrilledRun:
         return UsageSample(self.clock.now(), processes, files, resident)
 
     def end(self) -> None:
-        """End all processes that are left of the run."""
+        """End the job and all processes that are left of the run here."""
+        self.place.end(self.run_dir)
         for one in process.processes_with(run_mark(self.run_dir)):
             process.kill(one.pid)
         if self._command is not None and self._command.exit_code() is None:
@@ -160,10 +159,3 @@ class _Lines:
         new, self._read_bytes = read_lines_from(path, self._read_bytes)
         self._found += new
         return self._found
-
-
-def _arguments(child: psutil.Process) -> list[str]:
-    try:
-        return child.cmdline()
-    except psutil.Error:
-        return []

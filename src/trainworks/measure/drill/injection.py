@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
@@ -13,13 +13,29 @@ from trainworks.host import process
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drilled_run import DrilledRun
 from trainworks.measure.drill.failing_store import FailingStore
+from trainworks.measure.drill.victims import Victim
 
 Undo = Callable[[], None]
 CUT_FOR_S = 3.0
 SLOW_FOR_S = 12.0
-_SLOW_PERIOD_S = 0.02
-_SIGNALS = {DrillFault.PREEMPT: signal.SIGTERM, DrillFault.STOP_RANK: signal.SIGSTOP}
+_HITS = {
+    DrillFault.KILL_SUPERVISOR: (Victim.SUPERVISOR, signal.SIGKILL),
+    DrillFault.KILL_AGENT: (Victim.AGENT, signal.SIGKILL),
+    DrillFault.STOP_RANK: (Victim.RANK, signal.SIGSTOP),
+    DrillFault.KILL_RANK: (Victim.RANK, signal.SIGKILL),
+}
+"""Process that a fault hits, and by which signal."""
 _CHUNK = b"\0" * (1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault that was injected."""
+
+    at: float
+    """Seconds since the epoch."""
+    undo: Undo | None = None
+    """Takes a fault back that lasts."""
 
 
 def inject(
@@ -30,7 +46,7 @@ def inject(
     network: str,
     disk: Path | None,
     store: FailingStore | None,
-) -> Undo | None:
+) -> Injected:
     """Inject a fault.
 
     Args:
@@ -41,34 +57,58 @@ def inject(
         disk: mount point of the small file system that the run writes to.
         store: the proxy through which the run reaches the store of its copies.
 
-    Returns:
-        Takes the fault back, for one that lasts; None for the others.
+    Raises:
+        UsageError: the cluster does not let this user do it.
+        EnvironmentProblem: the run cannot be reached.
     """
     if fault.damages_checkpoint:
-        _damage(fault, _largest_file(run.checkpoint()), rng)
+        return Injected(_damage_and_kill(fault, run, rng))
+    if fault in _HITS:
+        kind, number = _HITS[fault]
+        index = 0 if kind is Victim.SUPERVISOR else rng.choice(run.nodes if kind is Victim.AGENT else run.ranks)
+        return Injected(run.place.hit(run.run_dir, kind, index, number))
+    if fault is DrillFault.PREEMPT:
+        return Injected(run.place.preempt(run.run_dir))
+    return Injected(run.clock.now(), _inject_lasting(fault, run, rng, network=network, disk=disk, store=store))
+
+
+def _inject_lasting(
+    fault: DrillFault,
+    run: DrilledRun,
+    rng: random.Random,
+    *,
+    network: str,
+    disk: Path | None,
+    store: FailingStore | None,
+) -> Undo | None:
+    """Inject a fault that lasts until it is taken back, or until the run has ended."""
     match fault:
-        case DrillFault.KILL_SUPERVISOR | DrillFault.PREEMPT:
-            run.signal_all([run.supervisor()], _SIGNALS.get(fault, signal.SIGKILL))
-        case DrillFault.KILL_AGENT:
-            run.signal_all([rng.choice(run.agents())], signal.SIGKILL)
         case DrillFault.SLOW_RANK:
-            return _slow(run, rng.choice(run.ranks()))
+            return run.place.slow(run.run_dir, rng.choice(run.ranks), SLOW_FOR_S)
+        case DrillFault.LOSE_NODE:
+            return run.place.lose_node(run.run_dir, rng.choice(run.nodes))
         case DrillFault.CUT_NETWORK:
             return _cut(network)
         case DrillFault.FULL_DISK:
             assert disk is not None
             return _fill(disk)
-        case DrillFault.FAIL_STORE:
+        case _:
             assert store is not None
             store.fail()
-        case _:
-            run.signal_all([rng.choice(run.ranks())], _SIGNALS.get(fault, signal.SIGKILL))
-    return None
+            return None
 
 
 def lasts_s(fault: DrillFault) -> float:
     """How long a fault stays before it is taken back; 0 until the run has ended from it."""
     return {DrillFault.SLOW_RANK: SLOW_FOR_S, DrillFault.CUT_NETWORK: CUT_FOR_S}.get(fault, 0.0)
+
+
+def _damage_and_kill(fault: DrillFault, run: DrilledRun, rng: random.Random) -> float:
+    """Damage the newest checkpoint while a stopped rank keeps the run from saving a newer one, then kill that rank."""
+    rank = rng.choice(run.ranks)
+    run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGSTOP)
+    _damage(fault, _largest_file(run.checkpoint()), rng)
+    return run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGKILL)
 
 
 def _largest_file(folder: Path) -> Path:
@@ -90,27 +130,6 @@ def _damage(fault: DrillFault, shard: Path, rng: random.Random) -> None:
             flipped = file.read(1)[0] ^ (1 << rng.randrange(8))
             file.seek(position)
             file.write(bytes([flipped]))
-
-
-def _slow(run: DrilledRun, pid: int) -> Undo:
-    """Stop and continue a process in turn, so that it has half of its time."""
-    done = threading.Event()
-
-    def alternate() -> None:
-        while not done.wait(_SLOW_PERIOD_S):
-            run.signal_all([pid], signal.SIGSTOP)
-            done.wait(_SLOW_PERIOD_S)
-            run.signal_all([pid], signal.SIGCONT)
-
-    thread = threading.Thread(target=alternate, daemon=True)
-    thread.start()
-
-    def undo() -> None:
-        done.set()
-        thread.join()
-        run.signal_all([pid], signal.SIGCONT)
-
-    return undo
 
 
 def _cut(network: str) -> Undo:

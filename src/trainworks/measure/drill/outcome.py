@@ -8,6 +8,7 @@ from typing import Any
 
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.record.events import Event
+from trainworks.recover.restarts import WAITING_STATES
 
 _NOTICED = (
     "failure",
@@ -84,7 +85,7 @@ def outcome(
         resumed_at: times at which the drill resumed the run.
     """
     since = [event for event in events if injection.at <= event["t"] < until]
-    seen = [event["t"] for event in since if event["kind"] in _NOTICED]
+    seen = [event["t"] for event in since if event["kind"] in _NOTICED or event.get("state") in WAITING_STATES]
     resumed = [at for at in resumed_at if injection.at <= at < until]
     met = next((event for event in since if event["kind"] == "attempt"), None)
     layouts = [event.get("layout") for event in events if event["kind"] == "attempt" and event["t"] < until]
@@ -106,6 +107,8 @@ def _decision(since: Sequence[Event], *, resumed: bool) -> str:
     said = [event["action"] for event in since if event["kind"] == "decision"]
     kinds = {event["kind"] for event in since}
     found = said[-1] if said else _IN_PLACE if "ranks_started" in kinds else "continue"
+    if any(event["kind"] == "submitted" and event.get("restarts") for event in since):
+        found = "stop with a checkpoint, queue again" if "stopped" in kinds else "queue again"
     if resumed:
         found = "stop with a checkpoint, resume" if "stopped" in kinds else "end, resume"
     elif "straggler" in kinds and found == "continue":

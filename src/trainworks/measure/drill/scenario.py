@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from trainworks.errors import UsageError
 from trainworks.jobs.state import JobState
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drilled_run import DrilledRun
@@ -62,11 +63,14 @@ class FaultScenario:
 
     def hit(self, fault: DrillFault) -> None:
         """Inject one fault and wait until the run trains again."""
-        run = self.run
-        self.injections.append(Injection(fault, run.clock.now(), run.last_step()))
-        attempt = self._attempt()
-        undo = inject(fault, run, self.rng, network=self.network, disk=self.disk, store=self.store)
-        if undo is not None and (lasting_s := lasts_s(fault)):
+        run, step, attempt = self.run, self.run.last_step(), self._attempt()
+        try:
+            done = inject(fault, run, self.rng, network=self.network, disk=self.disk, store=self.store)
+        except UsageError as refused:
+            self.skipped[fault] = refused.message
+            return
+        self.injections.append(Injection(fault, done.at, step))
+        if (undo := done.undo) is not None and (lasting_s := lasts_s(fault)):
             until = run.clock.now() + lasting_s
             run.wait(lambda: run.clock.now() >= until, lasting_s + 1)
             undo()

@@ -6,6 +6,7 @@ the step, which determines the learning rate, the reader's position and the rand
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
 import time
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.staging import DefaultStager
 
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.record.events import EventKind, append_event
+from trainworks.record.fence import AttemptFence
 from trainworks.record.manifest import (
     MANIFEST,
     Damage,
@@ -34,6 +36,7 @@ from trainworks.record.manifest import (
     write_manifest,
 )
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.decisions import Action, decide_resume
 from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, of_all_ranks
 from trainworks.worker.checkpoint.failures import explained_failure, load_failure
 from trainworks.worker.checkpoint.memory import Found, MemoryTier
@@ -69,6 +72,7 @@ class Checkpointer:
         self._group = group
         self._keep = keep
         self._template = template
+        self._fence = AttemptFence(run_dir.events_file, attempt=template["attempt"], writer=os.getpid())
         self._pending: Future[Any] | None = None
         self._may_complete = threading.Event()
         self._stager = DefaultStager(staging_options())
@@ -185,6 +189,9 @@ class Checkpointer:
     def _fail(self, error: BaseException, folder: Path, step: int, *, keeps_files: bool) -> None:
         """Note why a save failed; files that have copies stay, as another node may have completed the checkpoint."""
         problem = explained_failure(error, folder)
+        if self._fence.is_superseded:
+            self.failure = problem  # and nothing else: the folder may be the later start's by now
+            return
         if in_memory := self.memory.holds(folder):
             self.memory.problem = problem.message  # the disk has its own, and training goes on
         else:
@@ -202,6 +209,7 @@ class Checkpointer:
             checksums={name: file.crc32 for name, file in files.items()},
             **fields,
         )
+        self._fence.check()
         write_manifest(folder, manifest)
         if self.memory.holds(folder):
             self.memory.keep_only(manifest.step)
@@ -251,16 +259,17 @@ class Checkpointer:
                 return manifest
             except UnreadableCheckpointError as error:
                 self._pass_over(manifest.step, folder, Damage(None, error.message))
-        if self._damaged:
-            raise self._none_loadable()
+        decision = decide_resume(damaged=len(self._damaged), has_loadable=False)
+        if decision.action is Action.STOP:
+            raise self._none_loadable(decision.reason)
         return None
 
-    def _none_loadable(self) -> EnvironmentProblem:
+    def _none_loadable(self, reason: str) -> EnvironmentProblem:
         tried = "; ".join(f"step {step:,}: {damage}" for step, damage in sorted(self._damaged.items(), reverse=True))
         file = self._run_dir.run_file
         command = f": trainworks run {shlex.quote(str(file))}" if file.exists() else ""
         return EnvironmentProblem(
-            f"no checkpoint can be loaded: {tried}",
+            f"{reason}: {tried}",
             place=str(self._run_dir.checkpoints),
             hint=f"put back a copy of one of these folders, or start a new run{command}",
         )

@@ -5,6 +5,7 @@ They are in a folder, or in a store: then the card is copied here, and the shard
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import OrderedDict, deque
@@ -48,16 +49,20 @@ class LocalShards:
 
     def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
         self._maps = [_checked(folder / name, shard) for name, shard in shards.items()]
+        self._latest: MappedFile | None = None
 
     def open(self, number: int) -> Bytes:
-        """The content of shard `number`."""
-        return self._maps[number]
+        """The content of shard `number`; valid until the next call."""
+        if self._latest is not None:
+            self._latest.forget()
+        self._latest = self._maps[number]
+        return self._latest.content
 
     def fetch(self, numbers: Indices) -> None:
         """They are here."""
 
 
-def _checked(path: Path, shard: Shard) -> Bytes:
+def _checked(path: Path, shard: Shard) -> MappedFile:
     """A whole file. Rows are cut out of it without looking at its end, so a shorter one must not be read."""
     found = path.stat().st_size if path.is_file() else None
     if found != shard.num_bytes:
@@ -68,14 +73,28 @@ def _checked(path: Path, shard: Shard) -> Bytes:
             hint=f"list every damaged shard with `trainworks data verify {path.parent}`; delete the folder to have it "
             "prepared again",
         )
-    return mapped(path)
+    return MappedFile(path)
 
 
-def mapped(path: Path) -> Bytes:
-    """A file's content; an empty file cannot be mapped."""
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype=np.uint8)
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+class MappedFile:
+    """A file whose content is read when it is touched."""
+
+    def __init__(self, path: Path) -> None:
+        self._map: mmap.mmap | None = None
+        self.content: Bytes = np.empty(0, dtype=np.uint8)
+        if path.stat().st_size > 0:  # an empty file cannot be mapped
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.content = np.frombuffer(self._map, dtype=np.uint8)
+
+    def forget(self) -> None:
+        """Count what was touched no longer as memory of this process; the system may still have it cached.
+
+        Linux maps 16 pages around every touched one, so that a rank that reads single rows would soon seem to hold the
+        whole file.
+        """
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
 WINDOW = 16
@@ -146,7 +165,8 @@ class StreamedShards:
         self._cache = cache
         self._shards = list(card.shards.items())
         self._prefix = card.fingerprint[:16]
-        self._open: OrderedDict[int, tuple[Bytes, int]] = OrderedDict()
+        self._open: OrderedDict[int, tuple[MappedFile, int]] = OrderedDict()
+        self._latest: MappedFile | None = None
         self._most_open = window + 1
         self._wanted: deque[int] = deque()
         self._news = threading.Condition()
@@ -154,6 +174,12 @@ class StreamedShards:
 
     def open(self, number: int) -> Bytes:
         """The content of shard `number`; waits for the store only if it was not fetched ahead."""
+        if self._latest is not None:
+            self._latest.forget()
+        self._latest = self._opened(number)
+        return self._latest.content
+
+    def _opened(self, number: int) -> MappedFile:
         if number in self._open:
             self._open.move_to_end(number)
             return self._open[number][0]
@@ -161,7 +187,7 @@ class StreamedShards:
             _, (_, lock) = self._open.popitem(last=False)
             os.close(lock)
         path, lock = self._cache.hold(*self._file(number))
-        self._open[number] = mapped(path), lock
+        self._open[number] = MappedFile(path), lock
         return self._open[number][0]
 
     def fetch(self, numbers: Indices) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.forkserver
+import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from trainworks.errors import TrainworksError
 from trainworks.host import memory, process
 from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.fence import agent_is_superseded
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import NodeStanding, Options, RecoveryDecision, Verdict, decide, restart_verdict
@@ -96,11 +98,18 @@ class RankExits:
         )
 
     def note(self, **fields: Any) -> Event:
-        """Write a failure of this node; one that cannot be written is judged all the same."""
+        """Write a failure of this node; one that cannot be written, or must not be, is judged all the same."""
         event = {"node": self._node, "host": socket.gethostname(), "rendezvous": self._rendezvous, **fields}
+        if self.is_superseded:
+            return {"kind": "failure", **event}
         with contextlib.suppress(TrainworksError, OSError):
             append_event(self._run_dir.events_file, "failure", **event)
         return {"kind": "failure", **event}
+
+    @property
+    def is_superseded(self) -> bool:
+        """True if another launch, or another agent of this node, has started since: this one writes nothing more."""
+        return agent_is_superseded(self._since(), self._node, os.getpid())
 
     def _since(self) -> list[Event]:
         return read_events(self._run_dir.events_file)[len(self._before) :]
@@ -110,7 +119,7 @@ class RankExits:
 
     def _note_refusal(self, failure: Event, verdict: Verdict) -> None:
         """Write why a failure is final, where its cause alone does not say so."""
-        if verdict is Verdict.FINAL_CAUSE:
+        if verdict is Verdict.FINAL_CAUSE or self.is_superseded:
             return
         about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
         with contextlib.suppress(TrainworksError, OSError):
