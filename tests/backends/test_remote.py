@@ -53,7 +53,7 @@ ROW = JobRow(
         (STOP, STOP, STOP),
         (BAD, R, BAD),
         (STOP, Q, STOP),
-        (OK, R, OK),
+        (OK, Q, OK),  # another machine wrote the end, or none did
         (Q, Q, Q),
         (Q, P, P),
         (P, R, P),
@@ -84,6 +84,16 @@ def test_without_a_last_word_the_cause_is_the_backends() -> None:
     step = next_step(ROW, JobStatus(state=BAD, raw="TIMEOUT", cause=Cause.TIME_LIMIT), RunStatus(state=R), NOW)
     assert step is not None
     assert (step.columns["cause"], step.columns["message"]) == ("time_limit", "time limit reached: TIMEOUT")
+
+
+def test_a_success_that_the_run_does_not_confirm_is_a_failure_after_a_while() -> None:
+    """Slurm says COMPLETED of a batch script that ended well, though what it supervised may have been killed."""
+    ended = JobStatus(state=OK, raw="COMPLETED", ended_at=NOW)
+    assert next_step(ROW, ended, RunStatus(state=R), NOW + 10) is None
+    step = next_step(ROW, ended, RunStatus(state=R), NOW + 60)
+    assert step is not None and (step.state, step.columns["cause"]) == (BAD, "unknown")
+    assert "slurm says COMPLETED" in step.columns["message"]
+    assert next_step(ROW, ended, RunStatus(state=OK, exit_code=0), NOW).state is OK  # type: ignore[union-attr]
 
 
 def test_a_job_that_its_backend_forgot_has_failed_only_after_a_while() -> None:

@@ -96,7 +96,7 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
         ),
         ([event("notice_answered", node=0)], []),
         ([event("resized", places=[0, 2, 3]), event("straggler", node=1)], [2]),
-        ([event("resized", places=[1, 2]), event("nodes_unhealthy", nodes=[0])], []),
+        ([event("resized", places=[1, 2]), event("nodes_unhealthy", nodes=[0])], [0]),
         ([event("resized", places=[0, 2]), event("submitted"), event("straggler", node=1)], [1]),
         ([event("failure", cause="gpu_fault"), event("failure", cause="gpu_fault", node=None)], []),
     ],

@@ -24,6 +24,7 @@ def check_nodes(
     clock: Clock,
     is_stopping: Callable[[], bool],
     nodes: Sequence[int] | None = None,
+    places: Sequence[int] | None = None,
 ) -> Event | None:
     """Run the check that the resolved run names on nodes at once, each of which records its result.
 
@@ -34,6 +35,7 @@ def check_nodes(
         clock: for the longest wait.
         is_stopping: whether a signal asks for the end of the job.
         nodes: those to check; all when None.
+        places: number of every one of `hosts` among all nodes of the job; their own number when None.
 
     Returns:
         The failure of the job, with the events of its nodes in `nodes`; None if all passed, or without a check.
@@ -54,14 +56,20 @@ def check_nodes(
         return None
     said = {event["node"]: event for event in read_events(run_dir.events_file)[seen:] if event["kind"] == "node_check"}
     unfit = [_result(node, check.wait(), said.get(node)) for node, check in checks.items()]
-    return _failure(run_dir, [event for event in unfit if event is not None])
+    return _failure(run_dir, [event for event in unfit if event is not None], places)
 
 
-def failure_of_agent(run_dir: RunDir, node: int) -> Event | None:
-    """The failure of a job whose agent found its node unfit; None if the last check of the node passed."""
+def failure_of_agent(run_dir: RunDir, node: int, places: Sequence[int]) -> Event | None:
+    """The failure of a job whose agent found its node unfit; None if the last check of the node passed.
+
+    Args:
+        run_dir: of the run.
+        node: number of the agent.
+        places: number of every agent's node among all nodes of the job.
+    """
     events = read_events(run_dir.events_file)
     checks = [event for event in events if event["kind"] == "node_check" and event["node"] == node]
-    return _failure(run_dir, [event for event in checks[-1:] if event["message"]])
+    return _failure(run_dir, [event for event in checks[-1:] if event["message"]], places)
 
 
 def _start(run_dir: RunDir, resolved: ResolvedRun, hosts: Hosts, node: int) -> process.Child:
@@ -76,11 +84,12 @@ def _result(node: int, code: int | None, said: Event | None) -> Event | None:
     return said or {"node": node, "message": ended, "hint": f"read node-{node}.log of the run"}
 
 
-def _failure(run_dir: RunDir, unfit: list[Event]) -> Event | None:
+def _failure(run_dir: RunDir, unfit: list[Event], places: Sequence[int] | None) -> Event | None:
     if not unfit:
         return None
     texts = [f"{event.get('host') or 'node {}'.format(event['node'])}: {event['message']}" for event in unfit]
     message = f"{len(unfit)} node{'s' * (len(unfit) > 1)} failed the health check: {'; '.join(texts)}"
     failure = {"cause": Cause.NODE_UNHEALTHY, "message": message, "hint": unfit[0]["hint"]}
-    append_event(run_dir.events_file, "nodes_unhealthy", nodes=[event["node"] for event in unfit], message=message)
+    numbers = [event["node"] if places is None else places[event["node"]] for event in unfit]
+    append_event(run_dir.events_file, "nodes_unhealthy", nodes=numbers, message=message)
     return failure

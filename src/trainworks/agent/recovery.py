@@ -85,6 +85,7 @@ class Recovery:
             self._clock,
             self._is_stopping,
             nodes,
+            self._places,
         )
         return self.unfit is not None
 
@@ -98,7 +99,7 @@ class Recovery:
         self._once_stopped = None  # what it was stopping for is decided anew
         self._run_dir.stop_file.unlink(missing_ok=True)
         unfit = bool(self._now.node_check) and exit_code == ExitCode.NODE_UNHEALTHY
-        self.unfit = failure_of_agent(self._run_dir, node) if unfit else None
+        self.unfit = failure_of_agent(self._run_dir, node, self._places) if unfit else None
         if not unfit and not self._nodes.restartable(exit_code):
             return False  # its agent has judged the ranks, and recorded why
         standing = NodeStanding.UNFIT if unfit else standing_of_lost(node, self._events())
@@ -152,7 +153,7 @@ class Recovery:
     def _leave(self, slow: Straggler) -> bool:
         """End this allocation; its backend requeues the job without the node."""
         message = f"node {slow.node} is slower than its peers: {slow.message}"
-        append_event(self._run_dir.events_file, "nodes_unhealthy", nodes=[slow.node], message=message)
+        append_event(self._run_dir.events_file, "nodes_unhealthy", nodes=[self._places[slow.node]], message=message)
         self.unfit = {
             "cause": Cause.NODE_UNHEALTHY,
             "message": message,

@@ -119,6 +119,9 @@ class PreparedRun:
             MissingExtraError: the library of a tracker or of the messages is not installed.
         """
         self.backend.check(self.spec)
+        if self.resolved.run_file.job.keep_code and not self.backend.shares_files:
+            hint = "put the code into the image or a volume of the pods, and leave `job.keep_code` out"
+            raise UsageError(f"{self.backend.name} does not support `job.keep_code`", hint=hint)
         if self.resolved.run_file.job.avoid_failing_nodes:
             from trainworks.api.proving.nodes import check_has_histories  # noqa: PLC0415 - imports the database
 
@@ -155,6 +158,10 @@ class PreparedRun:
             source = self.request.source
             if source is not None and not isinstance(source, BatchSource | ManifestSource):
                 write_atomic(run_dir.run_file, source.text)
+            if resolved.run_file.job.keep_code:
+                from trainworks.api.environments.kept_code import keep_code  # noqa: PLC0415 - few runs need tarfile and pathspec
+
+                resolved = keep_code(resolved, run_dir, notify=notify)
             run_dir.write_resolved(resolved)
         except BaseException:
             shutil.rmtree(run_dir.path, ignore_errors=True)

@@ -188,6 +188,7 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     | backend           | run directory        | result                                                          |
     |-------------------|----------------------|-----------------------------------------------------------------|
     | ended             | ended                | run directory, which knows the cause                            |
+    | succeeded         | starting, running .. | unknown; failed after 30 s: its supervisor left no last word    |
     | ended             | other                | backend                                                         |
     | waits             | any                  | waits; preempted if either reports that                         |
     | has its nodes     | starting, running .. | run directory                                                   |
@@ -200,6 +201,8 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     said = parse_state(run_status.state)
     if status is None:
         return _forgotten(job, said, run_status, now)
+    if status.state is JobState.SUCCEEDED and said.holds_resources:
+        return _silent_success(job, status, now)
     if status.state.is_final:
         step = _from_record(said, run_status) if said.is_final else _from_backend(status)
         return replace(step, columns=step.columns | {"raw": status.raw, "restarts": status.restarts})
@@ -224,6 +227,15 @@ def _from_backend(status: JobStatus) -> StateChange:
     message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
     columns = {"cause": cause, "message": message, "exit_code": status.exit_code}
     return StateChange(status.state, columns)
+
+
+def _silent_success(job: JobRow, status: JobStatus, now: float) -> StateChange | None:
+    """A job whose supervisor was killed, or whose last word has not reached this machine yet."""
+    if now - (status.ended_at or job.changed_at) < _FORGOTTEN_S:
+        return None
+    message = f"{job.engine} says {status.raw or 'that it succeeded'}, but its supervisor left no last word"
+    found = {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1}
+    return StateChange(JobState.FAILED, found | {"raw": status.raw, "restarts": status.restarts})
 
 
 def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> StateChange | None:

@@ -115,6 +115,10 @@ class JobOptions(Spec):
     avoid_failing_nodes: bool = False
     """Add nodes whose hardware failed often under earlier jobs (score of 2.5 or more in `trainworks nodes`) to
     `exclude` at submission, if enough others are left. For this machine's queue and Slurm."""
+    keep_code: bool = False
+    """Run a command in a copy of its working directory as it is at submission: `code` in the run directory, without
+    `.git`, files that `.gitignore` or `.trainworksignore` list, and files named like secrets. At most 64 MiB. For
+    this machine and for Slurm, whose nodes read the run directory."""
     depends_on: tuple[Word, ...] = ()
     """Jobs, by number or run, that must succeed first; `afterany:12` waits for the end of job 12, however it ends."""
     hold: bool = False

@@ -444,6 +444,8 @@ class RunFile(Spec):
             hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None
             raise FieldError("give exactly one of `workload` (a model to train) and `run` (a command)", hint=hint)
         self._check_workload_keys()
+        if self.job.keep_code and self.run is None:
+            raise FieldError("`job.keep_code` needs `run`: the code of a workload is Trainworks' own")
         for key in ("setup", "framework", "workdir", "num_nodes"):
             if getattr(self, key) is not None and self.run is None:
                 raise FieldError(f"`{key}` needs `run`")

@@ -53,6 +53,17 @@ class Processes(Spec):
         return "nccl" if self.device == "cuda" else "gloo"
 
 
+class KeptCode(Spec):
+    """Files of a working directory that were copied at submission."""
+
+    digest: str
+    """SHA-256 of the archive of the files: equal for equal paths, contents and executable bits."""
+    num_files: int
+    num_bytes: int
+    left_out: tuple[str, ...] = ()
+    """Files named like secrets, which were not copied."""
+
+
 class StepTimeGroups(Spec):
     """Time of one optimizer step, as far as a worker tells its parts apart; the parts add up.
 
@@ -270,6 +281,8 @@ class ResolvedRun(Result, Spec):
     working_folder: str
     commit: str | None = None
     """Git commit of the working folder, with `-dirty` if files differ from it; None outside of a repository."""
+    code: KeptCode | None = None
+    """The copy of the code that `job.keep_code` made; `working_folder` is then this copy."""
     environment: ResolvedEnvironment | None = None
     """Packages of the ranks; None for those of Trainworks, or of the shell of a command."""
     processes: Processes
@@ -289,7 +302,7 @@ class ResolvedRun(Result, Spec):
 
     def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
         """This plan for the run of an earlier one, whose origin, node check and observers stay."""
-        kept = ("created_at", "working_folder", "commit", "environment", "node_check", "observers")
+        kept = ("created_at", "working_folder", "commit", "code", "environment", "node_check", "observers")
         return self.model_copy(update={name: getattr(before, name) for name in kept})
 
     def fewer_nodes(self, nodes: int) -> FewerNodes | None:

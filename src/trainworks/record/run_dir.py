@@ -71,6 +71,11 @@ class RunDir:
         return self.path / ".resolved.edited.json"
 
     @property
+    def code_folder(self) -> Path:
+        """Copy of the working directory at submission, if `job.keep_code` is set."""
+        return self.path / "code"
+
+    @property
     def events_file(self) -> Path:
         """Events, one JSON object per line."""
         return self.path / "events.jsonl"

@@ -113,8 +113,7 @@ def hardware_failures(events: Iterable[Event]) -> list[NodeFailure]:
 
     They are: an agent that was killed (one that ends by itself has judged its ranks), a failed health check, a
     straggler, and a failure with one of `HARDWARE_CAUSES`. After a job was resized its nodes are numbered anew; the
-    numbers here are those among all its nodes. Health checks after that are left out: they number the nodes of the job
-    and the missing ones, which are checked before they come back, each in its own way.
+    numbers here are those among all its nodes.
 
     Raises:
         KeyError, TypeError, ValueError, IndexError: an event is not as Trainworks writes it.
@@ -128,8 +127,8 @@ def hardware_failures(events: Iterable[Event]) -> list[NodeFailure]:
             case "resized":
                 places = event["places"]
         numbers = _failed_nodes(event)
-        if places is not None:
-            numbers = [] if event["kind"] == "nodes_unhealthy" else [places[number] for number in numbers]
+        if places is not None and event["kind"] != "nodes_unhealthy":
+            numbers = [places[number] for number in numbers]
         found += [NodeFailure(float(event["t"]), int(number)) for number in numbers]
     return found
 

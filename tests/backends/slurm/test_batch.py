@@ -72,6 +72,13 @@ def test_nodes_that_failed_their_check_are_remembered_until_a_user_submits_the_j
     assert unhealthy_nodes([first, failed, first]) == []
 
 
+def test_nodes_of_a_job_that_shrank_are_named_by_their_numbers_among_all() -> None:
+    first = {"kind": "submitted", "hosts": ["node1", "node2", "node3"]}
+    shrunk = {"kind": "resized", "places": [0, 2]}
+    slow, taken = {"kind": "nodes_unhealthy", "nodes": [2]}, {"kind": "notice_answered", "node": 1}
+    assert unhealthy_nodes([first, shrunk, slow, taken]) == ["node3", "node3"]
+
+
 def command(starts: str = "per_rank", ranks: Any = "auto") -> ResolvedRun:
     run_file = RunFile.model_validate({"name": "t", "run": "true", "cluster": {"processes_per_node": ranks}})
     planned = processes(1, 1 if ranks == "auto" else ranks).model_copy(update={"starts": starts})

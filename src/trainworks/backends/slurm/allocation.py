@@ -139,14 +139,18 @@ def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
     """
     found: list[str] = []
     names: Sequence[str] = ()
+    places: Sequence[int] = ()
     for event in events:
         if event["kind"] == "submitted":
             names = event.get("hosts", ())
+            places = range(len(names))
             found = found if event.get("restarts") else []
+        elif event["kind"] == "resized":
+            places = event["places"]
         elif event["kind"] == "nodes_unhealthy":
             found += [names[node] for node in event["nodes"]]
         elif event["kind"] == "notice_answered":
-            found.append(names[event["node"]])
+            found.append(names[places[event["node"]]])
     return found
 
 

@@ -1,0 +1,176 @@
+"""Pack a working directory into an archive of the same bytes for the same files, and unpack it completely or not."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from trainworks.errors import UsageError
+from trainworks.files import fsync_folder
+from trainworks.units import format_bytes
+
+IGNORE_FILES = (".gitignore", ".trainworksignore")
+"""Files with patterns in the syntax of gitignore(5), in every folder; the later one has the last word."""
+_SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519", "id_ecdsa", ".netrc", "credentials.json")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeArchive:
+    """Files of a working directory, packed."""
+
+    data: bytes
+    """A tar file, compressed with gzip."""
+    digest: str
+    """SHA-256 of `data`, in hexadecimal: equal for equal paths, contents and executable bits."""
+    num_files: int
+    num_bytes: int
+    """Size of the files before compression."""
+    left_out: tuple[str, ...]
+    """Files whose names are those of secrets, such as `.env`; they are never packed."""
+
+
+def pack(folder: Path, *, limit_bytes: int, without: Path | None = None) -> CodeArchive:
+    """Pack the files of a folder that no ignore file excludes, without `.git` and files named like secrets.
+
+    Args:
+        folder: the working directory.
+        limit_bytes: most bytes of all files before compression.
+        without: a folder that is left out if it is below `folder`, such as that of all runs.
+
+    Raises:
+        UsageError: the files exceed `limit_bytes`, a link leads out of the folder, or a file is neither a regular
+            file, a folder nor a link.
+    """
+    files, left_out, num_bytes = [], [], 0
+    for name in sorted(packed_names(folder, without)):
+        if any(fnmatchcase(Path(name).name, pattern) for pattern in _SECRETS):
+            left_out.append(name)
+            continue
+        mode = (folder / name).lstat()
+        _check_kind(folder, name, mode.st_mode)
+        num_bytes += mode.st_size
+        if num_bytes > limit_bytes:
+            raise UsageError(
+                f"the files of `{folder}` exceed {format_bytes(limit_bytes)}",
+                hint="list data and results in .trainworksignore",
+            )
+        files.append(name)
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", fileobj=buffer, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in files:
+            _add(archive, folder, name)
+    data = buffer.getvalue()
+    return CodeArchive(data, hashlib.sha256(data).hexdigest(), len(files), num_bytes, tuple(left_out))
+
+
+def packed_names(folder: Path, without: Path | None = None) -> Iterator[str]:
+    """Names of the files and links below a folder that no ignore file excludes, relative to it."""
+    root = folder.resolve()
+    excluded = without.resolve() if without else None
+    if excluded is None or root == excluded or root not in excluded.parents:
+        return _names(folder, "", ())
+    rule = GitIgnoreSpec.from_lines([f"/{_escaped(excluded.relative_to(root).as_posix())}/"])
+    return _names(folder, "", (("", rule),))
+
+
+def _escaped(name: str) -> str:
+    return "".join("\\" + letter if letter in "*?[]\\!# " else letter for letter in name)
+
+
+def _names(root: Path, below: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:
+    for file in IGNORE_FILES:
+        if (path := root / below / file).is_file():
+            lines = path.read_text(errors="surrogateescape").splitlines()
+            rules = (*rules, (below, GitIgnoreSpec.from_lines(lines)))
+    with os.scandir(root / below) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for entry_name, is_folder in found:
+        name = below + entry_name
+        if entry_name == ".git" or _is_ignored(name + "/" * is_folder, rules):
+            continue
+        if is_folder:
+            yield from _names(root, name + "/", rules)
+        else:
+            yield name
+
+
+def _is_ignored(name: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> bool:
+    verdict = False
+    for below, spec in rules:
+        if (found := spec.check_file(name[len(below) :]).include) is not None:
+            verdict = found
+    return verdict
+
+
+def _check_kind(folder: Path, name: str, mode: int) -> None:
+    if stat.S_ISLNK(mode):
+        target = (folder / name).readlink()
+        end = Path(os.path.realpath(folder / name))  # Path.resolve raises at a loop of links before Python 3.13
+        if target.is_absolute() or not end.is_relative_to(folder.resolve()):
+            raise UsageError(
+                f"link `{name}` leads out of `{folder}`, to `{target}`",
+                hint="copy the file, or list the link in .trainworksignore",
+            )
+    elif not stat.S_ISREG(mode):
+        raise UsageError(f"`{name}` is a pipe, socket or device", hint="list it in .trainworksignore")
+
+
+def _add(archive: tarfile.TarFile, folder: Path, name: str) -> None:
+    path = folder / name
+    member = tarfile.TarInfo(name)  # owner, group and time stay 0: the digest depends on paths and contents only
+    if path.is_symlink():
+        member.type, member.linkname, member.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
+        archive.addfile(member)
+        return
+    content = path.read_bytes()
+    member.size = len(content)
+    member.mode = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Unpack an archive as `folder`, which is complete or absent at any time; nothing is done if it exists.
+
+    Raises:
+        tarfile.FilterError: a member would be written outside `folder`.
+    """
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            archive.extractall(temporary, filter="data")
+        _flush(temporary)
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process has unpacked the same archive meanwhile
+                raise
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            if not (file := Path(path) / name).is_symlink():
+                fsync_folder(file)  # fsync takes a file that is open for reading as well
+        fsync_folder(Path(path))
