@@ -22,8 +22,8 @@ drill: $(VENV)/.train
 test: $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs 2 check pytest
 
-# Four at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
-PROCESSES ?= 4
+# Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
+PROCESSES ?= 3
 
 pytest: $(VENV)/.test
 	$(BIN)/pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
