@@ -14,6 +14,7 @@ TrainworksError                 base of all; carries a message, a place and a hi
 │   ├── DamagedStoreError       the job store cannot be read; it can be rebuilt
 │   ├── DiskFullError           no space left, or less than the plan needs
 │   ├── PortInUseError          another process listens on the port
+│   ├── SupersededError         a later start of the run writes its record now
 │   └── UnreachableError        a backend does not answer; its jobs may be fine
 │       └── UnansweredError     a submission got no answer; the backend may have the job
 └── RunFailedError              exit 1: the job ran and failed
@@ -43,6 +44,7 @@ __all__ = [
     "QuantityError",
     "RunFailedError",
     "RunFileError",
+    "SupersededError",
     "TrainworksError",
     "UnansweredError",
     "UnknownRunError",

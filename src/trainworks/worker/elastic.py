@@ -233,7 +233,7 @@ class _NodeAgent(LocalElasticAgent):
             self._judge(worker_group.workers)
             for process in processes:  # SIGKILL, not torch's SIGTERM: ranks take that as a request to save
                 process.kill()
-        elif hang := self._monitor.look():
+        elif not self._hung and (hang := self._monitor.look()):  # killed ranks take a moment to end
             self._end(hang)
             for process in processes:
                 process.kill()
