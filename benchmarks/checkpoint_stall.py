@@ -30,8 +30,9 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.config.recovery import Guard
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.state import whole_state
 from trainworks.worker.mesh import Mesh

@@ -57,8 +57,16 @@ MODELS = {
         layers=8, hidden=256, heads=8, feed_forward=688, vocabulary=2048, sequence_length=256, micro_batch=4,
         steps=33, warmup_steps=3,
     ),
+    "350m": PeerConfig(
+        layers=24, hidden=1024, heads=16, feed_forward=2816, vocabulary=32768, sequence_length=2048, micro_batch=8,
+        steps=40, warmup_steps=10, device="cuda", precision="bf16", compiled=True,
+    ),
+    "1b": PeerConfig(
+        layers=20, hidden=2048, heads=16, feed_forward=5632, vocabulary=32768, sequence_length=2048, micro_batch=4,
+        steps=40, warmup_steps=10, device="cuda", precision="bf16", compiled=True,
+    ),
 }  # fmt: skip
-"""Overhead-bound and compute-bound."""
+"""Overhead-bound and compute-bound, and two for one accelerator."""
 
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
@@ -108,7 +116,7 @@ class Workspace:
         path = self.folder / f"words-{config.hidden}-{config.steps}.txt"
         if not path.exists():
             num_bytes = max(10**6, 4 * config.steps * config.tokens_per_step)
-            path.write_text(random_words(num_bytes, seed=config.seed))
+            path.write_text(random_words(num_bytes, seed=config.seed, num_words=max(4000, config.vocabulary)))
         return path
 
     def environment(self) -> dict[str, str]:
@@ -117,18 +125,18 @@ class Workspace:
         return {**os.environ, **ours}
 
 
-def random_words(num_bytes: int, seed: int) -> str:
-    """Lines of twelve words out of 4,000: enough pairs for a byte-pair vocabulary of 2,048, about 2.5 bytes a token."""
+def random_words(num_bytes: int, seed: int, num_words: int) -> str:
+    """Lines of twelve words out of so many: enough pairs for a byte-pair vocabulary, 2.5 bytes a token or more."""
     generator = np.random.default_rng(seed)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    words = np.array(["".join(generator.choice(letters, size)) for size in generator.integers(3, 10, 4000)])
+    words = np.array(["".join(generator.choice(letters, size)) for size in generator.integers(3, 10, num_words)])
     rows = generator.choice(words, size=(max(1, num_bytes // 84), 12))
     return "".join(" ".join(row) + "\n" for row in rows)
 
 
 def provenance(launcher: str = "python") -> dict[str, Any]:
     """The command, day, machine and versions that a result was measured with."""
-    found = {name: _version(name) for name in ("torch", "transformers", "accelerate", "lightning")}
+    found = {name: _version(name) for name in ("torch", "transformers", "accelerate", "lightning", "torchft-nightly")}
     return {
         "command": " ".join([launcher, f"benchmarks/{Path(sys.argv[0]).name}", *_without_output(sys.argv[1:])]),
         "date": datetime.now(UTC).date().isoformat(),
@@ -162,9 +170,9 @@ def reason_unavailable(peer: Peer) -> str | None:
     return None if find_spec(peer.needs) else f"`{peer.needs}` is not installed in {sys.prefix}"
 
 
-def torchrun(script: Path, *arguments: str) -> list[str]:
-    """Argument vector of a local torchrun with all ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+def torchrun(script: Path, *arguments: str, ranks: int = RANKS) -> list[str]:
+    """Argument vector of a local torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return [*launcher, str(script), *arguments]
 
 
@@ -177,7 +185,9 @@ def run_peer(peer: Peer, config: PeerConfig, workspace: Workspace) -> dict[str, 
     if reason := reason_unavailable(peer):
         raise ContenderError(reason)
     config_file = config.write(workspace.folder / "peer.json")
-    output = _output(torchrun(PEERS_FOLDER / peer.script, str(config_file)), workspace, peer.environment)
+    output = _output(
+        torchrun(PEERS_FOLDER / peer.script, str(config_file), ranks=config.ranks), workspace, peer.environment
+    )
     try:
         return dict(json.loads(output))
     except ValueError:
@@ -232,14 +242,15 @@ def run_file_content(config: PeerConfig, workspace: Workspace) -> dict[str, Any]
         "min_lr_ratio": 0.0, "warmup": f"{min(config.lr_warmup_steps, config.steps)} steps",
     }  # fmt: skip
     workload = {
-        "task": "causal-lm", "model": model, "data": data, "precision": "fp32", "optimizer": optimizer,
-        "global_batch": RANKS * config.micro_batch, "train_for": f"{config.steps} steps", "seed": config.seed,
+        "task": "causal-lm", "model": model, "data": data, "precision": config.precision, "optimizer": optimizer,
+        "compile": config.compiled, "global_batch": config.ranks * config.micro_batch,
+        "train_for": f"{config.steps} steps", "seed": config.seed,
     }  # fmt: skip
     return {
         "name": "benchmark",
         "workload": workload,
-        "cluster": {"engine": "local", "nodes": 1, "processes_per_node": RANKS},
-        "layout": {"dp_shard" if config.shards else "dp_replicate": RANKS, "micro_batch": config.micro_batch},
+        "cluster": {"engine": "local", "nodes": 1, "processes_per_node": config.ranks},
+        "layout": {"dp_shard" if config.shards else "dp_replicate": config.ranks, "micro_batch": config.micro_batch},
         "checkpoint": {"every": "1000000 steps", "to": str(workspace.runs)},
         "recover": {"max_restarts": 0},
     }

@@ -24,7 +24,8 @@ from pathlib import Path
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.reliability.defaults import usual_failures
-from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, spares_needed, waiting_share
+from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.goodput import ExpectedRun, expected, spares_needed, waiting_share
 from trainworks.plan.reliability.scenario import SimulationOutcome, scenario_of
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.trace import fact

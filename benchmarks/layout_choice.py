@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainworks.api.resolve import resolve
+from trainworks.api.launching.resolve import resolve
 from trainworks.api.worker_tasks import ask
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.config.run_file import RunFile

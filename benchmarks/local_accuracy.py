@@ -24,8 +24,9 @@ import numpy as np
 
 from trainworks.config.layout import MESH_AXES
 from trainworks.plan.run.pricing import pricing
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.metric_columns import read_columns
-from trainworks.record.resolved import MemoryTerms, ResolvedRun, StepTimeTerms
+from trainworks.record.resolved import ResolvedRun, StepTimeTerms
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes, format_duration
 

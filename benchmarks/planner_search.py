@@ -22,8 +22,8 @@ import numpy as np
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.search import search
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Space
 from trainworks.plan.step_time import TrainingJob, predict_step_times

@@ -9,7 +9,8 @@ that is running already, to the last of the four. submitit's local executor star
 replicas with `local_cwd`; Ray runs four tasks in a placement group, on a Ray and a driver that are up. The contenders
 take turns. The dispatcher of Trainworks is awake, as it is after a first job;
 the first job of all, which starts it, is printed apart. No-op jobs are `true`, submitted one after the other and run on
-two slots of one core each; their time is from the first submit to the last end.
+two slots of one core each; their time is from the first submit to the last end. The goals are 15 ms, 0.6 of TorchX, 1.5
+of Ray, and 2,000 no-op jobs a minute.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainworks.api.resolve import resolve
+from trainworks.api.launching.resolve import resolve
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.store_place import store_url
 from trainworks.config.run_file import RunFile
-from trainworks.jobs.job_spec import spec_of_run
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 
 GANG = 4
-RAY = "Ray, up already"
-GOAL_S = 0.030
-GOAL_JOBS_PER_MINUTE = 1000
+TORCHX, RAY = "TorchX local_cwd", "Ray, up already"
+GOAL_S = 0.015
+GOAL_RATIOS = {TORCHX: 0.6, RAY: 1.5}
+GOAL_JOBS_PER_MINUTE = 2000
 PATIENCE_S = 60.0
 BEGIN = "date +%s.%N > begin-$RANK"
 
@@ -152,7 +154,7 @@ def torchx_gang(number: int) -> float:
 CONTENDERS: dict[str, tuple[str, Callable[[int], float]]] = {
     "trainworks": ("trainworks", trainworks_gang),
     "submitit local": ("submitit", submitit_gang),
-    "TorchX local_cwd": ("torchx", torchx_gang),
+    TORCHX: ("torchx", torchx_gang),
 }
 
 
@@ -209,11 +211,22 @@ def print_figures(first_s: float, times: dict[str, list[float]], per_minute: flo
             print(f"  {name:18}NOT MEASURED: {how}")
             continue
         spread = f"{min(found) * 1e3:.0f} .. {max(found) * 1e3:.0f}"
-        ratio = median(ours) / median(found)
-        print(f"  {name:18}{median(found) * 1e3:8.0f} ms ({spread}), ours is {ratio:.2f} of it")
-    print(f"  goal {GOAL_S * 1e3:.0f} ms: {'met' if median(ours) <= GOAL_S else 'MISSED'}")
-    met = "met" if per_minute >= GOAL_JOBS_PER_MINUTE else "MISSED"
-    print(f"no-op jobs through the queue: {per_minute:,.0f} per minute; goal {GOAL_JOBS_PER_MINUTE:,}: {met}")
+        ratio = median(own / peer for own, peer in zip(ours, found, strict=True))
+        line = f"  {name:18}{median(found) * 1e3:8.0f} ms ({spread})"
+        if name == "trainworks":
+            print(f"{line}; goal {GOAL_S * 1e3:.0f} ms: {met(median(found) <= GOAL_S)}")
+        elif name in GOAL_RATIOS:
+            goal = GOAL_RATIOS[name]
+            print(f"{line}, ours is {ratio:.2f} of it; goal {goal}: {met(ratio <= goal)}")
+        else:
+            print(f"{line}, ours is {ratio:.2f} of it")
+    reached = met(per_minute >= GOAL_JOBS_PER_MINUTE)
+    print(f"no-op jobs through the queue: {per_minute:,.0f} per minute; goal {GOAL_JOBS_PER_MINUTE:,}: {reached}")
+
+
+def met(reached: bool) -> str:
+    """How a goal is reported."""
+    return "met" if reached else "MISSED"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from trainworks.queueing.decide import decide
 from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob, Snapshot
 
 NODES = 64
-GOAL_MS = 100.0
+GOAL_MS = 50.0
 """For 10,000 queued jobs."""
 
 

@@ -19,7 +19,6 @@ from typing import Any
 from contenders import (
     MODELS,
     PEERS,
-    RANKS,
     ContenderError,
     PeerConfig,
     Result,
@@ -29,8 +28,10 @@ from contenders import (
     run_trainworks,
 )
 
+from trainworks.host.probe import probe_accelerators
+
 PRODUCT = "trainworks"
-DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare"]}
+DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare"], "350m": ["bare"], "1b": ["bare"]}
 """Once a step takes most of a second, the libraries cannot be told apart."""
 CAN_SHARD = ("bare", "bare_default_malloc")
 """Peers whose script knows FSDP2."""
@@ -72,7 +73,9 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=_names(MODELS), default=list(MODELS), help="comma-separated: tiny,compute")
+    parser.add_argument(
+        "--models", type=_names(MODELS), default=["tiny", "compute"], help=f"comma-separated: {','.join(MODELS)}"
+    )
     parser.add_argument("--peers", type=_names(PEERS), help="comma-separated; default: all on tiny, bare on compute")
     parser.add_argument(
         "--layout", choices=("replicas", "shards"), default="replicas", help="DDP, or FSDP2 (bare only)"
@@ -80,7 +83,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="times that every contender runs")
     parser.add_argument("--steps", type=int, help="timed steps per run instead of the model's own number")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single result")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if any(MODELS[model].device == "cuda" for model in options.models) and not probe_accelerators():
+        parser.error("350m and 1b need an accelerator, and there is none")
+    return options
 
 
 def _names(known: Collection[str]) -> Callable[[str], list[str]]:
@@ -145,7 +151,7 @@ def table(model: str, outcomes: list[Outcome]) -> str:
     config = MODELS[model]
     shape = f"{config.layers} layers, hidden {config.hidden}, sequence {config.sequence_length}"
     lines = [
-        f"{model}: {shape}, batch {config.micro_batch} per rank, {RANKS} ranks",
+        f"{model}: {shape}, batch {config.micro_batch} per rank, {config.ranks} rank(s) on {config.device}",
         f"  {'contender':<20} {'tokens/s':>10} {'ms/step':>9}   trainworks / contender (min..max)",
     ]
     lines += [_table_row(outcome, outcomes[0]) for outcome in outcomes]
@@ -166,7 +172,6 @@ def as_json(outcomes: dict[str, list[Outcome]], rounds: int) -> dict[str, Any]:
     """Every single result, the ratios, and where they come from."""
     return {
         **provenance(),
-        "ranks": RANKS,
         "rounds": rounds,
         "models": {
             model: {

@@ -34,6 +34,7 @@ from trainworks.config import (
     model,
     notify,
     optimizer,
+    recovery,
     run_file,
     software,
     stack,
@@ -48,7 +49,7 @@ from trainworks.measure.bench.bound import BOUNDS
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BANDS, judge, unit_of
-from trainworks.measure.health import fabric_checks, gpu_checks, host_checks, log_checks
+from trainworks.measure.health import fabric_checks, gpu_checks, history_checks, host_checks, log_checks
 from trainworks.measure.health.check import HealthCheck
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily
@@ -63,6 +64,7 @@ from trainworks.record import (
     memory,
     metrics,
     model_shape,
+    processes,
     resolved,
     run_dir,
     status,
@@ -178,9 +180,9 @@ def run_file_page() -> str:
         ("job", engines.JobOptions),
         ("job.idle", engines.Idle),
         ("goal", run_file.Goal),
-        ("checkpoint", run_file.Checkpoint),
-        ("recover", run_file.Recover),
-        ("guard", run_file.Guard),
+        ("checkpoint", recovery.Checkpoint),
+        ("recover", recovery.Recover),
+        ("guard", recovery.Guard),
         ("track", track.Track),
         ("track.tensorboard", track.TensorBoard),
         ("track.mlflow", track.MLflow),
@@ -315,9 +317,13 @@ def record_page() -> str:
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
-        *(_record_section(None, resolved, name) for name in ("ResolvedRun", "Processes", "Plan")),
+        _record_section(None, resolved, "ResolvedRun"),
+        _record_section(None, processes, "Processes"),
+        _record_section(None, resolved, "Plan"),
         *(_record_section(None, model_shape, name) for name in ("ModelShape", "LatentAttention", "SmallParameters")),
-        *(_record_section(None, resolved, name) for name in ("StepTimeTerms", "MemoryTerms", "PlannedEvaluation")),
+        _record_section(None, resolved, "StepTimeTerms"),
+        _record_section(None, memory, "MemoryTerms"),
+        _record_section(None, resolved, "PlannedEvaluation"),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
         *(_record_section(None, environment, name) for name in ("HostFacts", "AcceleratorFacts")),
     )
@@ -511,6 +517,7 @@ _CHECKS = {
     "NVLink, NICs and PCI": fabric_checks,
     "Processor, memory, limits, storage": host_checks,
     "Kernel log": log_checks,
+    "Earlier jobs": history_checks,
 }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.fakes import FakeClock
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -20,6 +22,18 @@ settings.load_profile("trainworks")
 
 _SLOW_FIRST = ("slurm", "kubernetes", "tests/worker", "tests/faults", "tests/validation", "tests/cli")
 """Where the longest tests are: a process that begins with them is not waited for in the end."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Half a million objects of tests stay to the end: Python's collector looks rarely meanwhile, then no more."""
+    usual = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 1_000)
+    try:
+        return (yield)
+    finally:
+        gc.set_threshold(*usual)
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,8 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import append_event, read_lines_from
 from trainworks.record.metrics import MetricsRow
-from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 LAUNCH_AT = 1_760_000_000.0

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from trainworks.cli.app import _imported, app
 from trainworks.cli.commands import ALIASES, COMMANDS
-from trainworks.config.load import Source
-from trainworks.plan.model_shape import PLANNED_TYPES
+from trainworks.config.source import Source
+from trainworks.plan.shapes.transformer import PLANNED_TYPES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

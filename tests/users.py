@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-_FIRST_UID = 61_001
+FIRST_UID = 61_001
 _CLI = "import sys; from trainworks.cli.app import main; sys.exit(main())"
 
 
@@ -54,11 +54,15 @@ class User:
 
     def popen(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in their home, whose output can be read."""
+        return self.popen_program([*self.program, *arguments], stdin=subprocess.DEVNULL)
+
+    def popen_program(self, command: Sequence[str], *, stdin: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start a program in their home, whose output can be read."""
         return subprocess.Popen(
-            [*_as_user(self.uid), *self.program, *arguments],
+            [*_as_user(self.uid), *command],
             cwd=self.home,
             env=self._environment(),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,7 +101,7 @@ def _as_user(uid: int) -> list[str]:
 @cache
 def _is_closed() -> bool:
     """Whether the interpreter lies where other users cannot read it; a shell in between has no rights of root left."""
-    plain = ["setpriv", "--reuid", str(_FIRST_UID), "--regid", str(_FIRST_UID), "--clear-groups"]
+    plain = ["setpriv", "--reuid", str(FIRST_UID), "--regid", str(FIRST_UID), "--clear-groups"]
     command = [*plain, "sh", "-c", '"$0" -c "import trainworks.host.process"', sys.executable]
     return subprocess.run(command, capture_output=True, check=False, cwd="/").returncode != 0
 
@@ -116,10 +120,10 @@ def common_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def users(folder: Path, count: int, env: Mapping[str, str]) -> list[User]:
+def users(folder: Path, count: int, env: Mapping[str, str], first_uid: int = FIRST_UID) -> list[User]:
     """Root, and so many others, each with a home in `folder`."""
     found = []
-    for uid in [0, *range(_FIRST_UID, _FIRST_UID + count)]:
+    for uid in [0, *range(first_uid, first_uid + count)]:
         home = folder / f"home-{uid}"
         home.mkdir(mode=0o700)
         os.chown(home, uid, uid)

@@ -1,6 +1,7 @@
 """What the peers share, so that only the library differs: model, optimizer, batches, timing protocol.
 
-Timing: every rank notes the clock when a step has ended. Rank 0 reports, over the steps after the warm-up, the tokens
+Timing: an accelerator has finished a step where its loss is logged, so the first and the last timed step are logged
+ones. Every rank notes the clock when a step has ended. Rank 0 reports, over the steps after the warm-up, the tokens
 of all ranks over the time of the whole window, and the median step. Gradients are averaged in every step, so no
 rank can run ahead and no barrier is needed.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["RANKS", "PeerConfig", "Result"]
 
 RANKS = 2
-"""Processes of every contender; one thread each."""
+"""Processes of every contender on processors; one thread each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,12 @@ class PeerConfig:
     log_every: int = 10
     """The loss is averaged over the ranks and logged once in so many steps."""
     seed: int = 1
+    device: str = "cpu"
+    """`cpu`, or `cuda`: one rank with one accelerator; only `bare.py` knows it."""
+    precision: str = "fp32"
+    """`bf16` is autocast."""
+    compiled: bool = False
+    """torch.compile of the whole model, or of what the contender compiles."""
     shards: bool = False
     """FSDP2 over all ranks, ZeRO-3, instead of DDP; only `bare.py` knows it."""
     data_file: str = ""
@@ -42,9 +48,14 @@ class PeerConfig:
     """Print when the first step ended instead of a throughput; only `bare.py` knows it."""
 
     @property
+    def ranks(self) -> int:
+        """Processes of a contender."""
+        return RANKS if self.device == "cpu" else 1
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks."""
-        return RANKS * self.micro_batch * self.sequence_length
+        return self.ranks * self.micro_batch * self.sequence_length
 
     def write(self, path: Path) -> Path:
         """Write the config as JSON, for `from_command_line` of the other process."""

@@ -18,14 +18,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+def tiny_model() -> nn.Module:
+    """A transformer of two layers, hidden 64, over 512 tokens."""
+    block = nn.TransformerEncoderLayer(64, 4, 176, batch_first=True, dropout=0.0)
+    return nn.Sequential(nn.Embedding(512, 64), nn.TransformerEncoder(block, 2), nn.Linear(64, 512))
+
+
 def main(folder: Path, num_steps: int, every: int) -> None:
     """Resume from the checkpoint if there is one, and train."""
     dist.init_process_group("gloo")
     torch.manual_seed(1)
-    block = nn.TransformerEncoderLayer(64, 4, 176, batch_first=True, dropout=0.0)
-    model = DistributedDataParallel(
-        nn.Sequential(nn.Embedding(512, 64), nn.TransformerEncoder(block, 2), nn.Linear(64, 512))
-    )
+    model = DistributedDataParallel(tiny_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checkpoint, step = folder / "checkpoint.pt", 0
     if checkpoint.exists():

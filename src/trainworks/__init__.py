@@ -30,7 +30,7 @@ _PUBLIC = {
     "cost": "cost",
     "describe": "jobs",
     "dev": "developing.dev",
-    "drain": "jobs",
+    "drain": "nodes",
     "drill": "proving.drill",
     "edit": "resuming.editing",
     "env": "environments.env",

@@ -15,7 +15,6 @@ from trainworks.api.environments.env import env as env
 from trainworks.api.environments.prune import prune_environments as prune_environments
 from trainworks.api.goodput import goodput as goodput
 from trainworks.api.jobs import describe as describe
-from trainworks.api.jobs import drain as drain
 from trainworks.api.jobs import find_job as find_job
 from trainworks.api.jobs import hold as hold
 from trainworks.api.jobs import jobs as jobs
@@ -23,6 +22,7 @@ from trainworks.api.jobs import release as release
 from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
+from trainworks.api.nodes import drain as drain
 from trainworks.api.observing.compare import compare as compare
 from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.logs import logs as logs

@@ -15,7 +15,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.jobs.state import JobState
 from trainworks.record.events import read_events
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 
 
 def started(tmp_path: Path, **job: object) -> Run:

@@ -13,7 +13,7 @@ from trainworks.agent.node_agents import TrainingNodes
 from trainworks.config.run_file import RunFile
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK, listen
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 
 ON_EFA = processes(2).model_copy(update={"device": "cuda", "nccl_environment": {"FI_PROVIDER": "efa"}})
@@ -33,6 +33,10 @@ class ElsewhereThatShowsItsEnvironment:
     def command(self, node: int, command: list[str]) -> list[str]:
         """A shell, in place of the agent."""
         return ["sh", "-c", f"env > {shlex.quote(str(self._file))}"]
+
+    def killed_by(self, exit_code: int) -> int | None:
+        """The shell is not killed."""
+        return None
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Not asked for here."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeClock, FakeNodes, Life, job
-from trainworks.agent.node_agents import CommandNodes, TrainingNodes
+from trainworks.agent.node_agents import CommandNodes, ThisMachine, TrainingNodes
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -74,6 +74,22 @@ def test_a_killed_node_is_started_again(start) -> None:
     run = start(job(max_restarts=1), [Life(KILLED, says=[MET]), Life(0, says=[MET, FINISHED])])
     assert run.states() == ["STARTING", "RUNNING", "RECOVERING", "RUNNING", "SUCCEEDED"]
     assert run.nodes.asked.starts == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "end", "starts"),
+    [
+        (signal.SIGKILL, [], "SUCCEEDED", [0, 0]),
+        (None, [], "FAILED", [0]),  # its job is no longer there
+        (signal.SIGKILL, [failure("oom", "killed by the kernel", 1.0, exit_code=-9)], "FAILED", [0]),
+    ],
+)
+def test_an_agent_that_another_program_started_was_killed_if_its_ranks_do_not_explain_its_end(
+    start, monkeypatch: pytest.MonkeyPatch, number: int | None, said: list, end: str, starts: list[int]
+) -> None:
+    monkeypatch.setattr(ThisMachine, "killed_by", lambda hosts, exit_code: number)
+    run = start(job(max_restarts=1), [Life(137, says=[MET, *said]), Life(0, says=[MET, FINISHED])])
+    assert (run.states()[-1], run.nodes.asked.starts) == (end, starts)
 
 
 def test_how_an_agent_ends_after_the_last_step_does_not_matter(start) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from tests.fakes import resolved_command, spec
+from trainworks.api.proving.health import health
 from trainworks.api.proving.nodes import avoid_failing_nodes, check_has_histories, with_history
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.config.run_file import RunFile
@@ -120,6 +122,55 @@ def test_odd_records_of_other_users_do_not_break_the_list(store: JobStore, tmp_p
     for number, event in enumerate(odd):
         write(add(store, tmp_path / f"a-{number}", ["node1", "node2"]), event)
     assert failures() == {"node1": 0, "node2": 0}
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "host", "verdict", "problem"),
+    [
+        ("slurm", "node1", None, "warning", "3 failures in 0.1 days under jobs, score 4.0, last `node_lost` at "),
+        ("local", "vm-0", "vm", "warning", "3 failures"),
+        ("local", "vm-0", "another", "not applicable", ""),
+        ("slurm", "node2", None, "not applicable", ""),
+        ("kubernetes", "node1", None, "not applicable", ""),
+    ],
+)
+def test_health_warns_of_a_machine_that_failed_under_jobs(
+    store: JobStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+    name: str,
+    host: str | None,
+    verdict: str,
+    problem: str,
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.setenv("TRAINWORKS_HOST", "vm")
+    monkeypatch.setattr("trainworks.api.proving.health._HISTORY_TIMEOUT_S", 60.0)
+    for number in range(3):
+        ago_s = number * HOUR_S + HOUR_S
+        add(store, tmp_path / f"a-{number}", [name], cause="node_lost", ago_s=ago_s, engine=engine, host=host)
+    found = next(each for each in health().results if each.check == "history")
+    assert found.verdict == verdict
+    assert "".join(found.problems).startswith(problem)
+
+
+@pytest.mark.parametrize("url", ["postgresql://127.0.0.1:1/jobs", "no URL"])
+def test_a_job_store_that_cannot_be_read_leaves_the_history_unknown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWORKS_STORE", url)
+    assert [each.check for each in health().with_verdict("unknown") if each.check == "history"] == ["history"]
+    assert "history" not in {each.check for each in health(with_history=False).with_verdict("unknown")}
+
+
+def test_a_job_store_that_hangs_does_not_hold_the_other_checks(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr("trainworks.api.proving.nodes.history_of_machine", lambda *_: answered.wait())
+    monkeypatch.setattr("trainworks.api.proving.health._HISTORY_TIMEOUT_S", 0.01)
+    found = next(each for each in health().results if each.check == "history")
+    answered.set()
+    assert (found.verdict, found.figure) == ("unknown", "the job store does not answer within 0.01 s")
 
 
 def test_a_pipe_in_place_of_a_record_does_not_block_the_list(store: JobStore, tmp_path: Path) -> None:

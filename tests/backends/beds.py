@@ -21,6 +21,8 @@ from tests.backends.small_backend import Site, SmallBackend, end_all
 from tests.fakes import FakeClock, resolved_command
 from tests.kubernetes.cluster import KubernetesCluster
 from trainworks.agent.launch import run_mark
+from trainworks.api.environments.kept_code import keep_code
+from trainworks.api.notices import warn
 from trainworks.backends.backend import Backend
 from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient
@@ -37,10 +39,12 @@ from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.job_row import JobRow
-from trainworks.jobs.job_spec import JobSpec, spec_of
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.store import open_store
-from trainworks.record.resolved import Processes
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.processes import Processes
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 PATIENCE_S = 90.0
 
@@ -101,6 +105,8 @@ class Bed(abc.ABC):
         self.folder = folder
         self.store = open_store(f"sqlite:///{folder / 'jobs.db'}")
         self.clock = SystemClock()
+        self.code_folder = folder / 'it\'s a "folder" of $(id)'
+        self.code_folder.mkdir()
 
     @property
     @abc.abstractmethod
@@ -140,13 +146,13 @@ class Bed(abc.ABC):
         )
         run_dir = create_run_dir(self.folder / "runs", "t")
         processes = Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
-        folder = self.folder / 'it\'s a "folder" of $(id)'
-        folder.mkdir(exist_ok=True)
         resolved = resolved_command(
-            run_dir.run_id, run_file=run_file, processes=processes, working_folder=str(folder), command=None
+            run_dir.run_id, run_file=run_file, processes=processes, working_folder=str(self.code_folder), command=None
         )
+        if run_file.job.keep_code:
+            resolved = keep_code(resolved, run_dir, notify=warn)
         run_dir.write_resolved(resolved)
-        spec = spec_of(run_file, run_id=run_dir.run_id, working_folder=str(folder))
+        spec = spec_of(run_file, run_id=run_dir.run_id, working_folder=resolved.working_folder)
         return Job(self, run_dir, spec)
 
     def submit(self, job: Job) -> Job:

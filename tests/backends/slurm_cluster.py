@@ -19,7 +19,7 @@ import pytest
 
 import trainworks
 from tests.fakes import resolved_command
-from trainworks.api.runs import NODE_CHECK
+from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.backend import JobStatus
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
@@ -30,14 +30,16 @@ from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
 from trainworks.errors import PortInUseError
 from trainworks.host import process
 from trainworks.host.network import listen
-from trainworks.jobs.job_spec import spec_of
+from trainworks.jobs.spec_of_run import spec_of
 from trainworks.record.events import Event, read_events
-from trainworks.record.resolved import Processes, ResolvedRun
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 TIMEOUT_S = 90.0
+_PORTS_OF_DAEMONS = 10
 _LOG = logging.getLogger(__name__)
-_PORTS = 20
 
 
 class Cluster:
@@ -170,7 +172,7 @@ def started(size: SandboxSize) -> Iterator[Cluster]:
     folder.chmod(0o755)
     sandbox = SlurmSandbox(folder / "s")
     try:
-        sandbox.up(replace(size, first_port=_free_ports(_PORTS)))
+        sandbox.up(replace(size, first_port=_free_ports(_PORTS_OF_DAEMONS + size.nodes)))
         yield Cluster(sandbox, folder)
     finally:
         sandbox.purge()

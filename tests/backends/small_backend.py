@@ -185,7 +185,7 @@ class SmallBackend(Backend):
             end_left_over(job.run_dir)
         if job.supervisor is None or job.ended or job.supervisor.exit_code() is None:
             return
-        if parse_state(job.run_dir.read_status().state).is_final:
+        if parse_state(self._last_word(job).state).is_final:
             job.ended = True
             return
         events = job.run_dir.events_file
@@ -197,6 +197,9 @@ class SmallBackend(Backend):
             job.restarts += 1
             job.run_dir.write_status(RunStatus(state=JobState.QUEUED, cause=cause))
 
+    def _last_word(self, job: Job) -> RunStatus:
+        return job.run_dir.read_status()
+
     def _job_status(self, job: Job) -> JobStatus:
         if job.stopped:
             return JobStatus(state=JobState.STOPPED, raw="stopped")
@@ -206,7 +209,7 @@ class SmallBackend(Backend):
         code = job.supervisor.exit_code()
         if code is None:
             return JobStatus(state=JobState.RUNNING, **seen)
-        status = job.run_dir.read_status()
+        status = self._last_word(job)
         state = parse_state(status.state)
         if not state.is_final:
             cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST

@@ -21,7 +21,8 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import NotOwnerError, TrainworksError, UsageError
 from trainworks.host.users import this_host
 from trainworks.jobs.job_row import JobRow, Placement
-from trainworks.jobs.job_spec import JobSpec, spec_of_run
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir

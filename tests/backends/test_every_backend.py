@@ -3,6 +3,7 @@ a real API server of Kubernetes with doubles behind it."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
-from trainworks.jobs.state import JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.events import read_events
 from trainworks.recover.failures import first_failure
@@ -114,11 +115,18 @@ def test_a_failing_rank_ends_the_gang_and_is_named(bed: Bed) -> None:
     is_over(job)
 
 
-def test_a_lost_node_is_no_lost_job(bed: Bed) -> None:
+def test_a_lost_node_ends_an_attempt_and_no_job(bed: Bed) -> None:
     job = bed.start(FOR_EVER_ONCE, nodes=3, restarts=1)
+    lost_node = job.row.placement[1].node
     bed.lose_a_node(job)
-    assert job.end().state is JobState.SUCCEEDED
-    assert [job.said(rank).count("up") for rank in range(3)] == [2, 2, 2]
+    *lost, last = bed.store.attempts(job.end().id)
+    assert [one.state for one in lost] == [JobState.FAILED] * bed.requeues
+    assert {one.cause for one in lost} <= bed.causes_of_a_lost_node
+    assert (last.state, len(last.placement)) == (JobState.SUCCEEDED, 3)
+    assert not bed.requeues or lost_node not in {place.node for place in last.placement}
+    times = [time for one in (*lost, last) for time in (one.started_at, one.ended_at)]
+    assert times == sorted(times, key=float)
+    assert times_up(job) == [2, 2, 2]
     is_over(job)
 
 
@@ -137,7 +145,8 @@ def test_a_lost_node_ends_a_job_without_restarts(bed: Bed) -> None:
     job = bed.start(FOR_EVER_ONCE, nodes=3)
     bed.lose_a_node(job)
     row = job.end()
-    assert (row.state, row.cause) == (JobState.FAILED, "node_lost")
+    status = bed.record(job).read_status()
+    assert (row.state, row.cause, status.state, status.cause) == (JobState.FAILED, "node_lost", "FAILED", "node_lost")
     assert times_up(job) == [1, 1, 1]
     is_over(job)
 
@@ -162,17 +171,6 @@ def test_a_user_who_retries_a_job_gives_it_all_restarts_again(bed: Bed) -> None:
     wait_until_up(job, 4)
     assert (first.state, job.end().state) == (JobState.FAILED, JobState.FAILED)
     assert times_up(job) == [4]
-
-
-def test_a_lost_node_ends_an_attempt_and_is_its_cause(bed: Bed) -> None:
-    job = bed.start(FOR_EVER_ONCE, nodes=3, restarts=1)
-    bed.lose_a_node(job)
-    *lost, last = bed.store.attempts(job.wait_for("SUCCEEDED").id)
-    assert [one.state for one in lost] == [JobState.FAILED] * bed.requeues
-    assert {one.cause for one in lost} <= bed.causes_of_a_lost_node
-    assert (last.state, len(last.placement)) == (JobState.SUCCEEDED, 3)
-    times = [time for one in (*lost, last) for time in (one.started_at, one.ended_at)]
-    assert times == sorted(times, key=float)
 
 
 def test_the_times_of_an_attempt_are_the_jobs_and_not_those_of_a_look(bed: Bed) -> None:
@@ -238,6 +236,16 @@ def test_a_job_that_waits_can_be_stopped(bed: Bed) -> None:
     job.stop()
     assert job.end().state is JobState.STOPPED
     assert not list(bed.folder.rglob("began"))
+
+
+def test_a_command_runs_in_the_code_as_it_was_when_the_job_was_made(bed: Bed) -> None:
+    here = 'test "$PWD" -ef "$TRAINWORKS_RUN_DIR/code" && echo in the copy'
+    (bed.code_folder / "weights.bin").write_bytes(os.urandom(10**6))  # nearly what a Secret of Kubernetes holds
+    (bed.code_folder / "train.sh").write_text("version one\n")
+    job = bed.job(f"cat train.sh; stat --format=%s weights.bin; {here}", keep_code=True)
+    (bed.code_folder / "train.sh").write_text("version two\n")
+    assert bed.submit(job).end().state is JobState.SUCCEEDED
+    assert [job.said(rank) for rank in range(2)] == [["version one", "1000000", "in the copy"]] * 2
 
 
 def test_a_job_waits_for_the_one_that_it_depends_on(bed: Bed) -> None:
@@ -322,15 +330,16 @@ def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
     assert (bed.store.search(), job.run_dir.read_status().state) == ([], "CREATED")
 
 
-def test_a_job_that_waits_for_one_that_has_failed_is_refused(bed: Bed) -> None:
+def test_a_job_that_waits_for_one_that_has_failed_fails_at_once(bed: Bed) -> None:
     if "depends_on" in bed.backend.unsupported:
         pytest.skip("this backend has no `depends_on`")
     first = bed.submit(bed.job("exit 3", nodes=1))
     first.end()
-    name = first.run_dir.run_id
-    with pytest.raises(UsageError, match=f"names job `{name}`, which is FAILED"):
-        bed.submit(bed.job("true", depends_on=[name]))
-    assert [row.run_id for row in bed.store.search()] == [name]
+    second = bed.submit(bed.job("true", depends_on=[first.run_dir.run_id]))
+    row, status = second.end(), second.run_dir.read_status()
+    assert (row.state, row.cause, row.attempt) == (JobState.FAILED, Cause.DEPENDENCY, 0)
+    assert row.message == f"a job it depends on did not succeed: {first.run_dir.run_id} is FAILED"
+    assert (status.state, status.cause, status.message) == ("FAILED", "dependency", row.message)
 
 
 def test_nothing_that_a_user_writes_is_run_by_a_shell_of_ours(bed: Bed) -> None:
@@ -351,7 +360,8 @@ def test_a_word_that_nobody_knows_is_no_failure(bed: Bed) -> None:
 
 
 def test_silence_is_no_failure(bed: Bed) -> None:
-    job = bed.start("echo up; sleep 5; echo went on", nodes=2)
+    wait = 'until test -e "$TRAINWORKS_RUN_DIR/heard"; do sleep 0.1; done'  # of an end in silence Slurm hears late
+    job = bed.start(f"echo up; sleep 2; echo went on; {wait}", nodes=2)
     bed.silence()
     try:
         row = job.row
@@ -360,6 +370,7 @@ def test_silence_is_no_failure(bed: Bed) -> None:
         job.wait_until_said("went on", 2)
     finally:
         bed.answer()
+    (bed.record(job).path / "heard").touch()
     row = job.end()
     assert (row.state, row.attempt, row.reachable) == (JobState.SUCCEEDED, 1, True)
 

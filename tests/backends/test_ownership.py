@@ -17,7 +17,8 @@ from trainworks.host import users
 from trainworks.host.users import is_administrator, this_host, user_name
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.store import open_store
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 NOBODY = 2**31 + 5
 """A user without an account."""

@@ -16,10 +16,11 @@ from trainworks.backends.remote import follow_all, hand_over
 from trainworks.backends.submission import submitted_runs
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UnreachableError
-from trainworks.jobs.job_spec import spec_of_run
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 
 MACHINE = [LocalNode(name="here", cores=8.0, devices=(), accelerator=None, memory_bytes=1 << 33)]

@@ -11,9 +11,11 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from tests.backends.small_backend import SmallBackend
-from trainworks.backends.registry import backend_class, backend_for, plugin_options, shares_files
+from tests.fakes import resolved_command
+from trainworks.backends.registry import backend_class, backend_for, is_copied, plugin_options, shares_files
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import UsageError
+from trainworks.record.run_dir import RunDir
 
 
 @pytest.fixture
@@ -40,6 +42,16 @@ def test_an_installed_plugin_is_found_by_its_entry_point(plugin: Any) -> None:
     assert backend_class("small") is SmallBackend
     assert isinstance(backend_for(cluster({"engine": "small", "small": {"size": 4}})), SmallBackend)
     assert shares_files("small")
+
+
+def test_a_copied_run_is_known_by_the_folder_on_its_cluster(tmp_path: Path) -> None:
+    copied = {"engine": "slurm", "slurm": {"login": "login1", "folder": "/scratch", "python": "/opt/python"}}
+    found = []
+    for one in ("local", "slurm", {"engine": "slurm", "slurm": {"login": "login1"}}, copied):
+        run_file = RunFile.model_validate({"name": "t", "run": "true", "cluster": one})
+        RunDir(tmp_path).write_resolved(resolved_command(run_file=run_file))
+        found.append(is_copied(tmp_path))
+    assert found == [False, False, False, True] and not is_copied(tmp_path / "gone")
 
 
 def test_a_published_plugin_that_is_not_installed_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

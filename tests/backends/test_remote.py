@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.small_backend import Site, SmallBackend
+from tests.backends.small_backend import Job, Site, SmallBackend
 from tests.fakes import FakeClock, resolved_command
 from trainworks.backends.backend import JobStatus, RenderedJob
+from trainworks.backends.job_tag import mark_of
+from trainworks.backends.next_state import is_requeue_lost, may_be_lost, next_step, of_this_job
 from trainworks.backends.registry import backend_for, backend_of_job, cluster_of, shares_files
-from trainworks.backends.remote import follow_all, hand_over, hand_over_again, next_step, withdraw
+from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.files import take_lock
@@ -21,8 +23,10 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore, open_store
+from trainworks.record.events import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.recover.restarts import restarts_counted
 
 Q, S, R, P = JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTED
 OK, BAD, STOP, WHO = JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.UNKNOWN
@@ -101,6 +105,53 @@ def test_a_job_that_its_backend_forgot_has_failed_only_after_a_while() -> None:
     step = next_step(ROW, None, RunStatus(state=R), NOW + 60)
     assert step is not None and (step.state, step.columns["cause"]) == (BAD, "unknown")
     assert "slurm does not know job 7" in step.columns["message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "now_s", "asked", "may_be"),
+    [
+        (Q, 10, None, True),
+        (Q, 10, "stop", False),
+        (R, 10, None, False),  # its processes may still be ending
+        (R, 40, None, True),
+        (OK, 40, None, False),
+        (WHO, 40, None, False),
+    ],
+)
+def test_a_job_that_is_not_listed_can_be_submitted_again_unless_it_ended_or_may_still_run(
+    said: JobState, now_s: float, asked: str | None, may_be: bool
+) -> None:
+    assert may_be_lost(replace(ROW, asked_to_end=asked), RunStatus(state=said), NOW + now_s) is may_be
+
+
+@pytest.mark.parametrize(
+    ("on", "said", "cause", "start_s", "now_s", "is_lost"),
+    [
+        (R, Q, "agent_lost", -9, 120, True),
+        (S, P, "preempted", -9, 120, True),
+        (R, Q, "agent_lost", -9, 119, False),  # its script may still be ending
+        (R, Q, "agent_lost", 5, 120, False),  # it has its nodes for the next turn
+        (R, Q, None, -9, 120, False),  # it was submitted, and has not begun to write
+        (R, R, None, -9, 120, False),
+        (Q, Q, "agent_lost", None, 120, False),
+    ],
+)
+def test_a_requeue_that_the_backend_forgot_is_noticed(
+    on: JobState, said: JobState, cause: str | None, start_s: float | None, now_s: float, is_lost: bool
+) -> None:
+    status = JobStatus(state=on, starts_at=None if start_s is None else NOW + start_s)
+    assert is_requeue_lost(status, RunStatus(state=said, cause=cause, updated_at=NOW), NOW + now_s) is is_lost
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_its_own"),
+    [(mark_of(RunDir(Path("/runs/t-1"))), True), (None, True), ("billed to ada", True), ("trainworks:t-1:0", False)],
+)
+def test_the_status_of_another_job_that_got_the_same_number_is_not_that_of_a_lost_job(
+    tag: str | None, is_its_own: bool
+) -> None:
+    status = JobStatus(state=OK, tag=tag)
+    assert of_this_job(ROW, status) is (status if is_its_own else None)
 
 
 def test_a_job_that_its_backend_forgot_ended_as_its_run_directory_says_or_as_somebody_asked() -> None:
@@ -223,6 +274,31 @@ def test_a_submission_whose_answer_is_lost_is_accepted_and_found_once(queue: Que
     assert (queue.row().handle, queue.row().reachable, list(queue.site.jobs)) == ("1", True, ["1"])
 
 
+@pytest.mark.parametrize("state", [Q, R])
+def test_a_job_that_its_backend_lost_in_a_crash_is_submitted_again(
+    queue: Queue, state: JobState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = queue.run_dir()
+    row = queue.submit(run_dir)
+    if state is R:
+        append_event(run_dir.events_file, "submitted", nodes=1, hosts=["small1"], restarts=0)
+        append_event(run_dir.events_file, "state", state=R, cause=None, message=None)
+        run_dir.write_status(RunStatus(state=R))
+        queue.store.move(row.id, JobState.STARTING, now=NOW)
+        queue.store.move(row.id, R, now=NOW)
+    del queue.site.jobs["1"]
+    queue.site.jobs["another"] = Job(SPEC, RunDir(queue.folder / "another"), held=True)
+    monkeypatch.setattr(SmallBackend, "has_lost", lambda backend, seen_at, now: True)
+    queue.clock.sleep(60.0)
+    assert queue.look() == [] and queue.look() == []
+    assert (queue.row().state, queue.row().handle, list(queue.site.jobs)) == (Q, "2", ["another", "2"])
+    events = read_events(run_dir.events_file)
+    assert restarts_counted(events, waits=True) == queue.row().restarts == (1 if state is R else 0)
+    assert [event["message"] for event in events if event["kind"] == "state"][1:] == (
+        ["small crashed and lost job 1"] if state is R else []
+    )
+
+
 def test_a_job_that_its_backend_may_have_is_not_called_stopped(queue: Queue) -> None:
     queue.site.loses_answers = True
     row = queue.submit(queue.run_dir())
@@ -278,12 +354,32 @@ def test_a_job_does_not_wait_for_one_that_has_succeeded(queue: Queue) -> None:
     assert queue.site.jobs["2"].spec.depends_on == ()
 
 
-@pytest.mark.parametrize(("name", "says"), [("t-1", "which is FAILED"), ("gone", "which does not exist")])
-def test_a_job_that_waits_for_ever_is_refused(queue: Queue, name: str, says: str) -> None:
+def test_a_job_that_waits_for_a_failed_one_never_reaches_the_backend(queue: Queue) -> None:
     first = queue.submit(queue.run_dir(1))
     queue.store.move(first.id, BAD, now=NOW)
-    with pytest.raises(UsageError, match=f"names job `{name}`, {says}"):
-        queue.submit(queue.run_dir(2), depends_on=(name,))
+    row = queue.submit(queue.run_dir(2), depends_on=("t-1",))
+    assert (row.state, row.cause, row.message) == (
+        BAD,
+        "dependency",
+        "a job it depends on did not succeed: t-1 is FAILED",
+    )
+    assert list(queue.site.jobs) == ["1"]
+    with pytest.raises(UsageError, match="names job `t-1`, which is FAILED"):
+        hand_over_again(queue.store, queue.backend, row, queue.clock)
+
+
+def test_a_cut_off_submission_whose_dependency_fails_meanwhile_fails_as_one_that_waits(queue: Queue) -> None:
+    first = queue.submit(queue.run_dir(1))
+    waits = replace(SPEC, run_id="t-2", depends_on=("t-1",))
+    queue.store.add(waits, run_dir=str(queue.run_dir(2).path), owner="ada", engine="small", now=NOW)
+    queue.store.move(first.id, BAD, now=NOW)
+    assert queue.look() == []
+    assert (queue.row(2).state, queue.row(2).cause, list(queue.site.jobs)) == (BAD, "dependency", ["1"])
+
+
+def test_a_job_that_waits_for_none_is_refused(queue: Queue) -> None:
+    with pytest.raises(UsageError, match="names job `gone`, which does not exist"):
+        queue.submit(queue.run_dir(2), depends_on=("gone",))
     assert queue.store.find("t-2") is None
 
 
@@ -291,6 +387,27 @@ def test_a_job_of_the_local_queue_is_none_that_another_backend_knows(queue: Queu
     queue.store.add(SPEC, run_dir="/elsewhere", owner="ada", engine="local", now=NOW)
     with pytest.raises(UsageError, match="in the queue of local, not of small"):
         queue.submit(queue.run_dir(2), depends_on=("t-1",))
+
+
+def test_a_job_ends_once_its_whole_record_is_here(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = queue.run_dir()
+    queue.submit(run_dir)
+    there = [RunStatus(state=BAD, cause="oom", exit_code=1, updated_at=NOW)]
+
+    def fetch(_: SmallBackend, run_dirs: list[RunDir]) -> bool:
+        assert [one.path for one in run_dirs] == [run_dir.path]
+        if queue.clock.now() > NOW:
+            run_dir.write_status(there.pop())
+            return True
+        return False
+
+    monkeypatch.setattr(SmallBackend, "fetch", fetch)
+    monkeypatch.setattr(SmallBackend, "poll", lambda *_: {"1": JobStatus(state=BAD, cause=Cause.USER_ERROR)})
+    queue.look()
+    assert not queue.row().state.is_final
+    queue.clock.sleep(1)
+    queue.look()
+    assert (queue.row().state, queue.row().cause) == (BAD, Cause.OOM)
 
 
 def test_the_reason_to_wait_is_the_backends(queue: Queue) -> None:

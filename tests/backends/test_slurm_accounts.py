@@ -27,7 +27,7 @@ slurm:
   qos:
     - {name: idle}
     - {name: debug, priority: 9, max_time: "30:00", max_gpus_per_user: 8, max_jobs_per_user: 2, preempts: [idle]}
-  accounts: [{name: vision, share: 2, max_gpus: 16, qos: [idle, debug]}]
+  accounts: [{name: vision, share: 2, max_gpus: 16, accelerator_hours_per_month: 100, qos: [idle, debug]}]
 users: [{name: alice, uid: 2001, account: vision, administers: true}]
 """
 

@@ -24,6 +24,22 @@ from trainworks.jobs.store import JobStore, open_store
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 PATIENCE_S = 60.0
 
+WRITER = """
+import sys
+from trainworks.jobs import database
+from trainworks.jobs.store import open_store
+
+def wait(seconds):
+    print("refused", flush=True)
+    sys.stdin.readline()
+
+database._MODES_S, database.time.sleep = 600.0, wait
+store = open_store(sys.argv[1])
+store.drain("node1", "broken", now=1.0)
+print(store.drains(), flush=True)
+"""
+"""Writes to a job store; each time that it would wait, it says so, and continues when it reads a line."""
+
 
 @pytest.fixture
 def common() -> Iterator[Path]:
@@ -292,3 +308,48 @@ def test_users_of_a_team_share_its_quota_and_none_can_raise_it(apart: tuple[User
     assert (refused.returncode, "team vision holds 1 of its 1 core" in refused.stderr) == (3, True), refused.stderr
     ann.ok("stop", first, "--now")
     wait_for(bob, second, "SUCCEEDED")
+
+
+def test_a_user_who_has_used_less_goes_before_an_older_job_of_another_one(
+    apart: tuple[User, ...], common: Path
+) -> None:
+    _, ann, bob = apart
+    policy = common / "queue.yaml"
+    policy.write_text("fair_share: {half_life: 1h}\n")
+    policy.chmod(0o644)
+    env = {"TRAINWORKS_QUEUE_POLICY": str(policy)}
+    ann, bob = (replace(user, env={**user.env, **env}) for user in (ann, bob))
+    whole = {"cpus": os.cpu_count() or 1}
+    first = busy(ann, resources=whole)
+    older = submit(ann, "older", "true", resources=whole)
+    younger = submit(bob, "younger", "sleep 600", resources=whole)
+    behind = (
+        f"behind uid {bob.uid}'s job {younger} (priority 50): user uid {ann.uid} has 50% of the shares and made 100%"
+    )
+    until(lambda: ann.ok("describe", older), lambda text: behind in text)
+    ann.ok("stop", first, "--now")
+    wait_for(bob, younger, "RUNNING")
+    assert seen(ann, older).state == "QUEUED"
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_log_that_a_killed_process_left_closed_to_others_is_written_after_its_owners_next_command(
+    common: Path, suffix: str
+) -> None:
+    folder = common / "store"
+    folder.mkdir()
+    folder.chmod(0o777)
+    url = f"sqlite:///{folder / 'jobs.db'}"
+    open_store(url)
+    (folder / "jobs.db").chmod(0o666)
+    _, ann, bob = users(common, 2, {"TRAINWORKS_STORE": url})
+    closed = folder / f"jobs.db{suffix}"
+    closed.touch(mode=0o644)
+    os.chown(closed, ann.uid, ann.uid)
+    command = [*bob.program[:-1], WRITER, url]
+    with bob.popen_program(command) as writing:
+        assert writing.stdout is not None and writing.stdin is not None
+        assert writing.stdout.readline() == "refused\n"
+        ann.ok("ps")
+        printed, complaints = writing.communicate("\n", timeout=120)
+    assert "'node1': ('broken', " in printed, complaints

@@ -20,7 +20,7 @@ from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.node import node_name
 from trainworks.measure.bench.node_record import read_record, read_records, record_path, records_in
-from trainworks.record.bench import BenchSetting
+from trainworks.record.measured.bench import BenchSetting
 
 NODE = [sys.executable, "-m", "trainworks.measure.bench.node"]
 

@@ -16,7 +16,7 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.memory import measure_host_link
 from trainworks.measure.bench.mpi import measure_mpi
 from trainworks.measure.bench.program_output import read_part
-from trainworks.record.bench import BenchRequest, BenchSetting
+from trainworks.record.measured.bench import BenchRequest, BenchSetting
 from trainworks.worker.bench import link_programs
 from trainworks.worker.bench.link_programs import RankPlace
 from trainworks.worker.bench.nccl_tests import measure_with_nccl_tests

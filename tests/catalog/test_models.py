@@ -6,9 +6,9 @@ import pytest
 
 from trainworks.catalog.models import find_preset, known_model, preset, preset_names
 from trainworks.errors import UsageError
-from trainworks.plan.conv_net import conv_net_of_hf_config
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import active_parameters
+from trainworks.plan.shapes.conv_net import conv_net_of_hf_config
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 NETWORKS = [name for name in preset_names() if preset(name)["model_type"] == "resnet"]
 TRANSFORMERS = [name for name in preset_names() if name not in NETWORKS]

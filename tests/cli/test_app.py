@@ -163,6 +163,12 @@ def test_importing_the_program_is_light() -> None:
     assert not imported("trainworks.cli.app") & {"torch", "pydantic", "rich", "numpy", "yaml", "psutil"}
 
 
+def test_listing_jobs_builds_no_model_of_a_run_file() -> None:
+    program = "import sys, trainworks.api.jobs; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "trainworks.config.run_file" not in done.stdout.split()
+
+
 def test_the_control_plane_imports_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT_ALL_WITHOUT_TORCH], capture_output=True, text=True, check=False)
     assert done.stderr == ""

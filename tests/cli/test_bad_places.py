@@ -15,7 +15,7 @@ import pytest
 from tests.fakes import resolved_command
 from trainworks.config.run_file import RunFile
 from trainworks.host import process
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from trainworks.config.layout import Layout
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
-from trainworks.plan.layouts import Layouts, fixed_of, to_layout
+from trainworks.plan.degrees import fixed_of, to_layout
+from trainworks.plan.layouts import Layouts
 
 EIGHT = {"dp": 8, "dp_shard": 8, "zero": 3, "tp": 1, "pp": 1, "cp": 1}
 

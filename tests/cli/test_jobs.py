@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.fakes import spec
+from trainworks.api.run_handle import Run
 from trainworks.api.run_request import array_members, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
@@ -23,7 +25,10 @@ from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
+from trainworks.record.run_dir import RunDir
 from trainworks.units import HOUR_S
+
+DID_NOT_SUCCEED = "a job it depends on did not succeed"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +48,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     store = open_store(store_url())
     for job in store.search():
         if not job.state.is_final:
-            run("stop", job.run_dir, "--now")
+            with suppress(UsageError):  # it has ended meanwhile
+                run("stop", job.run_dir, "--now")
     for node in store.drained():
         run("drain", node, "--undo")
 
@@ -73,7 +79,7 @@ def seen(run_id: str) -> dict[str, object]:
 
 def wait_for(run_id: str, *states: JobState) -> dict[str, object]:
     """Until the job is in one of these states."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while seen(run_id)["state"] not in states:
         assert time.monotonic() < deadline, seen(run_id)
         time.sleep(0.05)
@@ -82,7 +88,7 @@ def wait_for(run_id: str, *states: JobState) -> dict[str, object]:
 
 def wait_for_reason(run_id: str, reason: str) -> None:
     """Until the dispatcher has said why the job waits."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while seen(run_id)["reason"] != reason:
         assert time.monotonic() < deadline, seen(run_id)
         time.sleep(0.05)
@@ -102,6 +108,15 @@ def test_a_job_has_the_environment_and_the_folder_of_whoever_submits(
     wait_for(run_id, JobState.SUCCEEDED)
     assert (folder / "colour").read_text() == "it's $(blue)\nand green"
     assert (folder / "where").read_text().strip() == str(folder)
+
+
+def test_a_job_has_the_variables_of_the_command_line(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("FROM_SHELL", "s3cret")
+    Path("job.yaml").write_text("name: a\nrun: 'echo $SHADE-$SIZE-$FROM_SHELL'\nenvs: {SHADE: dark, SIZE: 1}\n")
+    run_id = run("submit", "job.yaml", "-y", "--env", "SHADE=light $(id)", "--env", "FROM_SHELL").strip()
+    wait_for(run_id, JobState.SUCCEEDED)
+    assert "light $(id)-1-s3cret" in run("logs", run_id)
+    assert "s3cret" not in (folder / "runs" / run_id / "resolved.json").read_text()
 
 
 def test_the_variables_that_are_kept_for_a_job_are_its_owner_s_alone(folder: Path) -> None:
@@ -175,6 +190,20 @@ def test_every_waiting_job_of_an_array_is_edited() -> None:
         f"{run_id}: job.priority: 50 -> 7\n" for run_id in ids[1:]
     )
     assert [seen(run_id)["priority"] for run_id in ids] == [50, 7, 7]
+
+
+def test_who_submits_an_array_is_warned_once_that_others_can_write_the_store() -> None:
+    Path("job.yaml").write_text("name: a\nrun: 'true'\njob: {hold: true}\n")
+    open_store(store_url())
+    queue = Path(store_url().removeprefix("sqlite:///")).parent
+    mode = queue.stat().st_mode
+    queue.chmod(0o777)
+    try:
+        result = CliRunner().invoke(app, ["submit", "job.yaml", "--array", "0-2", "-y"])
+    finally:
+        queue.chmod(mode)
+    assert len(result.stdout.split()) == 3, result.output
+    assert result.stderr.count("other users can write this job store") == 1
 
 
 def test_a_job_that_waits_is_stopped_at_once_and_can_be_retried() -> None:
@@ -348,7 +377,8 @@ def test_a_batch_script_with_an_array_is_submitted_as_its_jobs() -> None:
 
 
 def test_a_pipeline_stops_at_the_task_that_fails() -> None:
-    tasks = ["name: chain", "name: first\nrun: 'true'", "name: second\nrun: exit 3", "name: third\nrun: touch ran"]
+    fails = "until test -e submitted; do sleep 0.1; done; exit 3"
+    tasks = ["name: chain", "name: first\nrun: 'true'", f"name: second\nrun: {fails}", "name: third\nrun: touch ran"]
     Path("chain.yaml").write_text("\n---\n".join(tasks))
     with pytest.raises(UsageError, match="a pipeline makes several jobs"):
         run("run", "chain.yaml")
@@ -359,17 +389,37 @@ def test_a_pipeline_stops_at_the_task_that_fails() -> None:
     with pytest.raises(UsageError, match="a pipeline is several jobs, and lsf is one"):
         run("submit", "chain.yaml", "--dry-run", "--as", "lsf")
     first, second, third = run("submit", "chain.yaml", "-y").split()
+    Path("submitted").touch()
     wait_for(first, JobState.SUCCEEDED)
     wait_for(second, JobState.FAILED)
-    wait_for(third, JobState.FAILED)
+    assert wait_for(third, JobState.FAILED)["message"] == f"{DID_NOT_SUCCEED}: {seen(second)['id']} is FAILED"
     assert not Path("ran").exists()
+
+
+def test_a_pipeline_whose_task_has_failed_before_the_next_is_submitted_has_the_same_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def until_it_has_failed(run_dir: RunDir, _: object) -> None:
+        wait_for(run_dir.run_id, JobState.FAILED)
+        assert Run(run_dir).wait() is JobState.FAILED
+
+    monkeypatch.setattr("trainworks.api.runs.watch_queue", until_it_has_failed)
+    tasks = ["name: chain", "name: first\nrun: exit 3", "name: second\nrun: touch ran", "name: third\nrun: touch ran"]
+    Path("chain.yaml").write_text("\n---\n".join(tasks))
+    first, second, third = (seen(run_id) for run_id in run("submit", "chain.yaml", "-y").split())
+    records = [(job["state"], job["cause"], job["message"]) for job in (second, third)]
+    messages = [f"{DID_NOT_SUCCEED}: {job['id']} is FAILED" for job in (first, second)]
+    assert records == [("FAILED", "dependency", message) for message in messages]
+    assert not Path("ran").exists()
+    with pytest.raises(UsageError, match=f"names job `{first['run_id']}`, which is FAILED"):
+        submit("true", job={"depends_on": [first["run_id"]]})
 
 
 def test_whoever_says_no_submits_nothing() -> None:
     Path("job.yaml").write_text("name: a\nrun: 'true'\n")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trainworks.cli.launch.typer.confirm", lambda *text, **options: False)
-        patched.setattr("trainworks.cli.launch._is_at_a_terminal", lambda console: True)
+        patched.setattr("trainworks.cli.forecast._is_at_a_terminal", lambda console: True)
         assert run("submit", "job.yaml") == ""
     assert not Path("runs").exists()
 

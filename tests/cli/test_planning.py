@@ -9,9 +9,9 @@ import pytest
 
 from tests.cli.test_app import trainworks_program
 from trainworks.api.anchor import anchor
+from trainworks.api.launching.resolve import resolve
 from trainworks.api.plan import plan
 from trainworks.api.planned_model import model_shape
-from trainworks.api.resolve import resolve
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 

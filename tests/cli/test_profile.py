@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.conftest import RunWriter, make_plan
-from trainworks.api.profile import profile_request
+from trainworks.api.observing.profile import profile_request
 from trainworks.errors import UsageError
 from trainworks.host import process
 from trainworks.record.profile import ProfileRequest, write_request
@@ -30,7 +30,7 @@ def test_steps_and_ranks_become_a_request(going):
         ("20:25", "0", "step 20 is past, or too near: step 40 is done, and the ranks look for requests every 10 steps"),
         ("50:51", "0", "step 50 is past, or too near"),
         ("290:301", "0", "step 301 is beyond the last step, 300"),
-        ("70:75", "2", "there is no rank 2: the run has ranks 0 to 1"),
+        ("70:75", "2", "rank 2 does not exist: the run has ranks 0 to 1"),
         ("70:75", "all", "`all` names no ranks"),
         ("70:200", "0", "`70:200` names 131 steps, more than 50"),
         ("9:7", "0", "`9:7` is not a range of steps"),

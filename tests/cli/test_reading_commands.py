@@ -19,7 +19,8 @@ from trainworks.record.events import append_event, read_events
 from trainworks.record.manifest import Manifest, write_manifest
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document

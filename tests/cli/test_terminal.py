@@ -16,7 +16,7 @@ import trainworks.cli
 from trainworks.cli import app as program
 from trainworks.cli.app import app
 from trainworks.errors import UsageError
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.rendering.console import SafeConsole
 from trainworks.report.rendering.printable import printable

@@ -13,7 +13,7 @@ from rich.console import Console
 from trainworks.backends.local.attached import stop_supervisor
 from trainworks.cli.runs.watch import StopOnInterrupt
 from trainworks.host import process
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 
 

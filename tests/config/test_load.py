@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.config.load import LATER, NOT_A_JOB, load_run_file, parse_run_file
+from trainworks.config.load import LATER, load_run_file, parse_run_file
+from trainworks.config.skypilot_task import NOT_A_JOB
 from trainworks.errors import LayoutError, RunFileError, UsageError
 
 GOOD = """\

@@ -17,8 +17,8 @@ from trainworks.config.manifests.load import is_manifest, parse_run_description
 from trainworks.config.manifests.words import shell_text
 from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFileError
-from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
+from trainworks.jobs.spec_of_run import spec_of
 
 POD = {"containers": [{"name": "main", "image": "registry/train:1", "command": ["torchrun", "train.py"]}]}
 

@@ -21,7 +21,8 @@ from trainworks.config.slurm.sbatch import BatchSource, is_batch_script, load_ba
 from trainworks.config.slurm.sbatch_amounts import AMOUNTS
 from trainworks.config.slurm.sbatch_options import read_options
 from trainworks.errors import RunFileError, UsageError
-from trainworks.jobs.job_spec import NodeResources, spec_of
+from trainworks.jobs.job_spec import NodeResources
+from trainworks.jobs.spec_of_run import spec_of
 from trainworks.record.run_dir import RunDir
 
 SCRIPT = """\

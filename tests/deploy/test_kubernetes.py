@@ -14,7 +14,7 @@ from trainworks.backends.kubernetes.render import DEFAULT_USER
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*/*.yaml"))
-OTHERS = ("kustomize.config.k8s.io/v1beta1", "kueue.x-k8s.io/v1beta1")
+OTHERS = ("kustomize.config.k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2")
 
 
 def documents(*files: Path) -> list[dict[str, Any]]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 from trainworks.api.deploying.stack import render_stack
+from trainworks.errors import RunFileError
 
 EXAMPLE = Path("examples/cluster/stack-roce.yaml")
-OTHERS = ("kueue.x-k8s.io/v1beta1", "monitoring.coreos.com/v1")
+KUEUE_FIELDS = Path("tests/data/kueue_v1beta2.json")
+OTHERS = ("kueue.x-k8s.io/v1beta2", "monitoring.coreos.com/v1")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,24 @@ def test_the_api_takes_the_objects(files) -> None:
     for each in objects(files):
         if each["apiVersion"] not in OTHERS:
             kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_kueue_takes_its_objects(files) -> None:
+    """Held against the schemas of its published definitions, which the API server applies."""
+    fields = json.loads(KUEUE_FIELDS.read_text())
+    kueue = [each for each in objects(files) if each["apiVersion"].startswith("kueue.x-k8s.io/")]
+    assert {each["kind"] for each in kueue} == {"ResourceFlavor", "ClusterQueue", "LocalQueue"}
+    kueue += yaml.safe_load_all(Path("deploy/kubernetes/base/queue.yaml").read_text())
+    for each in kueue:
+        jsonschema.validate(each, fields[each["kind"]])
+
+
+def test_a_kueue_that_does_not_serve_the_queues_is_refused(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text()
+    assert "kueue: v0.19.2" in text
+    (tmp_path / "stack.yaml").write_text(text.replace("kueue: v0.19.2", "kueue: v0.14.4"))
+    with pytest.raises(RunFileError, match=r"`kueue` v0\.14\.4 does not serve the API v1beta2"):
+        render_stack(tmp_path / "stack.yaml")
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")

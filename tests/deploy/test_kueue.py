@@ -15,7 +15,7 @@ from trainworks.deploy.kueue import kueue_files, kueue_objects
 from trainworks.errors import UsageError
 
 FIELDS = Path(__file__).parents[1] / "data" / "kueue_v1beta2.json"
-"""By kind: the fields of Kueue 0.15, of what is written here."""
+"""By kind: the fields of Kueue, 0.15 to 0.19, of what is written here."""
 
 
 def autoscale(**words: Any) -> Autoscale:

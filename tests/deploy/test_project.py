@@ -67,6 +67,15 @@ def test_ansible_accepts_the_playbook_and_the_inventory(project: Path, tmp_path:
     assert list(groups["compute"]["hosts"]) == ["gpu01", "gpu02", "gpu03", "gpu04"]
 
 
+def test_accelerator_hours_of_an_account_are_minutes_of_slurm_that_begin_anew_each_month(tmp_path: Path) -> None:
+    hours = "max_gpus: 48, accelerator_hours_per_month: 2000.5"
+    files = changed(tmp_path, ROCE, **{"max_gpus: 48": hours})
+    lines = files[f"{SLURM}/slurm.conf"].splitlines()
+    assert {"PriorityDecayHalfLife=0", "PriorityUsageResetPeriod=MONTHLY"} <= set(lines)
+    (script,) = [text for name, text in files.items() if name.endswith("accounts.sh")]
+    assert "name=vision cluster=hall-b set GrpTRESMins=gres/gpu=120030" in script
+
+
 def test_our_own_rules_find_nothing_in_the_project(project: Path) -> None:
     assert review(project).findings == []
 

@@ -26,7 +26,8 @@ from trainworks.config.engines import Kubernetes, Slurm
 from trainworks.config.run_file import Cluster
 from trainworks.errors import UsageError
 from trainworks.host import process
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 POD: dict[str, Any] = {"metadata": {"name": "lm-node-0-1"}, "status": {"phase": "Running"}}
 POD["metadata"]["annotations"] = {"batch.kubernetes.io/job-completion-index": "1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,6 +51,13 @@ def program(tmp_path: Path, fault_cache: Path) -> Iterator[Program]:
     program = Program(tmp_path, fault_cache)
     yield program
     program.kill_all()
+
+
+@pytest.fixture
+def examples(program: Program) -> Program:
+    """The program in a folder with the examples, as in a clone."""
+    shutil.copytree(Path(__file__).parents[2] / "examples", program.folder / "examples")
+    return program
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 
 from tests.fakes import effective_rows, read_rows
-from trainworks.record.run_dir import RunDir, list_runs
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import list_runs
 
 TIMEOUT_S = 300.0
 
@@ -117,8 +118,17 @@ class Program:
         return [process for process in psutil.process_iter() if _is_marked(process, self.mark)]
 
     def assert_nothing_left(self) -> None:
-        """No process outlives its run, give or take the time to end on a busy machine; none ends by itself so soon."""
-        wait_until(lambda: not self.processes(), timeout_s=50)
+        """No process outlives its run, give or take the time to end on a busy machine; none ends by itself so soon.
+
+        A dispatcher of the queue may: it lingers for ten seconds in case of another job.
+        """
+        wait_until(lambda: all(_is_dispatcher(each) for each in self.processes()), timeout_s=50)
+
+
+def output(program: Program, rank: int = 0) -> str:
+    """What a process has printed so far."""
+    log = program.run_dir.rank_log(rank)
+    return log.read_text(encoding="utf-8") if log.exists() else ""
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -145,6 +155,13 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TRAINWORKS_TEST") == mark
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return False
+
+
+def _is_dispatcher(process: psutil.Process) -> bool:
+    try:
+        return "trainworks.backends.local.dispatcher_process" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _is_agent(process: psutil.Process, node: int) -> bool:

@@ -9,10 +9,12 @@ from importlib import import_module
 import pytest
 
 from tests.worker.object_store import s3_server
+from trainworks.measure.drill.drill_fault import IN_RUNS_OF_THEIR_OWN, DrillFault
 
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 SHORT = TWO_NODES | {"workload__train_for": "240 steps", "checkpoint__every": "20 steps"}
-LONG = TWO_NODES | {"workload__train_for": "4000 steps", "checkpoint__every": "20 steps"}
+LONG = TWO_NODES | {"workload__train_for": "2000 steps", "checkpoint__every": "20 steps"}
+IN_ONE_RUN = [fault for fault in DrillFault if fault not in IN_RUNS_OF_THEIR_OWN]
 
 
 def drilled(program, *arguments: str) -> dict:
@@ -36,9 +38,10 @@ def test_a_soak_of_seconds_trains_every_step_once_and_measures_its_goodput(progr
 @pytest.mark.slow
 def test_a_run_survives_every_fault(program, write_run_file):
     write_run_file(program.folder, **LONG)
-    report = drilled(program)
+    report = drilled(program, *(f"--fault={fault}" for fault in IN_ONE_RUN))
     found = {each["fault"]: each for each in report["outcomes"]}
-    assert "needs an `s3://` place in `checkpoint.copies`" in found.pop("fail-store")["skipped"]
+    assert set(found) == set(IN_ONE_RUN)
+    assert not [each for each in found.values() if "ended before" in each["skipped"]]
     assert found["kill-rank"]["decision"] == "restart in place"
     assert found["flip-bit"]["decision"] == "restart in place, roll back one checkpoint"
     assert found["flip-bit"]["steps_lost"] >= 20, "at least from one checkpoint to the next"
@@ -46,12 +49,13 @@ def test_a_run_survives_every_fault(program, write_run_file):
     program.assert_nothing_left()
 
 
-def test_copies_arrive_in_a_store_that_fails_every_tenth_request_and_are_deleted_afterwards(program, write_run_file):
+def test_a_run_survives_a_full_disk_and_its_copies_arrive_in_a_failing_store_and_are_deleted(program, write_run_file):
     with s3_server():
         program.env |= {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         write_run_file(program.folder, **SHORT, checkpoint__copies=["s3://bucket/drill"])
-        (found,) = drilled(program, "--fault", "fail-store")["outcomes"]
-        assert (found["skipped"], found["problem"], found["loss_difference"]) == ("", "", 0.0)
+        found = drilled(program, "--fault", "fail-store", "--fault", "full-disk")["outcomes"]
+        assert {each["fault"] for each in found} == {"fail-store", "full-disk"}
+        assert {(each["skipped"], each["problem"], each["loss_difference"]) for each in found} == {("", "", 0.0)}
         assert import_module("s3fs").S3FileSystem().find("bucket/drill") == []
     program.assert_nothing_left()
 

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import re
 import shutil
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
-from tests.faults.launcher import Program, finished, interrupt, wait_until
+from tests.faults.launcher import Program, finished, interrupt, output, wait_until
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin")
-needs_gromacs = pytest.mark.skipif(shutil.which("gmx") is None, reason="no gmx: apt-get install gromacs")
-
-
-@pytest.fixture
-def examples(program: Program) -> Program:
-    """The program in a folder with the examples, as in a clone."""
-    shutil.copytree(EXAMPLES, program.folder / "examples")
-    return program
-
-
-def output(program: Program, rank: int = 0) -> str:
-    """What a process has printed so far."""
-    log = program.run_dir.rank_log(rank)
-    return log.read_text(encoding="utf-8") if log.exists() else ""
+needs_gromacs = pytest.mark.skipif(shutil.which("gmx") is None, reason="NOT TESTED: no gmx: apt-get install gromacs")
 
 
 def pid_of(program: Program, command: str) -> int:
@@ -158,7 +147,7 @@ def test_deepspeed_trains_on_two_ranks(examples: Program) -> None:
 
 def test_a_skypilot_task_runs_as_it_is(examples: Program) -> None:
     code, _, stderr = examples.run("run", "examples/skypilot-task.yaml")
-    assert code == 0, stderr
+    assert code == 0, stderr + output(examples, rank=1)
     assert "test accuracy 97.2%" in output(examples)
     assert [examples.run_dir.node_log(node).read_text() for node in (0, 1)] == [
         "hello from node 0\n",
@@ -229,3 +218,45 @@ def test_a_stopped_gromacs_writes_a_last_checkpoint_and_a_resumed_one_ends_at_th
     assert code == 0, stderr
     assert f"continuing from step {stopped_at}" in output(examples).replace(",", "")
     assert "Statistics over 6001 steps" in water_log(examples)
+
+
+DIES_ONCE = """#!/bin/sh
+# mdrun of the replica with index 1 is killed after a checkpoint at step 500, the first time.
+case "$TRAINWORKS_ARRAY_INDEX $*" in
+"1 "*mdrun*) mkdir died 2> /dev/null && { {gmx} "$@" -nsteps 500; kill -9 $$; } ;;
+esac
+exec {gmx} "$@"
+"""
+
+
+def energies(program: Program, array: str) -> tuple[int, list[dict[str, str]]]:
+    """Exit code and rows of the table of energies."""
+    command = [sys.executable, "examples/gromacs/energies.py", array]
+    done = subprocess.run(command, check=False, cwd=program.folder, env=program.env, capture_output=True, text=True)
+    return done.returncode, list(csv.DictReader(done.stdout.splitlines()))
+
+
+@needs_gromacs
+def test_a_failed_replica_of_an_array_is_retried_from_its_checkpoint_and_all_energies_are_in_one_table(
+    examples: Program,
+) -> None:
+    (shim := examples.folder / "bin" / "gmx").parent.mkdir()
+    shim.write_text(DIES_ONCE.replace("{gmx}", str(shutil.which("gmx"))))
+    shim.chmod(0o755)
+    examples.env["PATH"] = f"{shim.parent}{os.pathsep}{examples.env['PATH']}"
+    code, stdout, stderr = examples.run("submit", "examples/gromacs-replicas.yaml", "--array", "0-3%2", "-y")
+    assert code == 0, stderr
+    replicas = stdout.split()
+    [array] = set(re.findall(r"array-[a-z]{6}", examples.run("ps", "--all")[1]))
+    assert examples.run("wait", array)[0] == 137
+    code, table = energies(examples, array)
+    assert code == 1 and [row["state"] for row in table] == ["SUCCEEDED", "FAILED", "SUCCEEDED", "SUCCEEDED"]
+    assert table[1]["potential_kj_per_mol"] == ""
+    assert examples.run("retry", array)[1] == f"{replicas[1]} queued again\n"
+    assert examples.run("wait", array)[0] == 0
+    code, table = energies(examples, array)
+    assert code == 0 and [row["run"] for row in table] == replicas
+    assert len({row["potential_kj_per_mol"] for row in table}) == 4
+    assert all(-10_500 < float(row["potential_kj_per_mol"]) < -9_000 for row in table)  # 213 SPC/E waters
+    log = (examples.folder / "runs" / replicas[1] / "water.log").read_text()
+    assert "Restarting from checkpoint" in log and "Statistics over 1001 steps" in log

@@ -20,9 +20,8 @@ def hangs(program):
     return [event for event in events if event["kind"] == "failure" and event["cause"] == "hang"]
 
 
-@pytest.mark.parametrize("nodes", [{}, TWO_NODES], ids=["one-node", "two-nodes"])
-def test_a_stopped_rank_is_named_and_the_run_goes_on(program, write_run_file, uninterrupted, nodes):
-    running = program.start("run", write_run_file(program.folder, **TIMEOUT, **nodes))
+def test_a_stopped_rank_is_named_and_the_run_goes_on(program, write_run_file, uninterrupted):
+    running = program.start("run", write_run_file(program.folder, **TIMEOUT))
     program.wait_for_step(36)
     program.rank(1).send_signal(signal.SIGSTOP)
     code, _, stderr = finished(running)
@@ -44,10 +43,10 @@ def test_a_rank_whose_disk_does_not_answer_is_named_with_its_stack(program, writ
     program.assert_nothing_left()
 
 
-@pytest.mark.parametrize("layout", [{}, {"layout": {"dp_shard": 2}}], ids=["replicas", "shards"])
-def test_a_rank_that_sleeps_in_forward_is_told_from_those_that_wait_in_it(program, write_run_file, layout):
+def test_a_rank_that_sleeps_in_forward_is_told_from_those_that_wait_in_it(program, write_run_file):
     program.hurt("forward:0:21")
-    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT, **layout))
+    shards = {"layout": {"dp_shard": 2}}  # their ranks gather weights, and so wait, in forward
+    code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT, **shards))
     (hang,) = hangs(program)
     assert code == 0
     assert (hang["rank"], hang["step"], hang["phase"]) == (0, 21, "forward and backward")

@@ -24,13 +24,14 @@ from trainworks.backends.local.wake import wake
 from trainworks.backends.store_place import dispatcher_log, store_url
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
-from trainworks.host import process
+from trainworks.host import forking, process
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
 from trainworks.record.events import read_events
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.recover.restarts import restarts_used
 
 KILLS = 40
@@ -86,7 +87,7 @@ def script_of(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:
     return RenderedJob(JobSpec(run_id=run_dir.run_id, name="job", min_nodes=1, max_nodes=1, node=node), ""), run_dir
 
 
-def submit_in_a_process(folder: Path, number: int) -> process.Forked:
+def submit_in_a_process(folder: Path, number: int) -> forking.Forked:
     """A command line that submits, and may be killed meanwhile."""
     rendered, run_dir = script_of(folder, number)
 
@@ -94,7 +95,7 @@ def submit_in_a_process(folder: Path, number: int) -> process.Forked:
         LocalBackend().submit(rendered, run_dir)
         return 0
 
-    return process.fork(submit, log=folder / "submit.log")
+    return forking.fork(submit, log=folder / "submit.log")
 
 
 def wait_for_all() -> list[JobRow]:
@@ -119,7 +120,7 @@ def book(folder: Path) -> Counter[str]:
 def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> None:
     chance = random.Random(7)
     kills = submitted = 0
-    children: dict[int, process.Forked] = {}
+    children: dict[int, forking.Forked] = {}
     while kills < KILLS or submitted < JOBS:
         if submitted < JOBS:
             children[submitted] = submit_in_a_process(folder, submitted)

@@ -17,6 +17,8 @@ from trainworks.host.clock import KernelClock
 from trainworks.host.process import Output
 from trainworks.measure.health.expectation import expectation_of, expected_cluster
 from trainworks.measure.health.node import NodeView
+from trainworks.recover.node_history import NodeHistory
+from trainworks.units import DAY_S
 
 GIB = 2**30
 UPTIME_S = 400_000.0
@@ -155,6 +157,7 @@ class Machine:
         self.expect = ""
         self.cuda = ""
         self.environment: dict[str, str] = {}
+        self.history: NodeHistory | None = NodeHistory(score=0.9, failures=0, held_s=20 * DAY_S)
 
     def write(self, name: str, text: str | bytes) -> None:
         """Write a file of the node."""
@@ -173,6 +176,7 @@ class Machine:
             probe=self.probe,
             cuda=lambda: self.cuda,
             environment=self.environment,
+            history=lambda *_: self.history,
             **({"expected": expectation_of(expected_cluster(self.expect))} if self.expect else {}),
         )
 

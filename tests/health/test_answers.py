@@ -23,7 +23,9 @@ from trainworks.host.process import Output
 from trainworks.measure.health.expectation import expectation_of, expected_cluster
 from trainworks.measure.health.fleet import odd_ones_out
 from trainworks.measure.health.node_health import NodeHealth, check_node
+from trainworks.recover.node_history import NodeHistory
 from trainworks.report.proving.health import drain_reason, npd_line, prolog_lines
+from trainworks.units import DAY_S
 
 
 def bad(machine: Machine) -> Machine:
@@ -138,7 +140,7 @@ def test_the_exit_code_says_whether_a_check_failed(
     reader: str, good_node: NodeHealth, bad_node: NodeHealth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for node, code in ((good_node, 0), (bad_node, 1)):
-        monkeypatch.setitem(vars(trainworks), "health", lambda _, node=node: node)
+        monkeypatch.setitem(vars(trainworks), "health", lambda *_, node=node, **__: node)
         assert call("--as", reader)[0] == code
 
 
@@ -187,6 +189,8 @@ def test_the_odd_ones_out_of_a_fleet_are_named(tmp_path: Path) -> None:
         if name == "c":
             machine.write("sys/class/infiniband/mlx5_3/fw_ver", "28.36.1010")
             machine.nvml.gpus[0]["lost"] = True
+        if name == "b":
+            machine.history = NodeHistory(score=4.0, failures=3, held_s=DAY_S)
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(json.dumps(check_node(machine.view()).to_json()))
     fleet = fleet_health(files)
@@ -194,10 +198,14 @@ def test_the_odd_ones_out_of_a_fleet_are_named(tmp_path: Path) -> None:
     assert odd["NIC firmware"] == ("8x 28.39.1002", "7x 28.39.1002, 1x 28.36.1010", ("c",))
     assert odd["GPUs"] == ("8x NVIDIA H100 80GB HBM3", "7x NVIDIA H100 80GB HBM3", ("c",))
     assert [node.name for node in fleet.failing] == ["c"]
+    assert {node.name: node.history for node in fleet.nodes if node.history} == {
+        "b": "3 failures in 1.0 days under jobs, score 4.0"
+    }
     assert "3 nodes: 1 fail, 1 differ" in str(fleet)
     code, said = call("--nodes", *map(str, files))
     assert code == 1
     assert "28.36.1010" in said
+    assert "Failed under earlier jobs" in said
 
 
 def test_a_fleet_with_a_node_that_its_cluster_does_not_know_drains_none(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +16,13 @@ from trainworks.host.clock import KernelClock
 from trainworks.host.process import Output
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import HEALTH_CHECKS, check_node
+from trainworks.recover.node_history import AVOID_FROM, NodeHistory
+from trainworks.units import DAY_S
 
 Break = Callable[[Machine], None]
 PCI, IB = "sys/bus/pci/devices", "sys/class/infiniband/mlx5_3"
+
+FAILING = NodeHistory(score=2.4, failures=2, held_s=20 * DAY_S, last_failed_at=1795515600.0, last_cause="node_lost")
 
 
 def of_gpu(**answers: object) -> Break:
@@ -129,6 +134,11 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
         "warning",
         "(python)",
     ),
+    "history": (
+        attribute(history=replace(FAILING, score=AVOID_FROM)),
+        "warning",
+        "2 failures in 20.0 days under jobs, score 2.5, last `node_lost` at 2026-11-24 10:20 UTC",
+    ),
     "disk-errors": (logged("EXT4-fs error (device md0): ext4_find_entry", seconds_ago=3e5), "failed", "EXT4"),
 }
 """Check -> fault that it alone sees, verdict, part of the sentence."""
@@ -154,6 +164,15 @@ def test_a_fault_fires_its_check_and_no_other(name: str, tmp_path: Path) -> None
     assert fired(machine) == {name: verdict}
     result = next(each for each in check_node(machine.view()).results if each.check == name)
     assert any(sentence in problem for problem in result.problems), result.problems
+
+
+@pytest.mark.parametrize(("history", "verdict"), [(None, "not applicable"), (FAILING, "ok")])
+def test_a_history_below_the_score_from_which_nodes_are_avoided_is_quiet(
+    history: NodeHistory | None, verdict: str, tmp_path: Path
+) -> None:
+    machine = healthy(tmp_path)
+    machine.history = history
+    assert next(each.verdict for each in check_node(machine.view()).results if each.check == "history") == verdict
 
 
 def test_a_gpu_of_another_kind_fires(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import FakeClock
 from trainworks.errors import EnvironmentProblem
-from trainworks.host import process
+from trainworks.host import forking, process
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 
 SHARE = Share(run="lm-1", key=claim_key("/runs/lm-1"), cores=2.0, devices=(0, 3))
@@ -68,7 +68,7 @@ def test_of_many_processes_that_want_one_device_one_gets_it(tmp_path: Path) -> N
         return 0
 
     there, here = os.pipe()
-    children = [process.fork(take, log=tmp_path / "log", close_fds=[here]) for _ in range(8)]
+    children = [forking.fork(take, log=tmp_path / "log", close_fds=[here]) for _ in range(8)]
     while len(tries := [child for child in children if child.exit_code() is None]) > 1:
         process.wait_any(tries, None)
     os.close(here)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.health.machine import AMD_PCI, healthy_amd
-from trainworks.host import node_usage, process
+from trainworks.host import forking, node_usage
 from trainworks.host.amd import visible_amd_gpus
 from trainworks.host.node_usage import AcceleratorUse, UsageMeter, follow_usage, received_bytes
 from trainworks.host.process_tree import ProcessTree
@@ -146,9 +146,9 @@ def test_an_agent_leaves_what_it_measures(run_dir: RunDir) -> None:
         time.sleep(60)
         return 0
 
-    forked = process.fork(agent, log=run_dir.node_log(3))
+    forked = forking.fork(agent, log=run_dir.node_log(3))
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while run_dir.read_usage(3) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -149,7 +149,7 @@ def test_the_record_has_the_notice_of_the_node(
     monkeypatch.setenv("GCE_METADATA_HOST", service.address.removeprefix("http://"))
     service.change("preempted", "TRUE")
     follow_notices(run_dir, 3, "gcp")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (events := read_events(run_dir.events_file)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [(event["node"], event["cloud"], event["what"], event["ends"]) for event in events] == [

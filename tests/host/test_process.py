@@ -49,8 +49,8 @@ def end_family(script: str, folder: Path, grace_s: float) -> tuple[int, list[str
 
 
 def wait_until(condition) -> None:
-    """The kernel takes a moment; ten seconds are too many."""
-    deadline = time.monotonic() + 10
+    """The kernel takes a moment; a minute is too much."""
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
 
@@ -175,7 +175,7 @@ def test_a_command_reads_what_it_is_given() -> None:
 
 
 def test_a_command_that_is_given_nothing_reads_nothing() -> None:
-    assert process.run(["cat"], timeout_s=10).stdout == ""
+    assert process.run(["cat"], timeout_s=60).stdout == ""
 
 
 def test_processes_are_found_by_the_variables_that_they_were_started_with(tmp_path: Path) -> None:
@@ -189,15 +189,15 @@ def test_processes_are_found_by_the_variables_that_they_were_started_with(tmp_pa
 
 def test_what_is_left_behind_outlives_the_tree_and_says_nothing(tmp_path: Path) -> None:
     program = (
-        "import os; from pathlib import Path; from trainworks.host import process\n"
+        "import os; from pathlib import Path; from trainworks.host import forking, process\n"
         "def work():\n"
         "    print('heard by nobody'); process.wait_for_end(parent)\n"
         f"    Path({str(tmp_path / 'done')!r}).write_text('done')\n"
         "parent = os.getpid()\n"
-        "process.leave_behind(work); print(process.end_descendants(0))"
+        "forking.leave_behind(work); print(process.end_descendants(0))"
     )
-    assert process.run(process.python_program(program), timeout_s=20).stdout == "0\n"
-    deadline = time.monotonic() + 20
+    assert process.run(process.python_program(program), timeout_s=60).stdout == "0\n"
+    deadline = time.monotonic() + 60
     while not (tmp_path / "done").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

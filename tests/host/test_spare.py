@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from trainworks.files import take_lock
-from trainworks.host import process
-from trainworks.host.prefork import Order, Spare
+from trainworks.host import forking, process
+from trainworks.host.forking import Order, Spare
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -74,7 +74,7 @@ def test_a_copy_ends_with_whoever_made_it(tmp_path: Path) -> None:
         time.sleep(60)
         return 0
 
-    maker = process.fork(make, log=tmp_path / "log")
+    maker = forking.fork(make, log=tmp_path / "log")
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
     pid = int((tmp_path / "pid").read_text())
     assert psutil.pid_exists(pid)
@@ -85,8 +85,12 @@ def test_a_copy_ends_with_whoever_made_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_copy_that_was_killed_waits_for_nothing(number: signal.Signals) -> None:
-    spare = Spare(talkative)
+    heard, born = os.pipe()
+    spare = Spare(lambda: os.write(born, b"born") and talkative())  # before, handlers of this process may be its own
+    assert os.read(heard, 4) == b"born"
     os.kill(spare._child.pid, number)
     spare._child.wait(10.0)
     assert not spare.waits()
     spare.dismiss()
+    os.close(heard)
+    os.close(born)

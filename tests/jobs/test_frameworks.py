@@ -18,7 +18,7 @@ from trainworks.jobs.frameworks import (
     ports_needed,
     setup_environment,
 )
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm")
 SIZES = st.integers(1, 5)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.fakes import processes
 from trainworks.config.run_file import RunFile
-from trainworks.jobs.job_spec import JobSpec, NodeResources, spec_of
+from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.spec_of_run import spec_of
 
 
 def spec(processes_of_run: Any = None, **keys: Any) -> JobSpec:

@@ -22,7 +22,8 @@ from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.place import OnThisMachine
 from trainworks.measure.drill.victims import Victim, agents_of, main
 from trainworks.record.events import append_event
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 WORKLOAD: dict[str, Any] = {
     "name": "d",

@@ -52,17 +52,17 @@ def running_program(*command: str | Path, log: Path) -> Iterator[None]:
 def answer(prometheus: int, expr: str) -> list[Any]:
     """What Prometheus finds for an expression."""
     query = urllib.parse.urlencode({"query": expr})
-    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{query}", timeout=10) as found:
+    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{query}", timeout=60) as found:
         result: list[Any] = json.load(found)["data"]["result"]
     return result
 
 
 def when_it_listens(request: str | urllib.request.Request) -> Any:
     """The answer of a program that has just been started."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
-            return urllib.request.urlopen(request, timeout=10)
+            return urllib.request.urlopen(request, timeout=60)
         except urllib.error.URLError:
             if time.monotonic() > deadline:
                 raise
@@ -107,7 +107,7 @@ class Monitoring:
         hook, address = f"http://127.0.0.1:{self.webhook.server_address[1]}", f"127.0.0.1:{self.alertmanager}"
         files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook, zabbix=zabbix)
         for name, text in files.items():
-            (self.folder / name).write_text(re.sub(r"(for: '[12])m|(group_wait: ')30s", r"\1\g<2>1s", text))
+            (self.folder / name).write_text(re.sub(r"(for: '|group_wait: ')(?:[12]m|30s)", r"\g<1>2s", text))
         options = [f"--web.listen-address={address}", "--cluster.listen-address=", "--storage.path=alerts"]
         command = ["prometheus-alertmanager", "--config.file=alertmanager.yml", *options]
         with running_program(*command, log=self.folder / "alertmanager.log"):

@@ -15,7 +15,8 @@ from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 
 

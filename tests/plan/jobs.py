@@ -10,7 +10,7 @@ from tests.plan.families import CONFIGS
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import A100S, H100S
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.collectives import Collective, collective_s, link_rates, point_to_point_s
+from trainworks.plan.collectives import Collective, collective_s, point_to_point_s
+from trainworks.plan.rates import link_rates
 
 TEXTS = (A100S, H100S, "16x V100-SXM-32GB over 1x EDR", "4x p4de.24xlarge", "64x GB200", "2 nodes of 8x L40S over HDR")
 CLUSTERS = {text: parse_cluster(text) for text in TEXTS}

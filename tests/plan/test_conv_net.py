@@ -8,7 +8,7 @@ import pytest
 
 from trainworks.catalog.models import preset
 from trainworks.errors import UsageError
-from trainworks.plan.conv_net import (
+from trainworks.plan.shapes.conv_net import (
     ConvNetShape,
     conv_net_of_hf_config,
     conv_net_parameters,

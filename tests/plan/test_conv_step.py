@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.plan.jobs import layouts
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.conv_net import ConvJob, conv_net_of_hf_config
+from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.search import fits, search
+from trainworks.plan.shapes.conv_net import conv_net_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Space
 

@@ -21,8 +21,8 @@ from trainworks.plan.flops import (
     model_flops_per_token,
 )
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import head_matmul_parameters
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.record.model_shape import ModelShape
 
 MEGATRON = [name for name in preset_names() if name.startswith(("megatron-gpt", "gpt3-"))]

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import BATCH, JOBS, layouts, random_layouts
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 
 MANY = random_layouts(300)
 

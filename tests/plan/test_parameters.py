@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.plan.families import CONFIGS, family
 from trainworks.catalog.models import preset
 from trainworks.errors import UsageError
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import (
     active_parameters,
     attention_parameters,
@@ -28,6 +27,7 @@ from trainworks.plan.parameters import (
     router_parameters,
     shared_expert_parameters,
 )
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.record.model_shape import ModelShape
 
 MIXTURES = ["mixtral", "qwen3_moe", "qwen3_moe-every-second-layer", "gpt_oss", "deepseek_v2", "deepseek_v3"]

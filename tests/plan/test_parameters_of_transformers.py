@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainworks.config.model import Model
-from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
+from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 
 torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
 transformers = pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")

@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 from tests.plan.jobs import A100S, BATCH, JOBS, job, layouts, random_layouts
 from trainworks.config.layout import Layout
 from trainworks.plan.cluster.published_runs import above_published, extrapolation, outside_measured
+from trainworks.plan.degrees import fixed_of
 from trainworks.plan.flops import model_flops_per_sequence
-from trainworks.plan.layouts import Layouts, fixed_of
+from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.prediction import (
-    Prediction,
-    describe_layout,
-    predictions,
-    to_layout,
-)
+from trainworks.plan.prediction import Prediction, describe_layout, predictions, to_layout
 from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import Belief, Observation, believe, parts_s, prior_of
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.plan.families import CONFIGS
 from tests.plan.jobs import known, layouts, tiny
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import num_expert_layers, num_parameters, output_parameters
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.states import dense_blocks, stage_blocks, stage_parameters
 
 DECODERS = [name for name in CONFIGS if not name.startswith(("vit", "bert"))]

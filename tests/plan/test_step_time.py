@@ -14,10 +14,11 @@ from tests.plan.jobs import A100S, BATCH, JOBS, job, known, layouts, random_layo
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.flops import causal_flops_per_token
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import resized
 from trainworks.plan.software import Software
-from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 
 MANY = random_layouts(300, seed=2)
 LLAMA = job()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import JOBS, job, random_layouts
+from trainworks.plan.coefficients import Slowdowns
 from trainworks.plan.layouts import Array
-from trainworks.plan.rates import Slowdowns
 from trainworks.plan.uncertainty import (
     EXPERTS_PRIOR,
     PRIOR,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.queueing.queues import node, nodes, running, shape, snapshot, waiting
 from trainworks.queueing.decide import decide
-from trainworks.queueing.snapshot import Quota, Reason, Snapshot
+from trainworks.queueing.snapshot import HoursQuota, Quota, Reason, Snapshot
 
 ACCOUNTS = ("team vision", "team speech", "user ann")
 
@@ -87,6 +88,31 @@ def test_a_job_above_the_quota_by_itself_holds_up_no_other() -> None:
     decision = decide(replace(snapshot(nodes(1), queue), quotas=(quota,)))
     assert [start.job_id for start in decision.starts] == [2]
     assert decision.pending[1].detail == "needs 3 accelerators, and team vision may hold 2 accelerators at once"
+
+
+@pytest.mark.parametrize(
+    ("used", "accelerators", "starts"),
+    [(0.0, 2, True), (99.9, 2, True), (100.0, 2, False), (130.0, 2, False), (130.0, 0, True)],
+    ids=["unused", "almost used up", "used up", "exceeded by running jobs", "a job without accelerators"],
+)
+def test_an_account_without_accelerator_hours_starts_no_job_with_accelerators(
+    used: float, accelerators: int, starts: bool
+) -> None:
+    hours = HoursQuota(limit=100.0, used=used, month="2026-11", ends="2026-12-01 00:00 UTC")
+    job = waiting(1, shape(accelerators), accounts=("user ann", "team vision"))
+    state = replace(snapshot(nodes(1), [job]), quotas=(Quota(account="team vision", hours=hours),))
+    assert bool(decide(state).starts) is starts
+
+
+def test_a_job_that_waits_for_accelerator_hours_says_how_many_and_until_when() -> None:
+    hours = HoursQuota(limit=100.0, used=101.25, month="2026-11", ends="2026-12-01 00:00 UTC")
+    job = waiting(1, shape(2), accounts=("team vision",))
+    state = replace(snapshot(nodes(1), [job]), quotas=(Quota(account="team vision", hours=hours),))
+    assert decide(state).pending[1].reason is Reason.QUOTA
+    assert decide(state).pending[1].detail == (
+        "needs 2 accelerators; team vision has used 101.2 of its 100 accelerator hours in 2026-11; "
+        "the next month begins 2026-12-01 00:00 UTC"
+    )
 
 
 def test_a_gang_of_a_range_takes_as_many_nodes_as_its_quota_allows() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.errors import UsageError
-from trainworks.record.code_archive import pack, packed_names, unpack
+from trainworks.record.code_archive import link, pack, packed_names, unpack
 
 _FILES = (
     "train.py",
@@ -71,6 +71,20 @@ def test_what_is_unpacked_is_what_was_packed(tree: Path, tmp_path: Path) -> None
     assert pack(tmp_path / "copy", limit_bytes=10**6) == archive
 
 
+def test_a_copy_is_linked_while_its_files_are_as_they_were_unpacked(tree: Path, tmp_path: Path) -> None:
+    (tree / "link").symlink_to("data/keep.txt")
+    archive = pack(tree, limit_bytes=10**6)
+    unpack(archive.data, tmp_path / "first")
+    (tmp_path / "first/result.txt").write_text("of the first job")
+    assert link(tmp_path / "first", tmp_path / "second", num_files=archive.num_files)
+    assert pack(tmp_path / "second", limit_bytes=10**6) == archive
+    assert (tmp_path / "first/train.py").samefile(tmp_path / "second/train.py")
+    with (tmp_path / "first/train.py").open("a") as file:
+        file.write("# changed by the first job")
+    assert not link(tmp_path / "first", tmp_path / "third", num_files=archive.num_files)
+    assert not (tmp_path / "third").exists()
+
+
 def test_secrets_are_left_out_and_named(tree: Path) -> None:
     (tree / ".env").write_text("TOKEN=x")
     archive = pack(tree, limit_bytes=10**6)
@@ -106,7 +120,9 @@ def test_a_pipe_and_too_many_bytes_are_refused(tree: Path) -> None:
         pack(tree, limit_bytes=10**6)
 
 
-def test_a_kill_while_unpacking_leaves_no_folder(tree: Path, tmp_path: Path) -> None:
+def test_a_kill_while_unpacking_leaves_no_folder_and_what_it_leaves_is_removed_by_the_next_start(
+    tree: Path, tmp_path: Path
+) -> None:
     (tmp_path / "a.tgz").write_bytes(pack(tree, limit_bytes=10**6).data)
     script = (
         "import os, signal, pathlib, trainworks.record.code_archive as c\n"
@@ -114,6 +130,6 @@ def test_a_kill_while_unpacking_leaves_no_folder(tree: Path, tmp_path: Path) -> 
         "c.unpack(pathlib.Path('a.tgz').read_bytes(), pathlib.Path('copy'))\n"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False).returncode == -9
-    assert not (tmp_path / "copy").exists()
+    assert not (tmp_path / "copy").exists() and list(tmp_path.glob(".copy.*"))
     unpack((tmp_path / "a.tgz").read_bytes(), tmp_path / "copy")
-    assert set(packed_names(tmp_path / "copy")) == set(_FILES)
+    assert set(packed_names(tmp_path / "copy")) == set(_FILES) and not list(tmp_path.glob(".copy.*"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import processes
-from trainworks.record.resolved import MemoryTerms, StepTimeTerms
+from trainworks.record.memory import MemoryTerms
+from trainworks.record.resolved import StepTimeTerms
 
 
 def test_the_world_size_is_nodes_times_processes() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from tests.fakes import LAUNCH_AT, resolved_command
 from trainworks.errors import EnvironmentProblem, UnknownRunError
-from trainworks.record.run_dir import RunDir, create_run_dir, find_run, list_runs
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir, find_run, list_runs
 from trainworks.record.status import RunStatus
 
 CREATE_TEN = """
 import sys
 from pathlib import Path
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 for _ in range(10):
     print(create_run_dir(Path(sys.argv[1]), "demo").run_id)
 """

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.jobs.state import TRANSITIONS, JobState
 from trainworks.record.events import Event
 from trainworks.recover.decisions import (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.recover.failures import describe_failure, first_failure, since_user_start
+from trainworks.recover.failures import describe_failure, explains_exit, first_failure, since_user_start
 
 
 def failure(t: float, cause: str = "user_error") -> dict[str, Any]:
@@ -82,3 +83,23 @@ def test_another_turn_of_a_job_is_not_a_new_start_by_the_user() -> None:
     assert since_user_start([first, turn]) == [first, turn]
     assert since_user_start([first, turn, resumed]) == [resumed]
     assert since_user_start([]) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "is_explained"),
+    [
+        ([], False),
+        ([{"cause": "killed", "node": 1, "exit_code": -9}], True),
+        ([{"cause": "killed", "node": 1, "exit_code": -9}, event("attempt")], False),  # the ranks have started again
+        ([{"cause": "killed", "node": 0, "exit_code": -9}], False),
+        ([{"cause": "killed", "node": 1, "exit_code": -11}], False),
+        ([{"cause": "user_error", "node": 1, "exit_code": 137}], True),
+        ([{"cause": "peer_lost", "node": 1, "exit_code": 75}], False),
+        ([{"cause": "node_lost", "node": 1, "exit_code": -9}], False),  # its fork server: it ends by that signal
+    ],
+)
+def test_an_agent_that_ends_with_the_code_of_its_rank_has_said_so(
+    events: list[dict[str, Any]], is_explained: bool
+) -> None:
+    written = [failure(1.0) | one if "kind" not in one else one for one in events]
+    assert explains_exit(written, 1, 137) is is_explained

@@ -12,6 +12,7 @@ from trainworks.recover.node_history import (
     HALF_LIFE_S,
     ONE_INCIDENT_S,
     REMEMBERED_S,
+    NodeFailure,
     hardware_failures,
     node_history,
     nodes_to_avoid,
@@ -21,6 +22,10 @@ from trainworks.units import DAY_S
 NOW = 1e9
 MTTF_S = 150 * DAY_S
 ALWAYS = [(0.0, NOW)]
+
+
+def lost(*times: float) -> list[NodeFailure]:
+    return [NodeFailure(at, 0, "node_lost") for at in times]
 
 
 @pytest.mark.parametrize(
@@ -54,26 +59,30 @@ ALWAYS = [(0.0, NOW)]
     ],
 )
 def test_the_score(failed_ago_s: list[float], held: list[tuple[float, float]], score: float) -> None:
-    history = node_history([NOW - ago for ago in failed_ago_s], held, now=NOW, node_mttf_s=MTTF_S)
+    history = node_history(lost(*(NOW - ago for ago in failed_ago_s)), held, now=NOW, node_mttf_s=MTTF_S)
     assert history.score == pytest.approx(score)
 
 
 def test_what_is_remembered_is_counted() -> None:
-    failed_at = [NOW - 3 * ONE_INCIDENT_S, NOW - REMEMBERED_S - DAY_S, NOW]
-    history = node_history(failed_at, [*ALWAYS, (NOW - 60.0, NOW)], now=NOW, node_mttf_s=MTTF_S)
+    failed = [*lost(NOW - 3 * ONE_INCIDENT_S, NOW - REMEMBERED_S - DAY_S), NodeFailure(NOW, 0, "gpu_fault")]
+    history = node_history(failed, [*ALWAYS, (NOW - 60.0, NOW)], now=NOW, node_mttf_s=MTTF_S)
     assert (history.failures, history.held_s) == (2, REMEMBERED_S)
+    assert (history.last_failed_at, history.last_cause) == (NOW, "gpu_fault")
+    forgotten = node_history(lost(NOW - REMEMBERED_S - DAY_S), [], now=NOW, node_mttf_s=MTTF_S)
+    assert (forgotten.failures, forgotten.last_failed_at, forgotten.last_cause) == (0, None, None)
 
 
 def test_a_row_of_failures_is_one_incident() -> None:
-    row = [NOW - number * 0.9 * ONE_INCIDENT_S for number in range(8)]
+    row = lost(*(NOW - number * 0.9 * ONE_INCIDENT_S for number in range(8)))
     assert node_history(row, [], now=NOW, node_mttf_s=MTTF_S).failures == 1
 
 
 def test_one_failure_is_never_enough_to_avoid_a_node_and_two_at_once_are() -> None:
-    assert node_history([NOW], [], now=NOW, node_mttf_s=MTTF_S).score < AVOID_FROM
-    twice = node_history([NOW - DAY_S, NOW], [(NOW - DAY_S, NOW)], now=NOW, node_mttf_s=MTTF_S)
+    assert node_history(lost(NOW), [], now=NOW, node_mttf_s=MTTF_S).score < AVOID_FROM
+    twice = node_history(lost(NOW - DAY_S, NOW), [(NOW - DAY_S, NOW)], now=NOW, node_mttf_s=MTTF_S)
     assert twice.score >= AVOID_FROM
-    worked = [node_history([NOW - i * DAY_S for i in range(n)], ALWAYS, now=NOW, node_mttf_s=MTTF_S) for n in (2, 3)]
+    days = [lost(*(NOW - day * DAY_S for day in range(count))) for count in (2, 3)]
+    worked = [node_history(failed, ALWAYS, now=NOW, node_mttf_s=MTTF_S) for failed in days]
     assert worked[0].score < AVOID_FROM <= worked[1].score
 
 
@@ -103,6 +112,17 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
 )
 def test_only_signs_of_failed_hardware_count(written: list[dict[str, Any]], nodes: list[int]) -> None:
     assert [failure.node for failure in hardware_failures(written)] == nodes
+
+
+def test_a_failure_has_the_cause_that_its_event_names() -> None:
+    written = [
+        event("agent_lost", node=1, exit_code=-9),
+        event("nodes_unhealthy", nodes=[0]),
+        event("straggler", node=1),
+        event("failure", node=3, cause="gpu_fault"),
+    ]
+    causes = [failure.cause for failure in hardware_failures(written)]
+    assert causes == ["agent_lost", "node_unhealthy", "straggler", "gpu_fault"]
 
 
 @pytest.mark.parametrize(

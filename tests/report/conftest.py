@@ -13,10 +13,13 @@ from trainworks.config.run_file import RunFile
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import EventKind, append_event
 from trainworks.record.ledger import Ledger
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.metrics import MetricsRow, append_metrics
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms, Plan, Processes, ResolvedRun, StepTimeGroups
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.summary import Report, build_report
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from trainworks.record.resolved import MemoryTerms, StepTimeTerms
+from trainworks.record.memory import MemoryTerms
+from trainworks.record.resolved import StepTimeTerms
 
 RunStart = Callable[..., Any]
 

@@ -19,7 +19,7 @@ from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
 from trainworks.measure.scoring import predict_memory, predict_run
 from trainworks.plan import search, space
-from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 MOST_LAYOUTS = 2_000
 """Layouts of one search in this test; a plan searches several sizes and offloading, too."""

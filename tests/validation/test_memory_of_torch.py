@@ -17,7 +17,7 @@ import pytest
 from trainworks.plan.activations import activation_bytes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 

@@ -23,17 +23,18 @@ from trainworks.config.layout import Layout
 from trainworks.config.load import parse_run_file
 from trainworks.host.network import LOOPBACK
 from trainworks.host.probe import probe_host
-from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.pricing import run_job
 from trainworks.plan.run.processes import choose_processes
 from trainworks.plan.run.steps import num_steps
+from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.preparation import prepare_evaluation, training_side
 from trainworks.worker.data.prepare import prepare

@@ -11,9 +11,9 @@ from torch import nn
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.record.manifest import complete_checkpoints
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.plan.checkpoint import optimal_interval_s
+from trainworks.plan.reliability.checkpoint_interval import optimal_interval_s
 from trainworks.recover.interval import daly_interval_s
 from trainworks.worker.checkpoint.interval import IntervalChange, MeasuredInterval
 

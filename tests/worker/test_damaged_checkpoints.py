@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.events import read_events
 from trainworks.record.manifest import (

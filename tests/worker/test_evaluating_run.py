@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from tests.worker.harness import TinyRun, events
 from trainworks.api.checkpointing.checkpoints import prune_checkpoints
+from trainworks.api.checkpointing.export import export_model
 from trainworks.api.run_handle import Run
-from trainworks.api.worker_tasks import export_model
 from trainworks.config.data import Evaluation
 from trainworks.record.evaluations import EvaluatedStep, best_evaluation, read_evaluations, standing
 from trainworks.record.events import append_event, read_events

@@ -19,9 +19,10 @@ from tests.worker.poison import (
 )
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.record.manifest import complete_checkpoints, write_manifest
-from trainworks.worker.guard import StepJudge, reason_of, spread_nonfinite
+from trainworks.worker.guard import StepJudge, reason_of
+from trainworks.worker.loss import spread_nonfinite
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 

@@ -18,7 +18,7 @@ from trainworks.host.probe import probe_host
 from trainworks.plan.run.module import make_measured_plan, measured_layouts
 from trainworks.plan.run.processes import choose_processes
 from trainworks.record.resolved import ResolvedRun, StepTimeGroups
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.trial import Trial
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.export import export

@@ -119,7 +119,12 @@ def transformer(folder: Path) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), [("llama", {"dp_shard": 2, "micro_batch": 1}), ("llama", {"dp_shard": 2, "zero": 2})]
+    ("family", "layout"),
+    [
+        ("llama", {"dp_shard": 2, "micro_batch": 1}),
+        ("llama", {"dp_shard": 2, "zero": 2}),
+        ("llama", {"tp": 2, "sequence_parallel": True}),
+    ],
 )
 def test_a_model_with_a_frozen_copy_agrees_with_dpo_by_hand(prefer, checkpoint, tmp_path, family, layout):
     run = prefer(family, adapter=None, layout=layout)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.worker.ranks import on_ranks
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.worker import session
 
 

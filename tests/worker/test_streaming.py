@@ -22,12 +22,12 @@ from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, Shard, fingerprint, hash_file
+from trainworks.worker.data.command import verify
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.data.shards import put, stored_data
 from trainworks.worker.data.store import Store
-from trainworks.worker.data_command import verify
 
 SHARDS, TOKENS, LENGTH = 12, 401, 16
 SHARD_BYTES = 2 * TOKENS

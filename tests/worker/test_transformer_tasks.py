@@ -28,7 +28,7 @@ from trainworks.plan.run.module import make_measured_plan, measured_layouts
 from trainworks.plan.run.processes import choose_processes
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import create_run_dir
+from trainworks.record.runs_folder import create_run_dir
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.data.prepare import prepare

@@ -156,3 +156,11 @@ def test_a_first_step_gives_no_step_time():
     rank = Watched(0, 0, 1, changed_at=10.0)
     rank.see(Beat(count=5, phase=Phase.COMPUTE, step=1), 40.0)
     assert not rank.step_times_s
+
+
+def test_steps_between_the_look_at_the_first_one_and_the_next_give_a_time():
+    rank = Watched(0, 1, 1, changed_at=10.0, looked_at=10.0)
+    rank.see(Beat(count=3, phase=Phase.COMPUTE, step=1), 10.5)
+    rank.see(Beat(count=3, phase=Phase.COMPUTE, step=1), 70.0)  # the first step compiles for a minute
+    rank.see(Beat(count=122, phase=Phase.DATA, step=21), 70.5)
+    assert list(rank.step_times_s) == [0.5 / 19]

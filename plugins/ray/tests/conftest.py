@@ -16,7 +16,8 @@ from hypothesis import settings
 
 from plugins.ray.tests.dashboard import FakeDashboard
 from tests.fakes import FakeClock
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
 settings.load_profile("trainworks")

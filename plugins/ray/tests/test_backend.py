@@ -93,14 +93,14 @@ def test_a_folder_is_sent_once_with_its_modes_and_without_what_is_made_anew(
     (folder / "train.py").write_text("print(1)\n")
     (folder / "go.sh").write_text("#!/bin/sh\n")
     (folder / "go.sh").chmod(0o755)
-    one = backend_of(address, working_folder=str(folder))
-    name = submitted(one, run_dir)
+    one = backend_of(address, working_folder="/no/such")
+    name = submitted(one, run_dir, keep_code=True, working_folder=str(folder))
     package = fake.jobs[name]["runtime_env"]["working_dir"].removeprefix("gcs://")
     with zipfile.ZipFile(io.BytesIO(fake.packages[package])) as file:
         modes = {entry.filename: entry.external_attr >> 16 & 0o777 for entry in file.infolist()}
     assert modes == {"go.sh": 0o755, "train.py": 0o644}
     fake.jobs[name]["status"] = "FAILED"
-    submitted(one, run_dir)
+    submitted(backend_of(address, working_folder=str(folder)), run_dir)
     assert fake.asked.count(f"PUT /api/packages/gcs/{package}") == 1
 
 

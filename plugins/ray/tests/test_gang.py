@@ -59,7 +59,7 @@ def to_the_end(node: gang.Node) -> tuple[list[str], int]:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)

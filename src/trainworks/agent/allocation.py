@@ -18,7 +18,8 @@ _LOOK_S = 0.2
 
 if TYPE_CHECKING:
     from trainworks.host.clock import Clock
-    from trainworks.record.resolved import Processes, ResolvedRun
+    from trainworks.record.processes import Processes
+    from trainworks.record.resolved import ResolvedRun
 
 
 def planner_of(run_dir: RunDir) -> list[str]:

@@ -163,8 +163,7 @@ class _CommandNode:
             run_file.framework, self._resolved.processes, self._rendezvous, node=self._node, local_rank=local_rank
         )
         own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
-        written = {name: value for name, value in run_file.envs.items() if value is not None}
-        env = default_environment(self._resolved.processes) | os.environ | ranks | own | written
+        env = default_environment(self._resolved.processes) | os.environ | ranks | own | run_file.written_envs
         return self._environment.variables(env) if self._environment else env
 
     def _shell(self, script: str) -> list[str]:

@@ -22,7 +22,7 @@ from trainworks.record.run_dir import RunDir
 
 _OF_THE_TERMINAL = ("TERM", "COLORTERM", "COLUMNS", "LINES")
 _ENTERED = {"TRAINWORKS_ENTERED": "1"}
-"""Variable of commands that are no ranks: the ranks may have restarted since, with other ports."""
+"""Variable of a command beside the ranks: the ranks may have restarted since, with other ports."""
 _NODE_RANK = "SKYPILOT_NODE_RANK"
 """Variable with the index of the node, of every rank of a command."""
 _ON_THIS_NODE = ("SLURM_JOB_ID", "SLURMD_NODENAME")

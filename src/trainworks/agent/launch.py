@@ -18,7 +18,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
 if TYPE_CHECKING:
-    from trainworks.record.resolved import Processes
+    from trainworks.record.processes import Processes
 
 _HANDOVER_S = 5.0
 _LOOK_S = 0.05

@@ -17,16 +17,16 @@ from trainworks.agent.environments.containers import end_containers
 from trainworks.agent.environments.start import agent_module
 from trainworks.agent.launch import run_mark, take_environment
 from trainworks.files import write_atomic
-from trainworks.host import process
+from trainworks.host import forking, process
+from trainworks.host.forking import Spare
 from trainworks.host.network import LOOPBACK, listen
-from trainworks.host.prefork import Spare
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.record.events import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.failures import first_failure
+from trainworks.recover.failures import explains_exit, first_failure
 
 
 class Hosts(Protocol):
@@ -48,7 +48,14 @@ class Hosts(Protocol):
         ...
 
     def command(self, node: int, command: list[str]) -> list[str]:
-        """An argument vector for this machine that runs `command` on a node, and ends as it does."""
+        """An argument vector for this machine that runs `command` on a node, and ends as it does; see `killed_by`."""
+        ...
+
+    def killed_by(self, exit_code: int) -> int | None:
+        """Signal that an exit code of `command` may stand for, while the job has its nodes; None if it is the agent's.
+
+        Where agents are processes of another program, it exits with 128 + signal if a signal has ended one.
+        """
         ...
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
@@ -69,6 +76,10 @@ class ThisMachine:
     def command(self, node: int, command: list[str]) -> list[str]:
         """The command itself."""
         return command
+
+    def killed_by(self, exit_code: int) -> int | None:
+        """None: agents end by their signals."""
+        return None
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGTERM."""
@@ -95,6 +106,10 @@ class SomeHosts:
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""
         return self._hosts.command(self._places[node], command)
+
+    def killed_by(self, exit_code: int) -> int | None:
+        """Ask the hosts themselves."""
+        return self._hosts.killed_by(exit_code)
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Ask as the hosts themselves do."""
@@ -188,10 +203,20 @@ class Nodes(abc.ABC):
         return any(agent.exit_code() is None for agent in self._agents.values()) or bool(self._newly_lost())
 
     def lost(self) -> Iterator[tuple[int, int]]:
-        """Node and exit code of every agent that ended badly, once; one started again meanwhile is not lost."""
+        """Node and exit code of every agent that ended badly, once; one started again meanwhile is not lost.
+
+        The exit code is negative if a signal ended the agent.
+        """
         while newly := self._newly_lost():
-            self._noted.add(newly[0][0])
-            yield newly[0]
+            node, exit_code = newly[0]
+            self._noted.add(node)
+            yield node, self._code_of_agent(node, exit_code)
+
+    def _code_of_agent(self, node: int, exit_code: int) -> int:
+        if exit_code <= 128 or explains_exit(read_events(self._run_dir.events_file), node, exit_code):
+            return exit_code
+        number = self._hosts.killed_by(exit_code)
+        return exit_code if number is None else -number
 
     def _newly_lost(self) -> list[tuple[int, int]]:
         codes = [(node, agent.exit_code()) for node, agent in self._agents.items() if node not in self._noted]
@@ -309,7 +334,7 @@ class CommandNodes(Nodes):
         if self._spare is not None and self._spare.waits():
             return self._spare.order(json.dumps([arguments, self._own_env(node)]), self._inherited, log=log)
         if self._hosts.are_here:
-            return process.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
+            return forking.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
         command = process.python_module("trainworks.agent.command_agent", *arguments)
         return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
 

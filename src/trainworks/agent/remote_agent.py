@@ -225,6 +225,10 @@ class RemoteHosts:
         module = command[command.index("-m") + 1 :]
         return process.python_module("trainworks.agent.remote_agent", str(self._secrets), self.addresses[node], *module)
 
+    def killed_by(self, exit_code: int) -> int | None:
+        """None: proxies end by the signals of their agents."""
+        return None
+
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Send SIGTERM; proxies forward it."""
         for agent in agents:

@@ -26,7 +26,7 @@ from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import FINISHED_RUNS, data_folder
-from trainworks.host.prefork import Spare
+from trainworks.host.forking import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState
 from trainworks.record.events import Event, append_event, read_events, read_lines_from
 from trainworks.record.exit_code import ExitCode, as_exit_code

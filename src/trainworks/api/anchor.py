@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.software import family_of
+from trainworks.config.source import Source
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
 from trainworks.plan.software import worker_software

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from trainworks.api.inputs import Quantity, RunInput, argument, described_run, seconds
 from trainworks.api.plan import plan_cluster
 from trainworks.config.layout import Layout
-from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import as_option, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.conv_net import ConvJob
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.calibration import Calibration
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
 from trainworks.record.measured.measurement_store import append_measurement
@@ -100,7 +100,7 @@ def _missing_layout(plan: ClusterPlan, step_time: Quantity) -> ArgumentError:
 
 def _step(run_file: RunFile, plan: ClusterPlan, seconds: float) -> ClusterMeasurement:
     job = plan.job
-    if isinstance(job, ConvJob):
+    if isinstance(job.shape, ConvNetShape):
         raise UsageError("only transformers can be calibrated by a step")
     step = MeasuredStep(
         shape=job.shape,

@@ -12,17 +12,17 @@ from trainworks.backends.backend import Backend
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.prices import known_accelerator
-from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source
 from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.cost.renting import accelerator_price
+from trainworks.plan.degrees import layouts_of
 from trainworks.plan.learning import belief_from
 from trainworks.plan.prediction import predictions
-from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import described_job
 from trainworks.plan.run.steps import num_steps

@@ -13,9 +13,9 @@ from trainworks.api.inputs import (
     share,
 )
 from trainworks.api.plan import plan_cluster
-from trainworks.api.run_reliability import interval_s
-from trainworks.config.load import Source
+from trainworks.api.sizing.reliability import interval_s
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.reliability.forecast import GoodputForecast, GoodputJob, GoodputOptions, forecast

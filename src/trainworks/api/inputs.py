@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source
 from trainworks.config.manifests.load import load_run_description
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
+from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.units import parse_duration, parse_share
 

@@ -1,71 +1,59 @@
-"""Use cases of jobs: list, describe, stop, hold, release and retry them; list and drain the nodes they run on."""
+"""Use cases of jobs: list, describe, stop, hold, release and retry them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.asking import Silence
-from trainworks.backends.backend import Backend, NodeStatus
+from trainworks.backends.backend import Backend
 from trainworks.backends.editing import edit_job, finish_interrupted_edit
 from trainworks.backends.kept_output import with_kept_output
 from trainworks.backends.local.wake import wake
-from trainworks.backends.ownership import check_may_change, is_private
-from trainworks.backends.registry import backend_for, backend_of_job, cluster_of_job, local_backend
-from trainworks.backends.remote import follow_all, hand_over, hand_over_again, withdraw
+from trainworks.backends.ownership import check_may_change
+from trainworks.backends.registry import backend_of_job, cluster_of_job, local_backend
+from trainworks.backends.remote import follow_all, hand_over_again, withdraw
 from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
-from trainworks.backends.submission import check_waits, submitted_runs
-from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
+from trainworks.backends.submission import check_waits
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunError, UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.host.users import this_host
 from trainworks.host.users import user_name as current_user
 from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.job_spec import JobSpec, is_array_id
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.events import read_events
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.failures import describe_failure, first_failure
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
+    from trainworks.record.resolved import KeptCode
 
 __all__ = [
     "Attempt",
     "Job",
     "JobRow",
     "JobState",
-    "NodeStatus",
-    "array_states",
-    "backend_on",
-    "cause_text",
-    "costs_so_far",
     "current_user",
     "describe",
-    "drain",
     "find_job",
     "hold",
     "is_array_id",
     "job_of_run",
     "jobs",
     "jobs_of_array",
-    "missing_runs",
     "refresh_jobs",
     "refresh_remote_jobs",
     "release",
     "retry",
     "stop",
-    "submit_job",
     "this_host",
-    "undrain",
 ]
 
-_SHARED_STORE = (
-    "other users can write this job store: they can change what it says of this job, but not what the job runs"
-)
 _LOCAL = "local"
 _POLL_S = 0.2
 _BACKEND_DELAY_S = 30.0
@@ -244,20 +232,13 @@ class Job:
         cluster = cluster_of_job(self.row)
         return cluster.usd_per_accelerator_hour if cluster else None
 
-    def first_failure(self, tail_lines: int = 10) -> list[str]:
-        """The first failed rank and the end of its log, as lines; empty if no rank failed."""
-        events = read_events(self.run_dir.events_file)
-        failure = first_failure(events)
-        if failure is None or failure.get("rank") is None:
-            return []
-        rank, host = failure["rank"], failure.get("host", "an unknown host")
-        lines = [f"first failure: rank {rank} on {host}: {describe_failure(failure, events)}"]
-        file = self.run_dir.rank_log(rank)
-        try:
-            log = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return lines
-        return [*lines, f"end of {file}:", *(f"    {line}" for line in log[-tail_lines:])]
+    @property
+    def kept_code(self) -> KeptCode | None:
+        """The copy of the code that `job.keep_code` made; None without one, or if the run directory is not readable."""
+        if self.row.spec.keep_code:
+            with suppress(OSError, EnvironmentProblem):
+                return self.run_dir.read_resolved().code
+        return None
 
     def _handle(self, then: str | None = None) -> str:
         row = self.row
@@ -330,31 +311,6 @@ def jobs(
     return [Job(store, row, notify) for row in rows]
 
 
-def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
-    """Jobs by state of each array that one of these jobs belongs to."""
-    arrays = {job.row.spec.array for job in listed if job.row.spec.array}
-    return open_store(store_url()).array_states(arrays) if arrays else {}
-
-
-def costs_so_far(listed: Sequence[Job], now: float, arrays: Collection[str] = ()) -> dict[int, float]:
-    """Cost of each of these jobs whose run file gives a price, in USD, by number of the job.
-
-    Args:
-        listed: the jobs.
-        now: the time, in seconds since the epoch.
-        arrays: of these, the job that is listed stands for all jobs: its cost is their sum.
-    """
-    if not any(job.row.cluster and "usd_per_accelerator_hour" in job.row.cluster for job in listed):
-        return {}
-    costs: dict[int, float] = {}
-    shown_as = {job.row.spec.array: job.id for job in listed if job.row.spec.array in arrays}
-    for one in open_store(store_url()).billed_attempts([job.id for job in listed], arrays=arrays):
-        if (usd := one.usd(now)) is not None:
-            line = shown_as.get(one.array, one.job_id)
-            costs[line] = costs.get(line, 0.0) + usd
-    return costs
-
-
 def jobs_of_array(name: str, *, notify: Notify = warn) -> list[Job]:
     """Jobs of the array of an id, oldest first.
 
@@ -407,11 +363,6 @@ def describe(name: str, *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:
     return job, job.attempts()
 
 
-def cause_text(cause: str) -> str:
-    """A cause in words."""
-    return CAUSES[parse_cause(cause) or Cause.UNKNOWN].words
-
-
 def stop(name: str, *, at_once: bool = False) -> Job:
     """Stop a job; see `Job.stop`."""
     job = find_job(name)
@@ -440,58 +391,8 @@ def retry(name: str, *, notify: Notify = warn) -> Job:
     return job
 
 
-def refresh_remote_jobs(run_dir: RunDir) -> None:
-    """Poll the backends of all remote jobs, and wait for that of a run; one that does not answer is polled later."""
+def refresh_remote_jobs(run_dir: RunDir) -> list[TrainworksError]:
+    """Poll the backends of all remote jobs, and wait for that of a run; returns the errors of those that are silent."""
     store = open_store(store_url())
     row = store.find(str(run_dir.path.resolve()), uid=os.getuid())
-    follow_all(store, SystemClock(), silence=_silence(), awaited=row.id if row else None)
-
-
-def submit_job(backend: Backend, spec: JobSpec, run_dir: RunDir, *, notify: Notify = warn) -> None:
-    """Put a run into the queue of a backend.
-
-    Raises:
-        TrainworksError: the job was not accepted; the run directory is as it was.
-    """
-    if not is_private(store_url()):
-        notify(_SHARED_STORE)
-    if backend.name == _LOCAL:
-        backend.submit(backend.render(spec, run_dir), run_dir)
-        return
-    row = hand_over(open_store(store_url()), backend, spec, run_dir, SystemClock())
-    if row.handle is None:
-        problem = f"{row.reason or f'{row.engine} did not answer'}; job {row.id} ({row.run_id}) is accepted"
-        notify(f"{problem}, and `trainworks ps` finds it there or submits it, once")
-
-
-def backend_on(cluster: str | None) -> Backend:
-    """The backend of a cluster: this machine when None, else a name such as `slurm`, or a run file.
-
-    Raises:
-        UsageError: no such backend.
-        RunFileError: a problem in the run file.
-    """
-    if cluster is None:
-        return local_backend()
-    from trainworks.config.load import load_run_file  # noqa: PLC0415, a list of local jobs does without
-    from trainworks.config.run_file import RunFile  # noqa: PLC0415
-
-    if cluster.endswith((".yaml", ".yml")):
-        return backend_for(load_run_file(Path(cluster))[0].cluster)
-    return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
-
-
-def drain(node: str, reason: str, *, cluster: str | None = None) -> None:
-    """Start no more jobs on a node; running jobs continue."""
-    backend_on(cluster).drain(node, reason)
-
-
-def undrain(node: str, *, cluster: str | None = None) -> None:
-    """Let jobs start on a node again."""
-    backend_on(cluster).undrain(node)
-
-
-def missing_runs(folder: Path) -> list[str]:
-    """Ids of submitted runs of a folder that are not in the job store."""
-    known = open_store(store_url()).run_dirs()
-    return [run.run_id for run in submitted_runs(folder) if str(run.path.resolve()) not in known]
+    return follow_all(store, SystemClock(), silence=_silence(), awaited=row.id if row else None)

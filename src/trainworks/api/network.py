@@ -8,8 +8,8 @@ from dataclasses import replace
 from trainworks.api.inputs import Quantity, RunInput, cluster_argument, load_run, quantity
 from trainworks.api.plan import plan_cluster
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
-from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, QuantityError, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.network.bill import NetworkPrices

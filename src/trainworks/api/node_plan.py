@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trainworks.agent.remote_agent import RemoteHosts
 from trainworks.api.environments.planning import EnvironmentMachines
-from trainworks.api.resolve import resolve
+from trainworks.api.launching.resolve import resolve
 from trainworks.backends.kubernetes.pod import SECRETS, pod_of, wait_for_pods
 from trainworks.backends.slurm.allocation import StepCommand, StepHosts, allocation
 from trainworks.backends.slurm.client import SlurmClient
@@ -73,7 +73,7 @@ def _allocated_nodes() -> AllocatedNodes:
         pod = pod_of(os.environ, Path(SECRETS))
         machines = RemoteHosts(wait_for_pods(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
         return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, machines)
-    job = allocation(os.environ, SlurmClient())
+    job = allocation(os.environ, SlurmClient(), SystemClock())
     is_alone = len(job.nodes) == 1 or shutil.which("srun") is None
     steps = None if is_alone else StepHosts(job, StepCommand((), (sys.executable,)), SlurmClient())
     return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)

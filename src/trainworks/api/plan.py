@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import overload
 
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
+from trainworks.api.launching.planning import Planning
+from trainworks.api.launching.resolve import resolve
 from trainworks.api.planned_model import PlannedModel, planned_model, preset_shape
-from trainworks.api.resolve import Planning, resolve
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.layout import Layout
-from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile, Workload
+from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import check_against, parse_layout

@@ -10,14 +10,16 @@ from typing import Any
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.models import preset
 from trainworks.config.data import TRAINED_VOCABULARY, Data
-from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile, Workload
+from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
-from trainworks.plan.conv_net import AnyJob, ConvJob, ConvNetShape, conv_net_of_hf_config
-from trainworks.plan.model_shape import PLANNED_TYPES, shape_of_hf_config, shape_of_model
+from trainworks.plan.conv_net import ConvJob
+from trainworks.plan.job import AnyJob
 from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
+from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
+from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
@@ -46,8 +48,8 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     """The model of a run file.
 
     Raises:
-        UsageError: there is no workload, the preset is unknown, the model has too few positions for the sequences, or
-            the training is counted in epochs.
+        UsageError: the workload is missing, the preset is unknown, the model has too few positions for the sequences,
+            or the training is counted in epochs.
         EnvironmentProblem: the model's config cannot be read.
     """
     workload = run_file.workload

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
-from trainworks.backends.registry import cluster_of, shares_files
+from trainworks.backends.registry import cluster_of, is_copied, shares_files
 from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
@@ -18,15 +18,16 @@ from trainworks.jobs.state import JobState
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import RunDir, list_runs
-from trainworks.record.run_dir import find_run as find_run_dir
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import find_run as find_run_dir
+from trainworks.record.runs_folder import list_runs
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.outcome import failure_of, resume_command
 from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
-from trainworks.report.runs.summary import Report, build_report
 
 if TYPE_CHECKING:
     from trainworks.api.jobs import Job
+    from trainworks.report.runs.summary import Report
 
 __all__ = [
     "JobState",
@@ -213,11 +214,15 @@ class Run:
 
     def report(self) -> Report:
         """What was planned and what happened; also of a run that is not over."""
+        from trainworks.report.runs.summary import build_report  # noqa: PLC0415 - imports numpy
+
         return build_report(self.run_dir, time.time(), state=self.state)
 
 
 def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: Notify = warn) -> Run:
     """The run of an id or a path, or the run of a job by its number; the newest of the folder when None.
+
+    The record of a job that writes it elsewhere is fetched first; `notify` tells if its backend does not answer.
 
     Raises:
         UnknownRunError: no such run.
@@ -230,14 +235,20 @@ def find_run(name: str | None = None, folder: Path | str = "runs", *, notify: No
         True
     """
     try:
-        return Run(find_run_dir(Path(folder), name), notify)
+        found = Run(find_run_dir(Path(folder), name), notify)
     except UnknownRunError:
         from trainworks.api.jobs import job_of_run  # noqa: PLC0415
 
         job = job_of_run(name) if name else None
         if job is None:
             raise
-        return Run(job.run_dir, notify)
+        found = Run(job.run_dir, notify)
+    if is_copied(found.path):
+        from trainworks.api.jobs import refresh_remote_jobs  # noqa: PLC0415
+
+        for problem in refresh_remote_jobs(found.run_dir):
+            notify(f"the record of run {found.id} may be older than the job: {problem.message}")
+    return found
 
 
 def find_runs(

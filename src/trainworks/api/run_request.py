@@ -12,17 +12,22 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from trainworks.api.environments.files import with_image
+from trainworks.api.environments.variables import parse_variables, warnings_about
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source, name_from
+from trainworks.config.load import name_from
 from trainworks.config.manifests.load import parse_run_description
 from trainworks.config.pipeline import load_tasks
-from trainworks.config.run_file import RunFile, RunName
+from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
+from trainworks.config.source import Source
+from trainworks.config.spec import RunName
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob, to_yaml
-from trainworks.jobs.job_spec import ARRAY_ID, new_array_id, spec_of
+from trainworks.jobs.job_spec import ARRAY_ID, new_array_id
 from trainworks.jobs.program import program_of
+from trainworks.jobs.spec_of_run import spec_of
+from trainworks.record.run_dir import RunDir
 
 _LARGEST_ARRAY = 10_000
 
@@ -44,6 +49,8 @@ class RunRequest:
     """Most jobs of the array that run at the same time; 1 for the tasks of a pipeline."""
     needs_success: bool = False
     """Whether the job before it in turn has to succeed, as in a pipeline."""
+    first_of_array: RunDir | None = None
+    """Run directory of the first job of the array, whose kept code this one shares; None for the first itself."""
     following: tuple[RunRequest, ...] = ()
     """Further tasks of a pipeline, which `array_members` makes jobs of."""
 
@@ -64,7 +71,12 @@ def read_run_file(text: str) -> RunRequest:
 
 
 def read_request(
-    target: RunTarget, *, nodes: int | None = None, nproc: int | None = None, name: str | None = None
+    target: RunTarget,
+    *,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    name: str | None = None,
+    env: Sequence[str] = (),
 ) -> RunRequest:
     """Read and check the run that a target describes.
 
@@ -74,16 +86,33 @@ def read_request(
         nodes: number of nodes instead of the run file's.
         nproc: ranks per node instead of the run file's.
         name: name of the run instead of the run file's.
+        env: `NAME=VALUE` or `NAME`, in addition to the run file's `envs` or instead of those; see `parse_variables`.
 
     Raises:
-        UsageError: the target is neither a run file nor a command.
+        UsageError: the target is neither a run file nor a command, or `env` is invalid or for a workload.
         RunFileError: a problem in the run file.
     """
     request = _read(target, name)
     if request.following and (nodes or nproc or name):
         raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
     run_file = request.run_file.with_ranks(nodes, nproc)
-    return replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
+    named = replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
+    return _with_variables(named, env) if env else named
+
+
+def _with_variables(request: RunRequest, assignments: Sequence[str]) -> RunRequest:
+    """Set variables of the run, and of every further task of a pipeline."""
+    variables = parse_variables(assignments)
+    tasks = [_with_envs(task, variables) for task in (request, *request.following)]
+    if any(task.run_file.run is None for task in tasks):
+        raise UsageError("a workload reads no variables", place="--env", hint="use `--env` for a command")
+    notes = (*request.notes, *warnings_about(variables))
+    return replace(tasks[0], notes=notes, following=tuple(tasks[1:]))
+
+
+def _with_envs(request: RunRequest, variables: Mapping[str, str | None]) -> RunRequest:
+    envs = {**request.run_file.envs, **variables}
+    return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))
 
 
 def _read(target: RunTarget, name: str | None) -> RunRequest:
@@ -193,8 +222,7 @@ def _member(request: RunRequest, array: str, index: int, members: Sequence[int])
         "SLURM_ARRAY_TASK_MIN": str(members[0]),
         "SLURM_ARRAY_TASK_MAX": str(members[-1]),
     }
-    envs = {**request.run_file.envs, **variables}
-    return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))
+    return _with_envs(request, variables)
 
 
 _ENGINES = {"jobset": "kubernetes", "trainjob": "kubernetes", "skypilot": "skypilot"}
@@ -207,6 +235,22 @@ def _run_file_text(request: RunRequest) -> str:
     remarks = [" ".join(remark.split()) for remark in (*array, *request.notes, *request.unused)]
     text = to_yaml(request.run_file.model_dump(mode="json", exclude_unset=True))
     return "".join(f"# {remark}\n" for remark in remarks) + text
+
+
+def _check_needs_no_trainworks(run_file: RunFile, name: str) -> None:
+    """Refuse what only Trainworks does, before the job or on its nodes.
+
+    Raises:
+        UsageError: names the first such key.
+    """
+    if run_file.environment is not None and (run_file.environment.file or name not in _ENGINES):
+        key = f"environment.{run_file.environment.kind}"
+        hint = "bake the packages into an image" if name in _ENGINES else f"remove `{key}`"
+        raise UsageError(f"a job as {name} does not support `{key}`: nothing on its nodes builds it", hint=hint)
+    if run_file.job.health:
+        raise UsageError(f"a job as {name} cannot check its nodes", hint="remove `job.health`")
+    if run_file.job.keep_code:
+        raise UsageError(f"a job as {name} cannot keep its code", hint="remove `job.keep_code`")
 
 
 def job_in_format(request: RunRequest, name: str) -> str:
@@ -224,12 +268,7 @@ def job_in_format(request: RunRequest, name: str) -> str:
     if request.following:
         raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
     run_file = with_image(request.run_file, _ENGINES.get(name))
-    if run_file.environment is not None and (run_file.environment.file or name not in _ENGINES):
-        key = f"environment.{run_file.environment.kind}"
-        hint = "bake the packages into an image" if name in _ENGINES else f"remove `{key}`"
-        raise UsageError(f"a job as {name} does not support `{key}`: nothing on its nodes builds it", hint=hint)
-    if run_file.job.health:
-        raise UsageError(f"a job as {name} cannot check its nodes", hint="remove `job.health`")
+    _check_needs_no_trainworks(run_file, name)
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster
     if name == "lsf" and cluster.autoscale is not None:

@@ -10,40 +10,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.checkpointing.copies import bring_newest, places
 from trainworks.api.environments.files import changed_since
+from trainworks.api.launching.planning import AS_USUAL, Planning
+from trainworks.api.launching.prepared_run import NODE_PLANNER, PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
-from trainworks.api.observing.observers import check_observers, observers_of, watch_queue
+from trainworks.api.observing.observers import watch_queue
 from trainworks.api.proving.review import refuse_to_start, review_launch
-from trainworks.api.resolve import AS_USUAL, Planning, resolve
 from trainworks.api.resuming.changes import UNCHANGED, ResumeChanges, RunChange, changed_run
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest, RunTarget, array_members, read_request
-from trainworks.backends.backend import Backend
 from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.registry import backend_of_run
-from trainworks.config.load import Source
-from trainworks.config.manifests.reading import ManifestSource
-from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.errors import TrainworksError, UsageError
-from trainworks.files import write_atomic
-from trainworks.host.git import commit_of
 from trainworks.jobs.dependency import Dependency
-from trainworks.jobs.job_spec import JobSpec, spec_of_run
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState
-from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.record.events import append_event
 from trainworks.record.resolved import ResolvedRun
-from trainworks.record.run_dir import RunDir, create_run_dir
-from trainworks.report.runs.summary import Report
+from trainworks.record.run_dir import RunDir
 
-NODE_PLANNER = "trainworks.api.node_plan"
-"""Module that plans a workload on the first node of its job."""
-NODE_CHECK = "trainworks.api.proving.node_check"
-"""Module that checks a node before the ranks of a job start there."""
+if TYPE_CHECKING:
+    from trainworks.report.runs.summary import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,158 +53,29 @@ class Launch:
     """What a resumed run has otherwise than before."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """A resolved run before it has a run directory."""
+def create_launch(prepared: PreparedRun, *, notify: Notify = warn) -> Launch:
+    """Make the run directory, and return the launch that starts the run."""
+    run_dir, resolved = prepared.write_run_dir(notify=notify)
+    if prepared.is_attached:
+        return attached_launch(run_dir, resolved)
 
-    request: RunRequest
-    resolved: ResolvedRun
-    folder: Path
-    backend: Backend
-    is_attached: bool
-    """True if the run starts at once on this machine and ends with this process; False if it enters a queue."""
+    def start() -> None:
+        from trainworks.api.launching.submission import submit_job  # noqa: PLC0415 - imports the database
 
-    @property
-    def spec(self) -> JobSpec:
-        """What the run requests from its backend."""
-        return spec_of_run(self.resolved)
+        with _discarded_on_error(run_dir):
+            request = prepared.request
+            submit_job(
+                prepared.backend,
+                spec_of_run(resolved),
+                run_dir,
+                notify=notify,
+                first_of_array=request.first_of_array,
+                is_task=request.needs_success,
+            )
+        watch_queue(run_dir, resolved.run_file)
 
-    def rendered(self) -> str:
-        """What `start` would submit, as text."""
-        backend = AttachedBackend(self.resolved) if self.backend.name == "local" else self.backend
-        return backend.render(self.spec, RunDir(self.folder / f"{self.resolved.run_id}-N")).text
-
-    def with_forecast(self, *, ask: bool = True, learning: bool = True) -> PreparedRun:
-        """Plan a job for another cluster by the catalogue, if its accelerators are known.
-
-        Args:
-            ask: let the scheduler say what its nodes have; else the run file alone does.
-            learning: whether stored measurements of this kind of cluster correct the plan.
-
-        Raises:
-            LayoutError: the layout of the run file does not fit the accelerators or the model.
-            EnvironmentProblem: the model does not fit into their memory.
-        """
-        if self.resolved.run_file.cluster.engine == "local":
-            return self
-        from trainworks.api.forecast import forecast  # noqa: PLC0415  # imports the catalogue
-
-        source = self.request.source if isinstance(self.request.source, Source) else None
-        backend = self.backend if ask else None
-        found = forecast(self.resolved.run_file, source, backend, learning=learning)
-        return replace(self, resolved=self.resolved.model_copy(update={"forecast": found}))
-
-    def expected_cost(self, jobs: int = 1) -> ExpectedCost | None:
-        """What so many of these jobs will cost, see `forecast.expected_cost`; None where nothing tells."""
-        if not self.spec.node.accelerators:
-            return None
-        from trainworks.api.forecast import expected_cost  # noqa: PLC0415  # imports the catalogue
-
-        return expected_cost(self.resolved, self.spec, jobs)
-
-    def check(self) -> None:
-        """Refuse what the backend can never run.
-
-        Raises:
-            UsageError: with the reason.
-            MissingExtraError: the library of a tracker or of the messages is not installed.
-        """
-        self.backend.check(self.spec)
-        if self.resolved.run_file.job.keep_code and not self.backend.shares_files:
-            hint = "put the code into the image or a volume of the pods, and leave `job.keep_code` out"
-            raise UsageError(f"{self.backend.name} does not support `job.keep_code`", hint=hint)
-        if self.resolved.run_file.job.avoid_failing_nodes:
-            from trainworks.api.proving.nodes import check_has_histories  # noqa: PLC0415 - imports the database
-
-            check_has_histories(self.backend)
-        check_observers(self.resolved.run_file)
-
-    def probe(self) -> str | None:
-        """Refuse what the backend would not accept now; returns a remark on cores that other jobs use, or None.
-
-        Raises:
-            UsageError: the backend would refuse the job.
-            EnvironmentProblem: other jobs hold the accelerators a run needs at once.
-        """
-        self.backend.probe(self.spec)
-        return self.backend.sharing_note() if isinstance(self.backend, AttachedBackend) else None
-
-    def create(self, *, notify: Notify = warn) -> Launch:
-        """Make the run directory."""
-        resolved = self.resolved
-        if resolved.run_file.job.avoid_failing_nodes and not self.is_attached:
-            from trainworks.api.proving.nodes import avoid_failing_nodes  # noqa: PLC0415 - imports the database
-
-            resolved = avoid_failing_nodes(resolved, self.spec, self.backend, notify=notify)
-        run_dir = create_run_dir(self.folder, self.request.run_file.name)
-        node_check = (NODE_CHECK,) if self.request.run_file.job.health else ()
-        update = {
-            "run_id": run_dir.run_id,
-            "commit": commit_of(self.resolved.working_folder),
-            "node_check": node_check,
-            "observers": observers_of(self.request.run_file),
-        }
-        resolved = resolved.model_copy(update=update)
-        try:
-            source = self.request.source
-            if source is not None and not isinstance(source, BatchSource | ManifestSource):
-                write_atomic(run_dir.run_file, source.text)
-            if resolved.run_file.job.keep_code:
-                from trainworks.api.environments.kept_code import keep_code  # noqa: PLC0415 - few runs need tarfile and pathspec
-
-                resolved = keep_code(resolved, run_dir, notify=notify)
-            run_dir.write_resolved(resolved)
-        except BaseException:
-            shutil.rmtree(run_dir.path, ignore_errors=True)
-            raise
-        if self.is_attached:
-            return attached_launch(run_dir, resolved)
-        backend = self.backend
-
-        def start() -> None:
-            from trainworks.api.jobs import submit_job  # noqa: PLC0415 - imports the database
-
-            with _discarded_on_error(run_dir):
-                submit_job(backend, spec_of_run(resolved), run_dir, notify=notify)
-            watch_queue(run_dir, resolved.run_file)
-
-        handle = Run(run_dir, notify)
-        return Launch(handle, start, _stop_job(handle))
-
-
-def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planning = AS_USUAL) -> PreparedRun:
-    """Resolve a run for its backend.
-
-    Args:
-        request: the run file and its command.
-        folder: folder of all runs.
-        queued: put a run on this machine into its queue; a run elsewhere is always queued there.
-        planning: what is measured for the plan of a run on this machine.
-
-    Raises:
-        UsageError: the request is an array or a pipeline, whose jobs are prepared one by one, or its jobs cannot wait
-            for each other.
-    """
-    if request.array is not None or request.following:
-        what = "a pipeline" if request.following else f"`--array={request.array}` in the script"
-        message = f"{what} makes several jobs, and this starts one"
-        raise UsageError(message, hint="use `trainworks submit`, or `trainworks.submit_array` in Python")
-    resolved = resolve(
-        request.run_file,
-        request.source,
-        run_id=request.run_file.name,
-        runs=folder,
-        command=request.command,
-        planning=planning,
-        node_planner=NODE_PLANNER,
-    )
-    is_attached = not queued and resolved.run_file.cluster.engine == "local"
-    backend = AttachedBackend(resolved) if is_attached else backend_of_run(resolved)
-    if request.at_once is not None and "depends_on" in backend.unsupported:
-        what = "a pipeline" if request.needs_success else f"an array with `%{request.at_once}`"
-        hint = "submit each task by itself" if request.needs_success else "leave out `%` and the number behind it"
-        raise UsageError(f"{backend.name} cannot make a job wait for another, as {what} needs", hint=hint)
-    return PreparedRun(request, resolved, folder, backend, is_attached)
+    handle = Run(run_dir, notify)
+    return Launch(handle, start, _stop_job(handle))
 
 
 def attached_launch(run_dir: RunDir, resolved: ResolvedRun, *, lock: int | None = None, since: float = 0.0) -> Launch:
@@ -228,6 +90,8 @@ def attached_launch(run_dir: RunDir, resolved: ResolvedRun, *, lock: int | None 
 
 
 def _stop_job(submitted: Run) -> Callable[[str], bool]:
+    """`Launch.stop` of a run in a queue: stops its job."""
+
     def stop(reason: str) -> bool:
         job = submitted.job
         if job is not None:
@@ -348,11 +212,14 @@ def in_turn(member: RunRequest, started: Sequence[Run]) -> RunRequest:
     """A job of an array or pipeline that waits for the end of an earlier one, so that at most `at_once` of them run.
 
     The jobs form `at_once` lanes: each waits for the one before it in its lane. A lane may run dry before the others.
+    A job of an array also shares the kept code of the first one.
 
     Args:
         member: the next job of the array.
         started: the jobs before it.
     """
+    if started and not member.needs_success:
+        member = replace(member, first_of_array=started[0].run_dir)
     if member.at_once is None or len(started) < member.at_once:
         return member
     before, job = started[-member.at_once].job, member.run_file.job
@@ -378,7 +245,7 @@ def _launch(
     prepared.check()
     if note := prepared.probe():
         logging.getLogger("trainworks").warning(note)
-    return prepared.create()
+    return create_launch(prepared)
 
 
 def resume(
@@ -451,7 +318,7 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
         return replace(launch, changes=tuple(changes))
 
     def queue_again() -> None:
-        from trainworks.api.jobs import submit_job  # noqa: PLC0415
+        from trainworks.api.launching.submission import submit_job  # noqa: PLC0415
 
         os.close(lock)  # the process that starts the run takes it
         if job is None:

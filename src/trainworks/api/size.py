@@ -23,15 +23,15 @@ from trainworks.api.inputs import (
     seconds,
     share,
 )
-from trainworks.api.run_reliability import TRIALS, may_meet, simulate_reliability
 from trainworks.api.sizing.details import details_of, smallest_clusters
 from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
+from trainworks.api.sizing.reliability import TRIALS, may_meet, simulate_reliability
 from trainworks.api.sizing.teams import share_capacity
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import Offer
-from trainworks.config.load import Source
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.cluster.plan import ClusterPlan

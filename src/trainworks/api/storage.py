@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trainworks.api.inputs import Quantity, RunInput, described_run, quantity, seconds
 from trainworks.api.plan import plan_cluster
-from trainworks.api.run_reliability import failures_of, written_interval
+from trainworks.api.sizing.reliability import failures_of, written_interval
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError
 from trainworks.plan.assumptions import GIVEN

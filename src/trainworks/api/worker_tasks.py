@@ -1,4 +1,4 @@
-"""Tasks of the worker, which has the libraries: prepare and verify training data, export a model."""
+"""Training data, prepared and verified by the worker, which has the libraries."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.host import process
 from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
-from trainworks.record.evaluations import best_evaluation
-from trainworks.record.manifest import complete_checkpoints
-from trainworks.record.run_dir import RunDir
 
 _RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
@@ -31,15 +28,15 @@ def ask(
     request: dict[str, Any],
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
-    module: str = "data_command",
+    module: str = "data.command",
 ) -> dict[str, Any]:
     """The worker's answer to `prepare` or `verify`, or of another of its modules.
 
     Args:
         action: what to do.
-        request: with what, see `trainworks.worker.data_command`.
+        request: with what, see `trainworks.worker.data.command`.
         progress: called with bytes done and bytes in all.
-        module: of the worker, that talks as `data_command` does.
+        module: of the worker, that talks as `data.command` does.
 
     Raises:
         TrainworksError: the worker reports it.
@@ -74,7 +71,7 @@ def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple
         UsageError: the run file has no data, or an option is not valid.
         MissingExtraError: the libraries of the worker are not installed.
     """
-    _require("tokenizers")
+    require_packages("tokenizers")
     if Path(target).suffix in _RUN_FILES:
         if options or images:
             raise UsageError("options of the data stand in the run file", hint="leave them out of the command")
@@ -92,7 +89,12 @@ def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple
     return anchored_data(data), None
 
 
-def _require(*packages: str) -> None:
+def require_packages(*packages: str) -> None:
+    """Check that libraries of the worker are installed.
+
+    Raises:
+        MissingExtraError: one is not.
+    """
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "train")
@@ -126,57 +128,6 @@ def prepare_data(
 def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
     """Read shards back; returns how many there are, and the damaged ones."""
     return ask("verify", {"addresses": [source.source for source in data.sources]}, progress)
-
-
-def export_model(
-    run_dir: RunDir,
-    to: Path,
-    *,
-    step: int | None,
-    best: bool = False,
-    dtype: str,
-    merge: bool = False,
-    progress: ByteProgress,
-) -> dict[str, Any]:
-    """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
-
-    Args:
-        run_dir: directory of a run of a workload.
-        to: new folder.
-        step: of the checkpoint; the newest complete one when None.
-        best: take the checkpoint with the best evaluation instead.
-        dtype: number format of the weights.
-        merge: add an adapter to the weights of its checkpoint.
-        progress: receives the bytes done.
-
-    Raises:
-        UsageError: the run has no model, or no such checkpoint.
-        MissingExtraError: the libraries of the worker are not installed.
-    """
-    if run_dir.read_resolved().plan is None:
-        raise UsageError(f"run {run_dir.run_id} runs a command; only a workload has a model to export")
-    chosen = _step(run_dir, _best_step(run_dir) if best else step)
-    _require("torch", "transformers")
-    folder = str(to.expanduser().absolute())
-    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype, "merge": merge}
-    return ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
-
-
-def _best_step(run_dir: RunDir) -> int:
-    best = best_evaluation(run_dir)
-    if best is None:
-        raise UsageError(f"run {run_dir.run_id} has no evaluation yet", hint="set `workload.eval` in the run file")
-    return best.step
-
-
-def _step(run_dir: RunDir, wanted: int | None) -> int:
-    steps = [manifest.step for manifest, _ in complete_checkpoints(run_dir)]
-    if not steps:
-        raise UsageError(f"run {run_dir.run_id} has no complete checkpoint yet", hint="wait for the first one")
-    if wanted is not None and wanted not in steps:
-        known = ", ".join(f"{step:,}" for step in steps)
-        raise UsageError(f"run {run_dir.run_id} has no checkpoint of step {wanted:,}", hint=f"there are: {known}")
-    return steps[-1] if wanted is None else wanted
 
 
 def prepared_folder(workload: Workload) -> str | None:

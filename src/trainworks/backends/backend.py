@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 
-from trainworks.agent.allocation import signs_of_life
 from trainworks.errors import UsageError
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
@@ -32,6 +31,7 @@ Capability = Literal[
     "time_limit",
     "memory",
     "health",
+    "keep_code",
     "environment.lock",
     "environment.conda",
     "environment.image",
@@ -67,6 +67,8 @@ class JobStatus:
     """End of an ended job as its backend reports it; seconds since the epoch."""
     last_cause: Cause | None = None
     """Why the job last lost its nodes, while its backend still knows."""
+    tag: str | None = None
+    """Tag of the job, from a backend that may give its handle to another job later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +104,15 @@ class Backend(abc.ABC):
        nothing about any job.
     4. `stop` asks for a clean end within the grace of the job and returns at once. A second call ends the job at once.
        An ended job stays as it is.
-    5. The run directory belongs to the job: a backend never writes its metrics, checkpoints or events.
+    5. The run directory belongs to the job: a backend never writes its metrics, checkpoints or events; `fetch` copies
+       what the job wrote.
     """
 
     name: ClassVar[str]
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
     shares_files: ClassVar[bool] = True
-    """Whether the nodes see the run directory under its path here; otherwise only `output` can be read."""
+    """Whether the run directory here has the record of a job: the nodes see it, or `fetch` brings the record; otherwise
+    only `output` can be read."""
 
     patience_s: float = 2.0
     """Longest time for which a list of jobs waits for the backend."""
@@ -192,9 +196,40 @@ class Backend(abc.ABC):
         """Queue a failed or stopped job again; it continues in its run directory. Returns its new handle."""
         return self.submit(rendered, run_dir)
 
-    def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
-        """Cause and time at which a job that waits again lost its nodes, if its record does not say so."""
-        return Cause.NODE_LOST, signs_of_life(run_dir)
+    def requeue(self, handle: str) -> None:
+        """Return a job to the queue that left its nodes for another turn, though the backend still shows it on them.
+
+        A backend that notices this by itself does nothing.
+        """
+        return
+
+    def has_lost(self, seen_at: float, now: float) -> bool:
+        """Whether a job that the backend had at `seen_at`, and does not list `now`, was lost in a crash of the backend.
+
+        False if the job may have ended as well. A backend that never loses a job returns False.
+
+        Raises:
+            UnreachableError: the backend does not answer.
+        """
+        return False
+
+    def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float] | None:
+        """Cause and time at which a job that waits again lost its nodes, if its record does not say so.
+
+        None if the backend does not know either: a node was lost after the last sign of life.
+        """
+        return None
+
+    def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
+        """Bring the records of jobs into their run directories, if the jobs write them elsewhere.
+
+        Returns:
+            False if there is more, which the next call brings.
+
+        Raises:
+            UnreachableError: the backend does not answer.
+        """
+        return True
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
         """Yield the lines that the nodes of a job write, without their ends, if the backend does not share files.
@@ -294,6 +329,7 @@ class Backend(abc.ABC):
             "time_limit": spec.time_limit_s is not None,
             "memory": spec.node.memory_bytes is not None,
             "health": spec.health,
+            "keep_code": spec.keep_code,
             "environment.lock": spec.environment == "lock",
             "environment.conda": spec.environment == "conda",
             "environment.image": spec.environment == "image",

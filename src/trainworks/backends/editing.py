@@ -22,7 +22,8 @@ from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host.clock import Clock
 from trainworks.jobs.dependency import parse_dependency
 from trainworks.jobs.job_row import JobRow
-from trainworks.jobs.job_spec import JobSpec, spec_of
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 

@@ -12,6 +12,7 @@ from trainworks.record.run_dir import RunDir
 
 _LOOKS_AFTER_A_LOST_ANSWER = 5
 _LOOK_S = 1.0
+_MARK = "trainworks:"
 
 
 def mark_of(run_dir: RunDir, machine: str = "") -> str:
@@ -21,7 +22,12 @@ def mark_of(run_dir: RunDir, machine: str = "") -> str:
         run_dir: absolute.
         machine: host of the folder; "" if all submitting hosts share it.
     """
-    return f"trainworks:{run_dir.run_id}:{folder_mark(run_dir, machine)}"
+    return f"{_MARK}{run_dir.run_id}:{folder_mark(run_dir, machine)}"
+
+
+def is_mark(text: str | None) -> bool:
+    """Whether a comment of a job is a tag; a site may replace it by words of its own."""
+    return text is not None and text.startswith(_MARK)
 
 
 def folder_mark(run_dir: RunDir, machine: str = "") -> str:

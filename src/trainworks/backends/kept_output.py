@@ -14,7 +14,7 @@ _FILE = "output-of-nodes.log"
 
 
 def keep_output(backend: Backend, handle: str, run_dir: RunDir) -> None:
-    """Write the last lines of a job that has ended into its run directory; without them if nobody answers."""
+    """Write the last lines of a job that has ended into its run directory; nothing if its backend does not answer."""
     with suppress(TrainworksError, OSError):
         lines = list(backend.last_output(handle))
         if lines and run_dir.path.exists():

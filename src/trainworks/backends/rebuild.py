@@ -17,7 +17,8 @@ from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.users import this_host, user_name
 from trainworks.jobs.job_row import Placement
-from trainworks.jobs.job_spec import JobSpec, spec_of_run
+from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir

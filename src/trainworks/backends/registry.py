@@ -147,6 +147,15 @@ def cluster_of(run_dir: Path) -> Cluster | None:
         return None
 
 
+def is_copied(run_dir: Path) -> bool:
+    """Whether the job of a run writes its record elsewhere, and `Backend.fetch` brings it into the run directory."""
+    try:
+        cluster = json.loads(RunDir(run_dir).resolved_file.read_bytes())["run_file"]["cluster"]
+        return cluster["engine"] == "slurm" and cluster["slurm"]["folder"] is not None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def cluster_of_job(job: JobRow) -> Cluster | None:
     """Cluster of a job, from its run directory or, if that is gone, as it was submitted."""
     if (cluster := cluster_of(Path(job.run_dir))) is not None or job.cluster is None:

@@ -6,19 +6,34 @@ The store has a job's state at the last poll, the backend its state now, and the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainworks.backends.asking import Backends, Question, Silence
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.kept_output import keep_output
+from trainworks.backends.next_state import StateChange, as_a_gang, is_requeue_lost, may_be_lost, next_step, of_this_job
 from trainworks.backends.ownership import check_run_dir, is_private
 from trainworks.backends.registry import backend_of_job, by_backend, cluster_of
-from trainworks.backends.reported_attempts import columns_of, ended_at, placement_on, reported_attempts
-from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
+from trainworks.backends.reported_attempts import (
+    columns_of,
+    ended_at,
+    placement_on,
+    recorded_end,
+    reported_attempts,
+)
+from trainworks.backends.submission import (
+    by_handle,
+    check_dependencies,
+    end_of_dependent,
+    find_dependencies,
+    status_restored,
+    submit_lock,
+    unmet_dependencies,
+)
 from trainworks.errors import (
     EnvironmentProblem,
     NotOwnerError,
@@ -29,22 +44,20 @@ from trainworks.errors import (
 )
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
-from trainworks.jobs.dependency import parse_dependency
-from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
+from trainworks.record.events import Event, append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
 _NOWHERE: dict[str, Any] = {"placement": (), "reachable": True}
 """Columns of a job that its backend reports and that holds no resources."""
-_FORGOTTEN_S = 30.0
-"""Time since its last change after which a job that its backend does not list counts as lost."""
 
 
 def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir, clock: Clock) -> JobRow:
-    """Submit a run, or leave no trace of it.
+    """Submit a run, or leave no trace of it; one that waits for a job that has failed is recorded as failed.
 
     The job is in the store before its backend is called: if this process is killed in between, the next command that
     polls finishes the submission. A submission that was sent but not answered counts as accepted. Its job has no handle
@@ -59,7 +72,7 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
         is_ours = known is not None and (known.run_dir, known.uid) == (folder, os.getuid())
         if known is not None and is_ours and not known.state.is_final:
             return known if known.handle else _give(store, backend, known, clock)
-        check_dependencies(store, spec, backend.name)
+        find_dependencies(store, spec, backend.name)
         with status_restored(run_dir):
             run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
             cluster = cluster_of(run_dir.path)
@@ -144,10 +157,14 @@ def _accepted(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, b
 
 
 def _give(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
-    """Submit a job, or submit it again if its backend knew it as `before`."""
+    """Submit a job, again if its backend knew it as `before`; one whose dependency has failed has failed too."""
     run_dir = RunDir(Path(row.run_dir))
     check_run_dir(run_dir.path, shared=not is_private(store.url))
-    spec = replace(row.spec, depends_on=_handles(store, row))
+    dependencies = find_dependencies(store, row.spec, row.engine)
+    if unmet := unmet_dependencies(dependencies):
+        _end(store, row, StateChange(JobState.FAILED, end_of_dependent(unmet)), clock)
+        return store.get(row.id) or row
+    spec = replace(row.spec, depends_on=by_handle(dependencies))
     script = backend.render(backend.adapted(spec), run_dir)
     handle = backend.retry(script, run_dir, before) if before else backend.submit(script, run_dir)
     store.change(row.id, now=clock.now(), handle=handle, reachable=True, reason=None)
@@ -157,96 +174,6 @@ def _give(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, befor
 def _check_is_there(row: JobRow) -> None:
     if not RunDir(Path(row.run_dir)).resolved_file.exists():
         raise UsageError(f"cannot submit job {row.id} to {row.engine}: its run directory `{row.run_dir}` is gone")
-
-
-def _handles(store: JobStore, row: JobRow) -> tuple[str, ...]:
-    """Dependencies on the unfinished jobs that a job waits for, by their handles."""
-    dependencies = map(parse_dependency, row.spec.depends_on)
-    jobs = check_dependencies(store, row.spec, row.engine)
-    waits = [(one, job) for one, job in zip(dependencies, jobs, strict=True) if not job.state.is_final]
-    if nameless := [job.run_id for _, job in waits if job.handle is None]:
-        raise UnreachableError(
-            f"{row.engine} has not confirmed job `{nameless[0]}` yet, which this job depends on",
-            hint="try again when `trainworks ps` shows that it has",
-        )
-    return tuple(str(replace(one, job=job.handle)) for one, job in waits if job.handle)
-
-
-@dataclass(frozen=True, slots=True)
-class StateChange:
-    """New state of a job, and other columns of its row."""
-
-    state: JobState
-    columns: dict[str, Any] = field(default_factory=dict)
-    since: float | None = None
-    """Time of the change, if known."""
-
-
-def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now: float) -> StateChange | None:
-    """State of a job from its backend and its run directory; None while it is unknown.
-
-    | backend           | run directory        | result                                                          |
-    |-------------------|----------------------|-----------------------------------------------------------------|
-    | ended             | ended                | run directory, which knows the cause                            |
-    | succeeded         | starting, running .. | unknown; failed after 30 s: its supervisor left no last word    |
-    | ended             | other                | backend                                                         |
-    | waits             | any                  | waits; preempted if either reports that                         |
-    | has its nodes     | starting, running .. | run directory                                                   |
-    | has its nodes     | waits                | starting: its supervisor has not written yet                    |
-    | has its nodes     | other                | backend                                                         |
-    | unknown state     | any                  | unknown                                                         |
-    | does not list it  | ended                | run directory                                                   |
-    | does not list it  | other                | stopped if a user requested that; else failed after 30 s        |
-    """
-    said = parse_state(run_status.state)
-    if status is None:
-        return _forgotten(job, said, run_status, now)
-    if status.state is JobState.SUCCEEDED and said.holds_resources:
-        return _silent_success(job, status, now)
-    if status.state.is_final:
-        step = _from_record(said, run_status) if said.is_final else _from_backend(status)
-        return replace(step, columns=step.columns | {"raw": status.raw, "restarts": status.restarts})
-    columns: dict[str, Any] = {"raw": status.raw, "restarts": status.restarts}
-    if status.state.waits:
-        preempted = status.state is JobState.PREEMPTED or said is JobState.PREEMPTED
-        columns |= {"cause": run_status.cause, "message": run_status.message} if said.waits else {}
-        return StateChange(JobState.PREEMPTED if preempted else JobState.QUEUED, columns)
-    if status.state.holds_resources and said.holds_resources:
-        return StateChange(said, columns)
-    return StateChange(JobState.STARTING if status.state.holds_resources and said.waits else status.state, columns)
-
-
-def _from_record(said: JobState, run_status: RunStatus) -> StateChange:
-    columns = {"cause": run_status.cause, "message": run_status.message, "exit_code": run_status.exit_code}
-    return StateChange(said, columns, since=run_status.updated_at or None)
-
-
-def _from_backend(status: JobStatus) -> StateChange:
-    cause = status.cause
-    words = status.reason or status.raw
-    message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
-    columns = {"cause": cause, "message": message, "exit_code": status.exit_code}
-    return StateChange(status.state, columns)
-
-
-def _silent_success(job: JobRow, status: JobStatus, now: float) -> StateChange | None:
-    """A job whose supervisor was killed, or whose last word has not reached this machine yet."""
-    if now - (status.ended_at or job.changed_at) < _FORGOTTEN_S:
-        return None
-    message = f"{job.engine} says {status.raw or 'that it succeeded'}, but its supervisor left no last word"
-    found = {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1}
-    return StateChange(JobState.FAILED, found | {"raw": status.raw, "restarts": status.restarts})
-
-
-def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> StateChange | None:
-    if said.is_final:
-        return _from_record(said, run_status)
-    if job.asked_to_end is not None:
-        return StateChange(JobState.STOPPED, {"exit_code": 0})
-    if now - job.changed_at < _FORGOTTEN_S:
-        return None
-    message = f"{job.engine} does not know job {job.handle} any more, and it left no last word"
-    return StateChange(JobState.FAILED, {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1})
 
 
 def follow_all(
@@ -284,7 +211,7 @@ def follow_all(
             silent.append(error)
             for row in question.rows:
                 if row.reachable:
-                    store.change(row.id, now=clock.now(), reachable=False)
+                    store.change(row.id, reachable=False)  # the job itself has not changed
     return silent
 
 
@@ -298,8 +225,11 @@ def _follow(store: JobStore, question: Question, backends: Backends, clock: Cloc
     asked = {row.handle for row in question.rows}
     if new := [row.handle for row in known if row.handle and row.handle not in asked]:
         statuses = statuses | backend.poll(new)
+    is_whole = backend.fetch([RunDir(Path(row.run_dir)) for row in known])
     for row in known:
-        _update_from(store, backend, row, statuses, clock)
+        status = of_this_job(row, statuses.get(row.handle or ""))
+        if status is not None or not _submit_lost(store, backend, row, clock):
+            _update_from(store, backend, row, status, clock, is_whole=is_whole)
 
 
 def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) -> JobRow:
@@ -315,46 +245,33 @@ def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) 
     except EnvironmentProblem:
         return row
     except UsageError as refused:
-        _end(
-            store, row, StateChange(JobState.FAILED, {"cause": Cause.LAUNCH_FAILED, "message": refused.message}), clock
-        )
+        why = {"cause": Cause.LAUNCH_FAILED, "message": refused.message}
+        _end(store, row, StateChange(JobState.FAILED, why), clock)
         return store.get(row.id) or row
 
 
 def _update_from(
-    store: JobStore, backend: Backend, row: JobRow, statuses: Mapping[str, JobStatus], clock: Clock
+    store: JobStore, backend: Backend, row: JobRow, status: JobStatus | None, clock: Clock, *, is_whole: bool
 ) -> None:
-    """Update the store from the reported status of one job."""
+    """Update the store from the reported status of one job; it ends when its whole record is here."""
     run_dir = RunDir(Path(row.run_dir))
-    status = statuses.get(row.handle or "")
     run_status = run_dir.read_status() if backend.shares_files else RunStatus(state=JobState.UNKNOWN)
-    if status is not None and status.restarts > row.restarts and row.state.holds_resources:
-        ended_at = min(clock.now(), status.starts_at or clock.now())
-        cause = status.last_cause or parse_cause(row.cause) or Cause.UNKNOWN
-        changes = {"cause": cause, "message": CAUSES[cause].words} | _NOWHERE
-        store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), ended_at=ended_at, **changes)
-        row = store.get(row.id) or row
-    status = _as_a_gang(row, status) if status is not None else None
+    events = read_events(run_dir.events_file) if backend.shares_files else []
+    if status is not None:
+        row = _as_requeued(store, row, status, events, clock)
+        status = as_a_gang(row, status)
+        _requeue_again(backend, row, status, run_status, clock.now())
     step = next_step(row, status, run_status, clock.now())
-    if step is None:
+    if step is None or (step.state.is_final and not is_whole):
         return
-    attempts = reported_attempts(row, backend, status, step.state, step.columns) if backend.shares_files else None
+    attempts = reported_attempts(row, backend, status, events, step.state, step.columns) if events else None
     if attempts is not None:
-        preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
-        state = JobState.PREEMPTED if preempted else step.state
-        step = StateChange(state, step.columns | columns_of(attempts, row, state), step.since)
+        step = _with_attempts(step, attempts, row, events)
     elif status is not None and not step.state.waits:
         row = _attempt(store, row, status, clock)
     if step.state.is_final:
-        ended = attempts[-1].ended_at if attempts and attempts[-1].state is step.state else None
-        _end(
-            store,
-            row,
-            step,
-            clock,
-            ended_at=ended or step.since or _ended_at(backend, row, run_dir, status),
-            of=backend,
-        )
+        recorded = recorded_end(attempts, step.state) or step.since
+        _end(store, row, step, clock, ended_at=recorded or _ended_at(backend, row, run_dir, status), of=backend)
     else:
         _update(store, row, step, status, clock)
     if attempts is not None:
@@ -363,18 +280,70 @@ def _update_from(
         _mirror(run_dir, step.state, backend.name, clock)
 
 
+def _with_attempts(step: StateChange, attempts: list[Attempt], row: JobRow, events: Sequence[Event]) -> StateChange:
+    """Complete a change of state by what the record says about the latest attempt."""
+    preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
+    state = JobState.PREEMPTED if preempted else step.state
+    return StateChange(state, step.columns | columns_of(attempts, row, events, state), step.since)
+
+
+def _as_requeued(store: JobStore, row: JobRow, status: JobStatus, events: Sequence[Event], clock: Clock) -> JobRow:
+    """End the attempt of a job that has lost its nodes since the last poll, unless the record has its attempts."""
+    has_record = any(event["kind"] == "submitted" for event in events)
+    if has_record or status.restarts <= row.restarts or not row.state.holds_resources:
+        return row
+    ended_at = min(clock.now(), status.starts_at or clock.now())
+    cause = status.last_cause or parse_cause(row.cause) or Cause.UNKNOWN
+    changes = {"cause": cause, "message": CAUSES[cause].words} | _NOWHERE
+    store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), ended_at=ended_at, **changes)
+    return store.get(row.id) or row
+
+
+def _requeue_again(backend: Backend, row: JobRow, status: JobStatus, run_status: RunStatus, now: float) -> None:
+    if is_requeue_lost(status, run_status, now):
+        with suppress(UsageError):  # it has ended meanwhile
+            backend.requeue(row.handle or "")
+
+
+def _submit_lost(store: JobStore, backend: Backend, row: JobRow, clock: Clock) -> bool:
+    """Submit a job again that its backend has lost in a crash, and True; False if it has not.
+
+    A job that had begun continues in its run directory. If this process is killed, the next poll submits the job.
+    """
+    run_dir, now = RunDir(Path(row.run_dir)), clock.now()
+    run_status = run_dir.read_status()
+    if not (may_be_lost(row, run_status, now) and backend.has_lost(row.changed_at, now)):
+        return False
+    try:
+        with submit_lock(run_dir):
+            current = store.get(row.id)
+            if current is not None and current.handle == row.handle and not current.state.is_final:
+                has_begun = parse_state(run_status.state).holds_resources
+                _return_to_queue(store, row, run_dir if has_begun else None, now)
+                _give_again(store, store.get(row.id) or row, lambda _: backend, clock)
+    except UnreachableError:
+        raise
+    except EnvironmentProblem:  # another process submits it now
+        pass
+    return True
+
+
+def _return_to_queue(store: JobStore, row: JobRow, begun: RunDir | None, now: float) -> None:
+    """Take the handle of a lost job away, so that it is submitted; one that has begun has lost its nodes."""
+    if begun is not None:
+        state, cause, message = JobState.QUEUED, Cause.NODE_LOST, f"{row.engine} crashed and lost job {row.handle}"
+        append_event(begun.events_file, "state", state=state, cause=cause, message=message)
+        begun.write_status(RunStatus(state=state, cause=cause, message=message, updated_at=now))
+    if row.state.waits:
+        store.change(row.id, now=now, handle=None, **_NOWHERE)
+    else:
+        store.move(row.id, JobState.QUEUED, since=(row.state,), now=now, handle=None, **_NOWHERE)
+
+
 def _ended_at(backend: Backend, row: JobRow, run_dir: RunDir, status: JobStatus | None) -> float:
     """When a job ended, which may be long before this poll."""
     seen = ended_at(run_dir, status) if backend.shares_files else status.ended_at if status is not None else None
     return max(seen or row.changed_at, row.started_at or row.submitted_at)
-
-
-def _as_a_gang(row: JobRow, status: JobStatus) -> JobStatus:
-    """Report a job with only some of its nodes as waiting."""
-    got, wanted = len(status.nodes), row.spec.min_nodes
-    if not (row.state.waits and status.state.holds_resources and got < wanted):
-        return status
-    return replace(status, state=JobState.QUEUED, reason=f"{got} of {wanted} nodes are there", starts_at=None)
 
 
 def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> JobRow:
@@ -418,10 +387,9 @@ def _end(
 
 def _write_end(run_dir: RunDir, step: StateChange, now: float) -> None:
     """Write the final status of a job that could not write it itself."""
-    if not run_dir.path.exists() or parse_state(run_dir.read_status().state).is_final:
-        return
-    words = {name: step.columns.get(name) for name in ("cause", "message", "exit_code")}
-    run_dir.write_status(RunStatus(state=step.state, updated_at=now, **words))
+    if run_dir.path.exists() and not parse_state(run_dir.read_status().state).is_final:
+        words = {name: step.columns.get(name) for name in ("cause", "message", "exit_code")}
+        run_dir.write_status(RunStatus(state=step.state, updated_at=now, **words))
 
 
 def _mirror(run_dir: RunDir, state: JobState, where: str, clock: Clock) -> None:

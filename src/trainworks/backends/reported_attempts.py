@@ -10,9 +10,10 @@ from typing import Any
 from trainworks.agent.allocation import signs_of_life
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.jobs.job_row import Attempt, JobRow, Placement
-from trainworks.jobs.state import CAUSES, JobState, attempt_state, parse_cause, parse_state
-from trainworks.record.events import read_events
+from trainworks.jobs.state import CAUSES, Cause, JobState, attempt_state, parse_cause, parse_state
+from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.restarts import restarts_counted
 
 
 def attempts_of(job: JobRow, events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
@@ -78,18 +79,23 @@ _CLEARED_AT_START = dict.fromkeys(("reason", "detail", "position", "starts_at", 
 
 
 def reported_attempts(
-    row: JobRow, backend: Backend, status: JobStatus | None, state: JobState, columns: dict[str, Any]
+    row: JobRow,
+    backend: Backend,
+    status: JobStatus | None,
+    events: Sequence[Event],
+    state: JobState,
+    columns: dict[str, Any],
 ) -> list[Attempt] | None:
     """All attempts of a job; None if its events have none."""
     run_dir = RunDir(Path(row.run_dir))
-    attempts = attempts_of(row, read_events(run_dir.events_file))
+    attempts = attempts_of(row, events)
     if not attempts:
         return None
     last = attempts[-1]
     if state.is_final:
         attempts[-1] = _as_ended(last, run_dir, status, state, columns)
     elif state.waits and last.ended_at is None and row.handle is not None:
-        cause, ended = backend.last_end(run_dir, row.handle)
+        cause, ended = backend.last_end(run_dir, row.handle) or (Cause.NODE_LOST, signs_of_life(run_dir))
         attempts[-1] = replace(
             last,
             state=attempt_state(state, cause),
@@ -127,15 +133,21 @@ def _begun(row: JobRow, last: Attempt, status: JobStatus) -> list[Attempt]:
     return [begun]
 
 
+def recorded_end(attempts: Sequence[Attempt] | None, state: JobState) -> float | None:
+    """When the latest attempt of a job ended in this state; None if it did not, or is unknown."""
+    return attempts[-1].ended_at if attempts and attempts[-1].state is state else None
+
+
 def ended_at(run_dir: RunDir, status: JobStatus | None) -> float:
     """End of a job that could not record it: as reported by its backend, else the last status or event."""
     return status.ended_at if status is not None and status.ended_at is not None else signs_of_life(run_dir)
 
 
-def columns_of(attempts: list[Attempt], row: JobRow, state: JobState) -> dict[str, Any]:
-    """Columns of a job's row about its latest attempt."""
+def columns_of(attempts: list[Attempt], row: JobRow, events: Sequence[Event], state: JobState) -> dict[str, Any]:
+    """Columns of a job's row about its latest attempt, and its restarts: a backend counts free starts as well."""
     last = attempts[-1]
-    columns: dict[str, Any] = {"attempt": last.number, "started_at": last.started_at}
+    restarts = restarts_counted(events, waits=state.waits, cause=last.cause)
+    columns: dict[str, Any] = {"attempt": last.number, "started_at": last.started_at, "restarts": restarts}
     if state.holds_resources:
         columns |= {"placement": last.placement} | (_CLEARED_AT_START if row.state.waits else {})
     elif state.waits and last.cause is not None:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
 from trainworks.host.folders import data_folder
@@ -44,6 +42,8 @@ def store_url() -> str:
 
 def _absolute(given: str) -> str:
     """The URL for processes with another current folder; a text that is not a URL stays as it is, to be refused."""
+    import sqlalchemy as sa  # noqa: PLC0415, not to see whether there is a store
+
     try:
         url = sa.make_url(given)
     except sa.exc.ArgumentError:

@@ -1,21 +1,22 @@
-"""What every submission has in common: one at a time per run, no trace of one that failed, and no job that waits for
-a job that cannot succeed.
-"""
+"""What every submission has in common: one at a time per run, no trace of one that failed, and jobs to wait for."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.files import take_lock, write_atomic
 from trainworks.jobs.dependency import Dependency, parse_dependency
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
-from trainworks.jobs.state import JobState
+from trainworks.jobs.state import CAUSES, Cause, JobState
 from trainworks.jobs.store import JobStore
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
 _held: dict[Path, int] = {}
@@ -65,18 +66,70 @@ def status_restored(run_dir: RunDir) -> Iterator[None]:
         raise
 
 
-def check_dependencies(store: JobStore, spec: JobSpec, backend: str, *, uid: int | None = None) -> list[JobRow]:
-    """The jobs that a job waits for; of several of one name that of the user comes first, this one when None.
+def find_dependencies(
+    store: JobStore, spec: JobSpec, backend: str, *, uid: int | None = None
+) -> list[tuple[Dependency, JobRow]]:
+    """Dependencies of a job, each with its job; of several of one name that of the user comes first.
+
+    Args:
+        store: the job store.
+        spec: the job that waits.
+        backend: its backend.
+        uid: its user; that of this process when None.
 
     Raises:
-        UsageError: one of them does not exist, is a job of another backend, or has ended without success.
+        UsageError: a job to wait for does not exist, or is in the queue of another backend.
     """
     uid = os.getuid() if uid is None else uid
-    return [_dependency(store, parse_dependency(text), backend, uid) for text in spec.depends_on]
+    dependencies = map(parse_dependency, spec.depends_on)
+    return [(one, _existing(store, one.job, backend, uid)) for one in dependencies]
 
 
-def _dependency(store: JobStore, dependency: Dependency, backend: str, uid: int) -> JobRow:
-    wanted = dependency.job
+def check_dependencies(store: JobStore, spec: JobSpec, backend: str, *, uid: int | None = None) -> list[JobRow]:
+    """The jobs that a job waits for, none of which has failed; see `find_dependencies`.
+
+    Raises:
+        UsageError: also if one of them has ended without the success that the job needs.
+    """
+    found = find_dependencies(store, spec, backend, uid=uid)
+    for one, job in found:
+        if unmet_dependencies([(one, job)]):
+            message = f"`job.depends_on` names job `{one.job}`, which is {job.state}"
+            raise UsageError(message, hint=f"retry that one first: trainworks retry {one.job}")
+    return [job for _, job in found]
+
+
+def unmet_dependencies(dependencies: Iterable[tuple[Dependency, JobRow | None]]) -> list[str]:
+    """Dependencies that can no longer be met, like `first-1 is FAILED`; a job that is None was deleted."""
+    return [
+        f"{one.job} is {job.state if job is not None else 'gone'}"
+        for one, job in dependencies
+        if one.needs_success and (job is None or (job.state.is_final and job.state is not JobState.SUCCEEDED))
+    ]
+
+
+def end_of_dependent(unmet: Iterable[str]) -> dict[str, Any]:
+    """Cause, message and exit code of a job that failed because of its `unmet_dependencies`."""
+    message = f"{CAUSES[Cause.DEPENDENCY].words}: {', '.join(unmet)}"
+    return {"cause": Cause.DEPENDENCY, "message": message, "exit_code": int(ExitCode.USER_ERROR)}
+
+
+def by_handle(dependencies: Iterable[tuple[Dependency, JobRow]]) -> tuple[str, ...]:
+    """Dependencies on jobs that have not ended, by their names on the backend.
+
+    Raises:
+        UnreachableError: the backend has not confirmed one of these jobs yet.
+    """
+    waits = [(one, job) for one, job in dependencies if not job.state.is_final]
+    if nameless := [job for _, job in waits if job.handle is None]:
+        raise UnreachableError(
+            f"{nameless[0].engine} has not confirmed job `{nameless[0].run_id}` yet, which this job depends on",
+            hint="try again when `trainworks ps` shows that it has",
+        )
+    return tuple(str(replace(one, job=job.handle)) for one, job in waits if job.handle)
+
+
+def _existing(store: JobStore, wanted: str, backend: str, uid: int) -> JobRow:
     job = store.find(wanted, uid=uid)
     if job is None:
         raise UsageError(
@@ -86,11 +139,6 @@ def _dependency(store: JobStore, dependency: Dependency, backend: str, uid: int)
         raise UsageError(
             f"`job.depends_on` names job `{wanted}`, which is in the queue of {job.engine}, not of {backend}",
             hint="name a job of the same queue",
-        )
-    if dependency.needs_success and job.state.is_final and job.state is not JobState.SUCCEEDED:
-        raise UsageError(
-            f"`job.depends_on` names job `{wanted}`, which is {job.state}",
-            hint=f"retry that one first: trainworks retry {wanted}",
         )
     return job
 

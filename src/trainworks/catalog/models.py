@@ -19,7 +19,7 @@ class KnownModel(Frozen):
 
     name: str
     config: dict[str, Any]
-    """Contents of config.json; `trainworks.plan.model_shape` derives the shape."""
+    """Contents of config.json; `trainworks.plan.shapes.transformer` derives the shape."""
     parameters: int | None = None
     """Exact published total; None if only a rounded one is published."""
     aliases: tuple[str, ...] = ()

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainworks.cli.forecast import show_forecast
-from trainworks.cli.options import runs_folder, warn
+from trainworks.cli.forecast import confirmed, show_forecast
+from trainworks.cli.options import Env, runs_folder, warn
 from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainworks.api.resolve import Planning
+    from trainworks.api.launching.planning import Planning
     from trainworks.api.run_request import RunRequest
-    from trainworks.api.runs import Launch, PreparedRun
+    from trainworks.api.runs import Launch
 
 Target = Annotated[
     list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="Run file, or a command after `--`.")
@@ -37,11 +36,11 @@ WithoutLearning = Annotated[
 ]
 
 
-def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str | None) -> RunRequest:
+def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str | None, env: Env) -> RunRequest:
     """Read the run that the arguments describe, and print remarks on it; see `read_request`."""
     from trainworks.api.run_request import read_request
 
-    request = read_request(target, nodes=nodes, nproc=nproc, name=name)
+    request = read_request(target, nodes=nodes, nproc=nproc, name=name, env=env or ())
     for note in request.notes:
         say(f"note: {note}", err=True)
     return request
@@ -49,7 +48,7 @@ def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str
 
 def planned(*, recalibrate: bool, without_learning: bool, tune: int) -> Planning:
     """How the plan of a run comes about, by the options."""
-    from trainworks.api.resolve import Planning
+    from trainworks.api.launching.planning import Planning
 
     return Planning(again=recalibrate, learning=not without_learning, tune=tune)
 
@@ -81,16 +80,18 @@ def prepare(
         ask: whether to ask for confirmation at a terminal.
         times: number of such jobs; 0 for one whose cost an earlier one has shown.
     """
-    from trainworks.api.runs import prepare as prepare_run
-    from trainworks.report.local_plan import LAYOUTS
-    from trainworks.report.rendering.renderer import build_document
-    from trainworks.report.rendering.text import print_document
+    from trainworks.api.launching.prepared_run import prepare as prepare_run
+    from trainworks.api.runs import create_launch
 
     if review:
         show_findings(request.run_file, request.source, console, refuse=True)
     folder = runs_folder(runs, request.run_file.checkpoint.to)
     prepared = prepare_run(request, folder=folder, queued=queued, planning=planning)
     if prepared.resolved.plan is not None:
+        from trainworks.report.local_plan import LAYOUTS
+        from trainworks.report.rendering.renderer import build_document
+        from trainworks.report.rendering.text import print_document
+
         document = build_document(prepared.resolved)
         print_document(document if dry_run or planning.tune else document.without(LAYOUTS), console)
     prepared.check()
@@ -101,20 +102,6 @@ def prepare(
         return None
     if note := prepared.probe():
         console.print(f"warning: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if ask and not _confirmed(prepared, times, console):
+    if ask and not confirmed(prepared, times, console):
         return None
-    return prepared.create(notify=warn)
-
-
-def _confirmed(prepared: PreparedRun, times: int, console: Console) -> bool:
-    if not _is_at_a_terminal(console):
-        return True
-    from trainworks.report.request_text import request_text
-
-    jobs = f"{times} jobs, each requests" if times > 1 else "the job requests"
-    console.print(f"{prepared.backend.name}: {jobs} {request_text(prepared.spec)}", highlight=False)
-    return typer.confirm("submit?", default=True, err=True)
-
-
-def _is_at_a_terminal(console: Console) -> bool:
-    return sys.stdin.isatty() and console.is_terminal
+    return create_launch(prepared, notify=warn)

@@ -45,6 +45,10 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number of a job
 Prices = Annotated[
     str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME[=VALUE]", help="Set a variable of the command; without a value, the shell's."),
+]
 Assume = Annotated[
     list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
 ]

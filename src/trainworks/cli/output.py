@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from trainworks.api.deploying.proposal import Proposed
     from trainworks.api.run_request import RunRequest
-    from trainworks.config.load import Source
     from trainworks.config.run_file import RunFile
+    from trainworks.config.source import Source
     from trainworks.report.handover.job import Handover
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
@@ -82,11 +82,12 @@ def show_findings(run_file: RunFile, source: Source | None, console: Console, *,
         UsageError: the run would end before its first step, if `refuse`.
     """
     from trainworks.api.proving.review import refuse_to_start, review_launch
-    from trainworks.report.rendering.renderer import build_document
-    from trainworks.report.rendering.text import print_document
 
     report = review_launch(run_file, source)
     if report.findings:
+        from trainworks.report.rendering.renderer import build_document
+        from trainworks.report.rendering.text import print_document
+
         print_document(build_document(report), console)
     if refuse:
         refuse_to_start(report, run_file, source)

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from trainworks.config.quantities import DurationS, FieldError, SizeBytes
-from trainworks.config.spec import Spec
+from trainworks.config.quantities import DurationS, SizeBytes
+from trainworks.config.spec import FieldError, Spec
 
 _NAME = r"[A-Za-z][A-Za-z0-9_-]*"
 NodeList = Annotated[

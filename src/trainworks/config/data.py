@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from trainworks.config.finetune import Chat
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import FieldError, SizeBytes, TrainForField
-from trainworks.config.spec import Spec
+from trainworks.config.quantities import SizeBytes, TrainForField
+from trainworks.config.spec import FieldError, Spec
 from trainworks.errors import suggest
 
 STDLIB = "python-stdlib"

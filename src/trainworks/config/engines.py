@@ -9,14 +9,14 @@ import re
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, is_plugin
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
-from trainworks.config.quantities import DurationS, DurationSOrNever, FieldError, SizeBytes
-from trainworks.config.spec import Image, Spec
+from trainworks.config.quantities import DurationS, DurationSOrNever, SizeBytes
+from trainworks.config.spec import FieldError, Image, Spec
 from trainworks.errors import UsageError
 
 
@@ -40,6 +40,9 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,
 
 Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
 """A path or an image: no blank, comma, quote or shell character."""
+
+RemotePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f\\]*$", max_length=3072)]
+"""An absolute path on another machine, quoted for its shell; no control character and, for sbatch, no backslash."""
 
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
 """A program on the search path or by its own path; never passed to a shell."""
@@ -117,8 +120,9 @@ class JobOptions(Spec):
     `exclude` at submission, if enough others are left. For this machine's queue and Slurm."""
     keep_code: bool = False
     """Run a command in a copy of its working directory as it is at submission: `code` in the run directory, without
-    `.git`, files that `.gitignore` or `.trainworksignore` list, and files named like secrets. At most 64 MiB. For
-    this machine and for Slurm, whose nodes read the run directory."""
+    `.git`, files that `.gitignore` or `.trainworksignore` list, and files named like secrets. At most 64 MiB. This
+    machine and Slurm read it from the run directory, SkyPilot uploads it, and Kubernetes gets it packed in the job's
+    Secret, which has room for just under 1 MiB."""
     depends_on: tuple[Word, ...] = ()
     """Jobs, by number or run, that must succeed first; `afterany:12` waits for the end of job 12, however it ends."""
     hold: bool = False
@@ -178,9 +182,23 @@ class Slurm(Spec):
     reservation: Word | None = None
     login: Word | None = None
     """Machine with sbatch, as ssh names it (`ada@login1`); this machine by default."""
+    folder: RemotePath | None = None
+    """Folder on the cluster that gets a copy of each run directory, for a `login` that does not see those of this
+    machine: `/scratch/ada/runs`. By default the cluster's nodes see the run directory under its path here."""
+    python: RemotePath | None = None
+    """Python with the same version of Trainworks, on the login node and all nodes; `folder` needs it."""
     container: Container | None = None
     options: tuple[Annotated[str, AfterValidator(_one_option)], ...] = ()
     """More options of sbatch, passed on unchanged: `--mail-type=END`."""
+
+    @model_validator(mode="after")
+    def _check_copy(self) -> Slurm:
+        if self.folder is not None and (self.login is None or self.python is None):
+            missing = "login" if self.login is None else "python"
+            raise FieldError(f"`cluster.slurm.folder` needs `{missing}`: the run directory is copied there over ssh")
+        if self.python is not None and self.folder is None:
+            raise FieldError("`cluster.slurm.python` needs `folder`: a shared run directory goes with a shared Python")
+        return self
 
     @property
     def allows_requeue(self) -> bool:
@@ -274,3 +292,14 @@ class SkyPilot(Spec):
     """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
     task: dict[str, Any] = Field(default_factory=dict)
     """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""
+
+
+def cluster_from_text(value: Any) -> Any:
+    """Read `local`, `slurm:PARTITION` and similar as engines, any other text as a description of a cluster."""
+    if not isinstance(value, str):
+        return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
+    engine, _, partition = value.partition(":")
+    if engine == "slurm" and partition:
+        return {"engine": engine, "slurm": {"partition": partition.strip()}}
+    known = value in BUILT_IN or (value.isidentifier() and is_plugin(value))
+    return {"engine": value} if known and value != "described" else {"engine": "described", "of": value}

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints, model_validator
 
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Image, Spec
+from trainworks.config.spec import FieldError, Image, Spec
 
 _LOCK_ENDINGS = (".txt", ".lock", ".toml")
 _CONDA_ENDINGS = (".yaml", ".yml")

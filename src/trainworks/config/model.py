@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainworks.config.limits import up_to
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from trainworks.config.quantities import DurationS, FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.quantities import DurationS
+from trainworks.config.spec import FieldError, Spec
 
 Occasion = Literal["finished", "failed", "recovered", "waiting", "danger"]
 """Occasions of a message."""

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainworks.config.quantities import FieldError, TrainForField
-from trainworks.config.spec import Spec
+from trainworks.config.quantities import TrainForField
+from trainworks.config.spec import FieldError, Spec
 
 _DECAY_SHARE = 0.2
 

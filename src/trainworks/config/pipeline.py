@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainworks.config.load import Source, parse_run_file, read_text, split_documents
+from trainworks.config.load import parse_run_file
 from trainworks.config.manifests.load import is_manifest, parse_run_description
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source, read_text, split_documents
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
 _HEADER = ("name", "execution", "primary_tasks", "termination_delay")

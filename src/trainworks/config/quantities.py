@@ -9,20 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer, model_validator
 
 from trainworks.config.limits import check_limit
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
 
 _MAX_WINDOW_STEPS = 50
-
-
-class FieldError(ValueError):
-    """An invalid value, raised by a pydantic validator and reported with its place by the loader of the file."""
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:

@@ -5,79 +5,27 @@ It has either `workload:` (a model that Trainworks trains) or `run:` (a command)
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
-from trainworks.config.backend_names import BUILT_IN, PUBLISHED, is_plugin
-from trainworks.config.checkpointing.copies import CheckpointCopies
+from trainworks.config.backend_names import PUBLISHED, is_plugin
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
-from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm
+from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
 from trainworks.config.finetune import Adapter, Preference
-from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.model import Model
 from trainworks.config.notify import Notifications, notifications_from_list
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.quantities import (
-    AutoDurationS,
-    BudgetUsd,
-    CheckpointInterval,
-    CheckpointIntervalField,
-    DurationS,
-    FieldError,
-    StepWindowField,
-    TrainForField,
-)
+from trainworks.config.quantities import BudgetUsd, DurationS, StepWindowField, TrainForField
+from trainworks.config.recovery import Checkpoint, Guard, Recover
 from trainworks.config.software import TrainingSoftware, software_from_text
-from trainworks.config.spec import Spec
+from trainworks.config.spec import CallbackClass, FieldError, PathText, RunName, Spec
 from trainworks.config.track import Track, TrackerName, trackers_from_list
-
-_LONGEST_PATH = 4096
-"""Longest path in characters; file systems accept no longer one."""
-
-
-def _path(text: str) -> str:
-    if len(text) > _LONGEST_PATH:
-        raise FieldError(
-            f"the path has {len(text):,} characters, more than {_LONGEST_PATH:,}", hint="use a shorter path"
-        )
-    return text
-
-
-_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-
-
-def _run_name(text: str) -> str:
-    if not re.fullmatch(_RUN_NAME, text):
-        raise FieldError(
-            f"invalid run name `{text[:100]}`",
-            hint="use up to 63 letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
-        )
-    return text
-
-
-RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "string", "pattern": _RUN_NAME})]
-PositiveInt = Annotated[int, Field(ge=1)]
-
-
-_CALLBACK = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-
-
-def _callback_class(text: str) -> str:
-    if not re.fullmatch(_CALLBACK, text, re.ASCII):
-        raise FieldError(f"`{text[:100]}` does not name a class", hint="write it like `package.module:Class`")
-    return text
-
-
-CallbackClass = Annotated[
-    str, AfterValidator(_callback_class), WithJsonSchema({"type": "string", "pattern": _CALLBACK})
-]
 
 
 class Workload(Spec):
@@ -297,79 +245,6 @@ class Goal(Spec):
     """Longest acceptable time in the queue for 90 % of the starts."""
 
 
-class Checkpoint(Spec):
-    """Interval, number and place of checkpoints."""
-
-    every: CheckpointIntervalField = CheckpointInterval()
-    """`auto` balances the cost of saving against the work lost at the expected failure rate (Young/Daly)."""
-    keep: Annotated[int, Field(ge=2)] = 3
-    """Number of complete checkpoints to keep; at least two, because the newest may be on a failing disk."""
-    to: str = "runs"
-    """Parent folder of the run directory."""
-    memory_every: PositiveInt | None = None
-    """Steps between checkpoints in the shared memory of each node, copied to the next node, beside those on disk: after
-    the loss of a rank, an agent or one node, no more than about these steps are repeated. Several nodes hold their part
-    twice, for themselves and for the node before them; while the next one is written, four times."""
-    copies: CheckpointCopies = ()
-    """Further places, each of which gets the newest checkpoint beside training: a folder, or
-    `s3://bucket/prefix`. `resume` takes the newest copy of all places."""
-
-
-class Recover(Spec):
-    """Recovery from failures."""
-
-    max_restarts: Annotated[int, Field(ge=0)] | None = None
-    """Most automatic restarts from the last checkpoint within `restart_window`; preemptions do not count. By default 3
-    for a workload and 0 for a command."""
-    restart_window: DurationS = 86_400.0
-    """Restarts that lie further back do not count against `max_restarts`."""
-    backoff: DurationS = 1.0
-    """Wait before a restart if the last one has led to no new checkpoint; it doubles with each further one, up to five
-    minutes."""
-    repair: DurationS = 86_400.0
-    """Expected time until a lost node, or another one in its place, is back. A workload with `job.min_nodes` weighs
-    this wait against continuing on fewer nodes."""
-    replace_stragglers: bool = False
-    """Leave out a node that slows every step by a fifth or more: on Slurm the job gets another one; elsewhere it goes
-    on with fewer nodes if `job.min_nodes` allows it and steps get faster. Such a node is named in any case."""
-    node_mttf: DurationS | None = None
-    """Mean time to failure of one node, for `checkpoint.every: auto`; by default that of a published fleet."""
-    hang_timeout: AutoDurationS = "auto"
-    """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
-    the last checkpoint. `auto` is 20 median steps, at least 10 s."""
-    notices: Literal["auto", "off", "aws", "gcp", "azure"] = "auto"
-    """Cloud that every node asks whether it takes the node back; the job then saves in the time left, and ends to
-    continue on other nodes. `auto` is the cloud that the machine's firmware names, and none elsewhere."""
-
-
-class Guard(Spec):
-    """Policy for faulty optimizer steps. A faulty step never changes weights or optimizer state."""
-
-    nonfinite: OnNonfinite = "skip"
-    """Action when the loss or gradient norm is not finite; the loss scaling of fp16 is not affected."""
-    spike: OnSpike = "ignore"
-    """Action when the loss or gradient norm is far above those of the previous steps."""
-    sigmas: Annotated[float, Field(gt=0)] = 6.0
-    """A spike is more than this many standard deviations above the mean."""
-    window: Annotated[int, Field(ge=8, le=4096)] = 128
-    """Number of good steps for mean and deviation; checks begin when half of them are available."""
-    max_skips: PositiveInt = 16
-    """Most skipped steps in a row; one more ends the run."""
-    max_rollbacks: Annotated[int, Field(ge=0)] = 3
-    """Most rollbacks of the whole run; one more ends it."""
-
-
-def _cluster_from_text(value: Any) -> Any:
-    """Read `local`, `slurm:PARTITION` and similar as engines, any other text as a description of a cluster."""
-    if not isinstance(value, str):
-        return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
-    engine, _, partition = value.partition(":")
-    if engine == "slurm" and partition:
-        return {"engine": engine, "slurm": {"partition": partition.strip()}}
-    known = value in BUILT_IN or (value.isidentifier() and is_plugin(value))
-    return {"engine": value} if known and value != "described" else {"engine": "described", "of": value}
-
-
 def _layout_from_text(value: Any) -> Any:
     return None if value == "auto" else value
 
@@ -390,20 +265,21 @@ class RunFile(Spec):
     setup: str | None = None
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
-    """Environment variables of `setup` and `run`; null takes the value from the shell that starts the run."""
+    """Environment variables of `setup` and `run`, or of the ranks of a `workload`; null takes the value from the shell
+    that starts the run."""
     environment: Annotated[
         RunEnvironment | None,
         BeforeValidator(environment_from_text, json_schema_input_type=RunEnvironment | str | None),
     ] = None
     """Packages of the ranks: a lock file, a conda file or an image; a file name alone is short for `{lock: ...}` or
     `{conda: ...}`. By default those of Trainworks, and for a command those of the shell."""
-    workdir: Annotated[str, AfterValidator(_path)] | None = None
+    workdir: PathText | None = None
     """Working directory of `setup` and `run`; the current one by default."""
     num_nodes: Annotated[int, up_to("num_nodes")] | None = None
     """Number of nodes of a command, with the key of SkyPilot; the same as `cluster.nodes`."""
     resources: Resources | None = None
     """Resources that every node must have, with the keys of SkyPilot."""
-    cluster: Annotated[Cluster, BeforeValidator(_cluster_from_text, json_schema_input_type=Cluster | str)] = Cluster()
+    cluster: Annotated[Cluster, BeforeValidator(cluster_from_text, json_schema_input_type=Cluster | str)] = Cluster()
     software: Annotated[
         TrainingSoftware | None,
         BeforeValidator(software_from_text, json_schema_input_type=TrainingSoftware | str | None),
@@ -444,6 +320,9 @@ class RunFile(Spec):
             hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None
             raise FieldError("give exactly one of `workload` (a model to train) and `run` (a command)", hint=hint)
         self._check_workload_keys()
+        if self.cluster.slurm.folder is not None and self.cluster.engine == "slurm" and self.run is None:
+            hint = "submit on the login node, or to a cluster that sees the run directory"
+            raise FieldError("`cluster.slurm.folder` needs `run`: checkpoints of a workload are not copied", hint=hint)
         if self.job.keep_code and self.run is None:
             raise FieldError("`job.keep_code` needs `run`: the code of a workload is Trainworks' own")
         for key in ("setup", "framework", "workdir", "num_nodes"):
@@ -472,6 +351,11 @@ class RunFile(Spec):
         for message, is_set in refused.items():
             if self.run is not None and is_set:
                 raise FieldError(message)
+
+    @property
+    def written_envs(self) -> dict[str, str]:
+        """Variables of `envs` that have a value here; processes inherit the others."""
+        return {name: value for name, value in self.envs.items() if value is not None}
 
     @property
     def nodes(self) -> int:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-FieldPath = tuple[str | int, ...]
+from trainworks.config.source import FieldPath
+
 Moves = dict[FieldPath, FieldPath]
 """New place of a key by the one in the file."""
 
@@ -29,6 +30,17 @@ TASK_KEYS = (
 """Keys of a task that no option stands for."""
 MOVED = ("file_mounts", "secrets", *TASK_KEYS)
 """Keys of a task that a run file has elsewhere."""
+NOT_A_JOB = {
+    "service": (
+        "`service` describes servers behind a load balancer, which do not end; a run is a job",
+        "remove `service` to start one server with `run`",
+    ),
+    "pool": (
+        "`pool` describes workers that wait for jobs; a run is a job",
+        "submit each job; the queue shares the nodes",
+    ),
+}
+"""Keys that make something else than a job of the file: why it is refused, and what to do instead."""
 _RENAMED = {"gpus": "accelerators", "spot_recovery": "job_recovery"}
 """Other names that SkyPilot has for keys of `resources`."""
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 
 Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
 """Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""

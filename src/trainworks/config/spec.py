@@ -1,14 +1,76 @@
-"""Base of the models in files that people read or write."""
+"""Base of the models in files that people read or write, the error of a value in one, and its kinds of text."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./][A-Za-z0-9._@/:+=#-]*$", max_length=4096)]
 """A container image, also with the `#` that Enroot writes after the name of a registry, or its file."""
+
+
+class FieldError(ValueError):
+    """An invalid value, raised by a pydantic validator and reported with its place by the loader of the file."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+_LONGEST_PATH = 4096
+"""Longest path in characters; file systems accept no longer one."""
+
+
+def _path(text: str) -> str:
+    if len(text) > _LONGEST_PATH:
+        raise FieldError(
+            f"the path has {len(text):,} characters, more than {_LONGEST_PATH:,}", hint="use a shorter path"
+        )
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_path)]
+"""A path that file systems accept."""
+
+_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+def _run_name(text: str) -> str:
+    if not re.fullmatch(_RUN_NAME, text):
+        raise FieldError(
+            f"invalid run name `{text[:100]}`",
+            hint="use up to 63 letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+        )
+    return text
+
+
+RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "string", "pattern": _RUN_NAME})]
+"""Name of a run, and of the folder of its record without a number."""
+
+_CALLBACK = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+
+def _callback_class(text: str) -> str:
+    if not re.fullmatch(_CALLBACK, text, re.ASCII):
+        raise FieldError(f"`{text[:100]}` does not name a class", hint="write it like `package.module:Class`")
+    return text
+
+
+CallbackClass = Annotated[
+    str, AfterValidator(_callback_class), WithJsonSchema({"type": "string", "pattern": _CALLBACK})
+]
+"""A class as `package.module:Class`."""
 
 
 class Frozen(BaseModel):

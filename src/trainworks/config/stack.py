@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from trainworks.config.load import Source, problems_of, read_text
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.load import problems_of
+from trainworks.config.source import Source, read_text
+from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.fabric import Fabric
 from trainworks.config.stack_parts.images import ImageRecipe, KubernetesBundle, MachineImage
 from trainworks.config.stack_parts.nodes import NodeGroup

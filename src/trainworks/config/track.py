@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_serializer
 
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 from trainworks.errors import suggest
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]

@@ -1,6 +1,6 @@
 """Kueue's admission check that requests all nodes of a job from the cluster autoscaler before admission.
 
-Source: Kueue's API `kueue.x-k8s.io/v1beta2` (from 0.15 on; the same fields as in v1beta1), its guide to
+Source: Kueue's API `kueue.x-k8s.io/v1beta2` (served from 0.15 on; 0.19 still serves v1beta1, deprecated), its guide to
 ProvisioningRequest, and `autoscaling.x-k8s.io` ProvisioningRequest of the cluster autoscaler.
 """
 
@@ -16,7 +16,7 @@ from trainworks.jobs.formats.manifest import to_yaml
 
 NAME = "trainworks-nodes"
 """Name of the check and of its configuration."""
-_API = "kueue.x-k8s.io/v1beta2"
+KUEUE_API = "kueue.x-k8s.io/v1beta2"
 _LONGEST_WAIT_S = 1800
 _FLAG = "`--scale-down-unneeded-time` of the cluster autoscaler"
 _UNSUPPORTED = {
@@ -68,7 +68,7 @@ def kueue_objects(autoscale: Autoscale) -> list[dict[str, Any]]:
 
 
 def _object(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": _API, "kind": kind, "metadata": {"name": NAME}, "spec": spec}
+    return {"apiVersion": KUEUE_API, "kind": kind, "metadata": {"name": NAME}, "spec": spec}
 
 
 def _check(autoscale: Autoscale) -> None:

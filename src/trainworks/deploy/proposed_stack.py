@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from trainworks.catalog import software
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Release
-from trainworks.config.load import Source
+from trainworks.config.source import Source
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.deploy.hardware import hardware_of
 from trainworks.errors import RunFileError, UsageError

@@ -72,6 +72,8 @@ def _qos(qos: QualityOfService) -> Iterator[str]:
 
 def _account(cluster: str, account: SlurmAccount) -> Iterator[str]:
     gpus = f"gres/gpu={account.max_gpus}" if account.max_gpus else ""
+    hours = account.accelerator_hours_per_month
+    minutes = "" if hours is None else f"gres/gpu={max(1, round(hours * 60))}"
     qos = ("normal", *account.qos)
     default = account.qos[0] if account.qos else "normal"
     place = f"name={account.name} cluster={cluster}"
@@ -84,6 +86,7 @@ def _account(cluster: str, account: SlurmAccount) -> Iterator[str]:
     yield _ensure(f"{show} format=ParentName", parent, f"{change} Parent={parent}")
     yield _ensure(f"{show} format=Share", str(share), f"{change} Fairshare={share}")
     yield _ensure(f"{show} format=GrpTRES", gpus, f"{change} GrpTRES={gpus or 'gres/gpu=-1'}")
+    yield _ensure(f"{show} format=GrpTRESMins", minutes, f"{change} GrpTRESMins={minutes or 'gres/gpu=-1'}")
     yield _ensure(f"{show} format=QOS", _sorted(qos), f"{change} QosLevel={','.join(qos)}")
     yield _ensure(f"{show} format=DefaultQOS", default, f"{change} DefaultQOS={default}")
 

@@ -121,6 +121,7 @@ def _slurm_conf(stack: Stack) -> str:
         "PriorityWeightFairshare=10000",
         "PriorityWeightPartition=100000",
         *_priorities(stack),
+        *_hours(stack),
         *_mpi(stack),
         "",
         *_accounting(stack),
@@ -158,6 +159,18 @@ def _priorities(stack: Stack) -> list[str]:
             "PreemptMode=REQUEUE",
         ]
     return lines
+
+
+def _hours(stack: Stack) -> list[str]:
+    """Lines for accounts with hours of a month; empty without one."""
+    if all(account.accelerator_hours_per_month is None for account in stack.slurm.accounts):
+        return []
+    return [
+        "# hours of accounts count from the first of the month, and so does their use in the fair share: with a decay,",
+        "# hours would come back day by day",
+        "PriorityDecayHalfLife=0",
+        "PriorityUsageResetPeriod=MONTHLY",
+    ]
 
 
 def _mpi(stack: Stack) -> list[str]:

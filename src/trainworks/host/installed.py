@@ -6,7 +6,7 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pynvml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from trainworks.errors import EnvironmentProblem
 from trainworks.host.nvml import ask
 from trainworks.record.run_environment import Distribution, NodeEnvironment
 
@@ -73,14 +74,33 @@ def unmet_requirements(folder: str, others: Sequence[str]) -> Iterator[str]:
                 yield f"{one.metadata['Name']} {one.version} needs {needs}" + (f", and {has} is there" if has else "")
 
 
-def _required(texts: Iterable[str]) -> Iterator[Requirement]:
-    """Requirements that hold on this machine, without extras."""
+def check_versions(packages: Mapping[str, str], extra: str) -> None:
+    """Check that packages are not older than an extra of Trainworks needs; those that are missing are not looked at.
+
+    Raises:
+        EnvironmentProblem: one of them is.
+    """
+    try:
+        texts = metadata.requires("trainworks") or ()
+    except metadata.PackageNotFoundError:  # a source tree on the path, which says of no version what it needs
+        return
+    for requirement in _required(texts, extra):
+        has = packages.get(canonicalize_name(requirement.name))
+        if has is not None and not requirement.specifier.contains(has, prereleases=True):
+            raise EnvironmentProblem(
+                f"`{requirement.name}` {has} is installed, and `{requirement.name}{requirement.specifier}` is needed",
+                hint=f"pip install --upgrade 'trainworks[{extra}]'",
+            )
+
+
+def _required(texts: Iterable[str], extra: str = "") -> Iterator[Requirement]:
+    """Requirements that hold on this machine, those of one extra among them."""
     for text in texts:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:  # of a distribution older than the rule
             continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             yield requirement
 
 

@@ -114,6 +114,11 @@ class MachineLedger:
         self._folder = folder
         self._clock = clock or SystemClock()
 
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the claims."""
+        return self._folder
+
     def claims(self) -> list[Claim]:
         """Current claims in order of users and runs; unreadable or unlocked files are skipped."""
         found = [claim for path in self._files() if (claim := _read(path)) is not None]
@@ -219,7 +224,7 @@ def _written(path: Path, share: Share) -> int:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def opened(path: str | Path) -> Iterator[int]:
     """Open a file that another user may have created, without following links or waiting for pipes."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -230,18 +235,29 @@ def _opened(path: str) -> Iterator[int]:
 
 def _read(path: str) -> Claim | None:
     try:
-        with _opened(path) as handle:
-            facts = os.fstat(handle)
-            is_plain = stat.S_ISREG(facts.st_mode) and not facts.st_mode & 0o022 and facts.st_size <= _LARGEST
-            if not is_plain or not _has_writer(handle):
+        with opened(path) as handle:
+            if not _has_writer(handle):
                 return None
-            return Claim(facts.st_uid, Share.model_validate_json(os.read(handle, _LARGEST)))
+            facts, content = plain_content(handle)
+            return Claim(facts.st_uid, Share.model_validate_json(content))
     except (OSError, ValidationError):
         return None
 
 
+def plain_content(handle: int, largest: int = _LARGEST) -> tuple[os.stat_result, bytes]:
+    """Facts and content of an open file that another user may have created.
+
+    Raises:
+        OSError: it is not a plain file, users other than its owner can write it, or it is too large.
+    """
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o022 or facts.st_size > largest:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return facts, os.read(handle, largest)
+
+
 def _is_locked(path: str) -> bool:
-    with _opened(path) as handle:
+    with opened(path) as handle:
         return _has_writer(handle)
 
 

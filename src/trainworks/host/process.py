@@ -1,4 +1,4 @@
-"""Child processes: run, spawn, fork and detach. The ends and states of processes are in the modules beside it."""
+"""Child processes: run, spawn and detach. Forks, and the ends and states of processes, are in the modules beside it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -34,10 +32,8 @@ from trainworks.host.process_end import (
 
 __all__ = [
     "Child",
-    "Forked",
     "Output",
     "adopt_orphans",
-    "append_output",
     "attach",
     "detach",
     "die_with",
@@ -45,11 +41,9 @@ __all__ = [
     "end_by_signal",
     "end_descendants",
     "ending_with_parent",
-    "fork",
     "identity",
     "is_running",
     "kill",
-    "leave_behind",
     "lines",
     "owner",
     "processes_with",
@@ -111,32 +105,6 @@ class Child:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             pass
-
-
-class Forked(Child):
-    """A forked child; see `fork`."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._exit_code: int | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id, and process group id."""
-        return self._pid
-
-    def exit_code(self) -> int | None:
-        """None while it runs; the negative signal number if a signal ended it."""
-        if self._exit_code is None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._exit_code
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for the end; None if it still runs after `timeout_s`."""
-        if self.exit_code() is None:
-            wait_any([self], timeout_s)
-        return self.exit_code()
 
 
 def python_module(module: str, *arguments: str, python: str | None = None) -> list[str]:
@@ -312,80 +280,6 @@ def detach(
     )
 
 
-def fork(
-    work: Callable[[], int],
-    *,
-    log: Path,
-    env: Mapping[str, str] | None = None,
-    new_session: bool = False,
-    close_fds: Iterable[int] = (),
-) -> Forked:
-    """Run `work` in a fork of this process, with its output appended to `log`; its result is the exit code.
-
-    A hundred times faster than a new interpreter. Only for a process without threads and without connections that the
-    child could disturb. Open files stay open, locks included.
-
-    Args:
-        work: runs in the child, which ends with it.
-        log: file that receives stdout and stderr.
-        env: additional variables of the child.
-        new_session: detach from the terminal.
-        close_fds: file descriptors that the child must close.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log.open("ab") as output:
-        pid = os.fork()
-        if pid:
-            if not new_session:
-                with suppress(OSError):  # the child does the same: the first one wins
-                    os.setpgid(pid, pid)
-            return Forked(pid)
-        code = 1
-        try:
-            _reset_child(output.fileno(), new_session, close_fds)
-            os.environ.update(env or {})
-            code = work()
-        except SystemExit as leaving:
-            code = leaving.code if isinstance(leaving.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with suppress(OSError):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
-
-
-def _reset_child(output: int, new_session: bool, close_fds: Iterable[int]) -> None:
-    """Give a forked child the process group, output and signal handlers of a new program."""
-    if new_session:
-        os.setsid()
-    else:
-        os.setpgid(0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    _write_to(output)
-    for handle in close_fds:
-        os.close(handle)
-
-
-def append_output(log: Path) -> None:
-    """Append the further output of this process to `log`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with log.open("ab") as output:
-        _write_to(output.fileno())
-
-
-def _write_to(output: int) -> None:
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-
-
 def wait_any(children: Iterable[Child], timeout_s: float | None) -> None:
     """Wait until one of these processes has ended, or `timeout_s` is over, without reaping any."""
     poll = select.poll()
@@ -413,21 +307,3 @@ def replace(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvpe(command[0], list(command), dict(env))  # noqa: S606
-
-
-def leave_behind(work: Callable[[], object]) -> None:
-    """Call `work` in a process without parent and output, which outlives the process tree of this one."""
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    try:
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(null, stream)
-        work()
-    finally:
-        os._exit(0)

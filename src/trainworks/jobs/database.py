@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shlex
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ _BUSY_S = 30.0
 """How long a writer waits for another one."""
 _TURNS = 100
 """How often a connection that found others turning on the write-ahead log waits for its turn."""
+_MODES_S = 5.0
+"""How long a writer waits for the modes of the files beside the database."""
+_RETRY_S = 0.02
 _UPGRADE_LOCK = 7240915
 """PostgreSQL's advisory lock of the process that migrates the store."""
 
@@ -138,7 +144,7 @@ def _bring_up_to_date(engine: Engine) -> None:
     with engine.connect() as connection:
         if _version(connection) == VERSION:
             return
-    with engine.execution_options(writes=True).begin() as connection:
+    with _transaction(engine.execution_options(writes=True)) as connection:
         found = _version(connection)
         if found is not None and found > VERSION:
             raise EnvironmentProblem(
@@ -189,11 +195,51 @@ def _first_line(error: BaseException) -> str:
 def answering(engine: Engine) -> Iterator[Connection]:
     """A transaction; a database that does not answer is an EnvironmentProblem."""
     try:
-        with engine.begin() as connection:
+        with _transaction(engine) as connection:
             yield connection
     except DatabaseError as error:
         if _is_damage(error):
             raise DamagedStoreError(f"the job store is damaged: {_first_line(error)}", hint=_REBUILD) from None
         if not isinstance(error, OperationalError):
             raise
-        raise EnvironmentProblem(f"the job store does not answer: {_first_line(error)}") from None
+        closed = _closed_file(engine.url) if _is_read_only(error) else None
+        files = [shlex.quote(str(file)) for file in (engine.url.database, closed)]
+        hint = "its owner lets you write by: chmod --reference={} {}".format(*files) if closed else None
+        raise EnvironmentProblem(f"the job store does not answer: {_first_line(error)}", hint=hint) from None
+
+
+@contextmanager
+def _transaction(engine: Engine) -> Iterator[Connection]:
+    """A transaction, on a connection that can write where this user may.
+
+    SQLite makes the files of its write-ahead log with the mode that the umask leaves, and gives them the database's a
+    moment later; after a kill in between, the owner's next connection does. Another user who connects meanwhile reads
+    only, for as long as the connection lasts: hence another one, for some seconds.
+    """
+    deadline = time.monotonic() + _MODES_S
+    with ExitStack() as stack:
+        while (connection := _begun(engine, stack, is_last=time.monotonic() >= deadline)) is None:
+            engine.dispose()
+            time.sleep(_RETRY_S)  # noqa: TID251, as SQLite sleeps while another connection writes
+        yield connection
+
+
+def _begun(engine: Engine, stack: ExitStack, *, is_last: bool) -> Connection | None:
+    """A connection with a transaction; None if it cannot write and the next one may."""
+    try:
+        return stack.enter_context(engine.begin())
+    except OperationalError as error:
+        if is_last or not _is_read_only(error) or not os.access(engine.url.database or "", os.W_OK):
+            raise
+        return None
+
+
+def _is_read_only(error: OperationalError) -> bool:
+    """Whether SQLite refuses to write; the low byte of its codes is the kind of an error."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
+
+
+def _closed_file(url: sa.URL) -> Path | None:
+    """File of the write-ahead log that this user may not write, if there is one."""
+    files = [Path(f"{url.database}{suffix}") for suffix in ("-wal", "-shm")]
+    return next((file for file in files if file.exists() and not os.access(file, os.W_OK)), None)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from trainworks.config.command import Framework
 from trainworks.jobs.environment import accelerators_per_node, rank_environment
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 _OF_TORCHRUN = ("TORCHRUN_ARGS", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -135,6 +136,30 @@ class BilledAttempt:
         return self.hours(now) * self.accelerators * price if price else None
 
 
+@dataclass(frozen=True, slots=True)
+class Month:
+    """A calendar month in UTC, by which held time is summed and limited."""
+
+    name: str
+    """Year and month, `2026-11`."""
+    begins_at: float
+    """Unix time of its first moment, in seconds."""
+    ends_at: float
+    """Unix time of the first moment of the next month, in seconds."""
+
+
+def month_of(time_s: float) -> Month:
+    """The month that holds a Unix time.
+
+    >>> month_of(0.0)
+    Month(name='1970-01', begins_at=0.0, ends_at=2678400.0)
+    """
+    moment = datetime.fromtimestamp(time_s, UTC)
+    begins = datetime(moment.year, moment.month, 1, tzinfo=UTC)
+    ends = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
+    return Month(f"{moment:%Y-%m}", begins.timestamp(), ends.timestamp())
+
+
 @lru_cache(maxsize=1024)
 def billing_of(cluster: str | None) -> Billing:
     """What the `cluster` of a run file, as JSON, says of the bill.
@@ -188,7 +213,8 @@ def billed_of_row(row: Any) -> BilledAttempt:
     """What an attempt's row bills, joined with `owner`, `cluster` and `ticket` of its job."""
     placement = json.loads(row.placement or "[]")
     spec, billing = json.loads(row.ticket), billing_of(row.cluster)
-    accelerators = spec["node"]["accelerators"] * len(placement)
+    devices = sum(len(devices) for _, _, devices in placement)  # of this machine; clusters name nodes alone
+    accelerators = devices or spec["node"]["accelerators"] * len(placement)
     cores = sum(cores for _, cores, _ in placement)
     billing = replace(billing, team=spec.get("team") or billing.team)
     return BilledAttempt(

@@ -7,7 +7,7 @@ the other learns that it did not. No lock lasts longer than a statement.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,21 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from trainworks.errors import UsageError
-from trainworks.jobs.database import answering, file_identity, open_database
-from trainworks.jobs.job_row import (
-    Attempt,
-    BilledAttempt,
-    JobRow,
-    Placement,
-    billed_of_row,
-    job_of_row,
-    new_job_columns,
-    placement_of,
-    placement_text,
-    to_columns,
-)
+from trainworks.jobs.database import answering, open_database
+from trainworks.jobs.job_row import Attempt, JobRow, Placement, job_of_row, new_job_columns, placement_text, to_columns
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
+from trainworks.jobs.stored_jobs import StoredJobs
 from trainworks.jobs.tables import attempts, changes, jobs, nodes
 
 
@@ -48,33 +38,15 @@ def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
     return JobStore(open_database(url, keep_connection=keep_connection))
 
 
-class JobStore:
-    """Jobs, attempts and drained nodes."""
+class JobStore(StoredJobs):
+    """The job store, to read and to write."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._writer = engine.execution_options(writes=True)
-        self._file = file_identity(engine.url)
-
-    @property
-    def url(self) -> str:
-        """What `open_store` was given, password and all."""
-        return self._engine.url.render_as_string(hide_password=False)
-
-    def is_replaced(self) -> bool:
-        """Whether another file has its name now: no other process reads what is written to this store."""
-        now = file_identity(self._engine.url)
-        return None not in (now, self._file) and now != self._file
-
-    def close(self) -> None:
-        """Close the connection, where one is kept."""
-        self._engine.dispose()
 
     def _writing(self) -> AbstractContextManager[Connection]:
         return answering(self._writer)
-
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return answering(self._engine)
 
     def add(
         self,
@@ -148,112 +120,12 @@ class JobStore:
                 began = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
                 connection.execute(sa.insert(attempts).values(**began, placement=placement_text(job.placement)))
 
-    def run_dirs(self) -> set[str]:
-        """Run directories of all jobs."""
-        with self._reading() as connection:
-            return set(connection.execute(sa.select(jobs.c.run_dir)).scalars())
-
     def remove(self, job_id: int) -> bool:
         """Delete a job that its engine never got; False if the engine has it, or it has started."""
         known = (jobs.c.id == job_id) & jobs.c.handle.is_(None) & (jobs.c.attempt == 0)
         known &= jobs.c.state == str(JobState.QUEUED)
         with self._writing() as connection:
             return connection.execute(sa.delete(jobs).where(known)).rowcount == 1
-
-    def get(self, job_id: int) -> JobRow | None:
-        """The job of that number."""
-        with self._reading() as connection:
-            row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
-        return job_of_row(row) if row else None
-
-    def find(self, wanted: str, *, uid: int | None = None) -> JobRow | None:
-        """The job of that number, run or run directory; of several runs of one name the newest, that user's first."""
-        known = jobs.c.run_id == wanted
-        if wanted.isdecimal() and len(wanted) < 10:
-            known |= jobs.c.id == int(wanted)
-        known |= jobs.c.run_dir == wanted
-        with self._reading() as connection:
-            theirs = sa.case((jobs.c.uid == uid, 0), else_=1)
-            row = connection.execute(sa.select(jobs).where(known).order_by(theirs, jobs.c.id.desc()).limit(1)).first()
-        return job_of_row(row) if row else None
-
-    def search(
-        self,
-        *,
-        states: Iterable[JobState] | None = None,
-        engine: str | None = None,
-        owner: str | None = None,
-        uid: int | None = None,
-        host: str | None = None,
-        name: str | None = None,
-        text: str | None = None,
-        limit: int | None = None,
-        before: int | None = None,
-        array: str | None = None,
-        one_per_array: bool = False,
-    ) -> list[JobRow]:
-        """Jobs, newest first.
-
-        Args:
-            states: only these.
-            engine: only its jobs.
-            owner: only those of the user of that name.
-            uid: only those of that user.
-            host: only those that run on that machine.
-            name: only runs of that name.
-            text: only those with this text in their run, owner, engine, or the reason why they wait or ended.
-            limit: at most so many.
-            before: only those with a smaller number; to page on from the last one.
-            array: only those of that array.
-            one_per_array: of each array only the newest of these jobs.
-        """
-        query = sa.select(jobs).order_by(jobs.c.id.desc())
-        if states is not None:
-            query = query.where(jobs.c.state.in_([str(state) for state in states]))
-        wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name, "array": array}
-        for column, value in wanted.items():
-            query = query.where(jobs.c[column] == value) if value is not None else query
-        query = query.where(jobs.c.id < before) if before is not None else query
-        if text:
-            columns = (jobs.c[column] for column in ("run_id", "owner", "engine", "reason", "detail", "cause"))
-            query = query.where(sa.or_(*(column.icontains(text, autoescape=True) for column in columns)))
-        if one_per_array:
-            found = query.order_by(None).where(jobs.c.array.is_not(None)).subquery()
-            newest = sa.select(sa.func.max(found.c.id)).group_by(found.c.array)
-            query = query.where(jobs.c.array.is_(None) | jobs.c.id.in_(newest))
-        with self._reading() as connection:
-            return [job_of_row(row) for row in connection.execute(query.limit(limit))]
-
-    def array_states(self, arrays: Iterable[str]) -> dict[str, dict[JobState, int]]:
-        """Jobs of each array by state."""
-        columns = (jobs.c.array, jobs.c.state, sa.func.count())
-        query = sa.select(*columns).where(jobs.c.array.in_(list(arrays))).group_by(jobs.c.array, jobs.c.state)
-        counts: dict[str, dict[JobState, int]] = {}
-        with self._reading() as connection:
-            for array, state, count in connection.execute(query):
-                counts.setdefault(array, {})[parse_state(state)] = count
-        return counts
-
-    def version(self) -> int:
-        """Number of the newest change of a job."""
-        with self._reading() as connection:
-            return int(connection.execute(sa.select(changes.c.number)).scalar_one())
-
-    def changed(
-        self, after: int, *, engine: str | None = None, uid: int | None = None, host: str | None = None
-    ) -> Sequence[JobRow]:
-        """Jobs that were changed after that version, in the order of their changes; all, or only those named."""
-        query = sa.select(jobs).where(jobs.c.version > after).order_by(jobs.c.version)
-        for column, value in (("engine", engine), ("uid", uid), ("host", host)):
-            query = query.where(jobs.c[column] == value) if value is not None else query
-        with self._reading() as connection:
-            return [job_of_row(row) for row in connection.execute(query)]
-
-    def counts(self) -> dict[JobState, int]:
-        """Jobs by state."""
-        query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
-        with self._reading() as connection:
-            return {parse_state(state): count for state, count in connection.execute(query)}
 
     def move(
         self,
@@ -362,34 +234,6 @@ class JobStore:
         with self._writing() as connection:
             connection.execute(statement, rows)
 
-    def attempts(self, job_id: int | None = None) -> list[Attempt]:
-        """Every attempt of a job, in order; of all jobs when None."""
-        query = sa.select(attempts).order_by(attempts.c.job_id, attempts.c.number)
-        query = query if job_id is None else query.where(attempts.c.job_id == job_id)
-        with self._reading() as connection:
-            rows = [dict(row._mapping) for row in connection.execute(query)]
-        return [
-            Attempt(**row | {"state": parse_state(row["state"]), "placement": placement_of(row["placement"])})
-            for row in rows
-        ]
-
-    def billed_attempts(
-        self, job_ids: Sequence[int] | None = None, *, arrays: Iterable[str] = ()
-    ) -> list[BilledAttempt]:
-        """What every attempt of these jobs and arrays held, or of all jobs; of thousands in a fraction of a second."""
-        of_attempt = (
-            attempts.c.job_id,
-            attempts.c.number,
-            attempts.c.placement,
-            attempts.c.started_at,
-            attempts.c.ended_at,
-        )
-        query = sa.select(jobs.c.owner, jobs.c.cluster, jobs.c.ticket, *of_attempt).join_from(attempts, jobs)
-        if job_ids is not None:
-            query = query.where(attempts.c.job_id.in_(job_ids) | jobs.c.array.in_(list(arrays)))
-        with self._reading() as connection:
-            return [billed_of_row(row) for row in connection.execute(query)]
-
     def write_attempts(self, job_id: int, rows: Sequence[Attempt]) -> None:
         """Replace every attempt of a job."""
         if self.attempts(job_id) == list(rows):
@@ -403,15 +247,6 @@ class JobStore:
             connection.execute(sa.delete(attempts).where(attempts.c.job_id == job_id))
             if values:
                 connection.execute(sa.insert(attempts), values)
-
-    def drained(self) -> dict[str, str]:
-        """Drained nodes, and why."""
-        return {name: reason for name, (reason, _) in self.drains().items()}
-
-    def drains(self) -> dict[str, tuple[str, int | None]]:
-        """Drained nodes: why, and the user who drained them."""
-        with self._reading() as connection:
-            return {row.name: (row.reason, row.uid) for row in connection.execute(sa.select(nodes))}
 
     def drain(self, node: str, reason: str, *, now: float, uid: int | None = None) -> None:
         """Give a node no more jobs; a new reason replaces the old one."""

@@ -23,7 +23,7 @@ _MODULE = "trainworks.worker.calibrate"
 _TIMEOUT_S = 300
 _ENDS_S = 10.0
 """Time the other machines may take to end after the first."""
-_METHOD = 3
+_METHOD = 4
 """Counts the changes of what is measured: an answer of another method is none."""
 
 

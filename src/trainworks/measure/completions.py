@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.states import chunk_counts
-from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 
 
 @dataclass(frozen=True, slots=True)

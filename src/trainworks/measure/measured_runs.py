@@ -22,9 +22,9 @@ from trainworks.measure.row_software import read_software
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import search
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Space
 from trainworks.plan.step_time import TrainingJob

@@ -21,9 +21,10 @@ from trainworks.measure.measured_memory import MEMORY_COLUMNS, read_memory
 from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run, source_of
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.collectives import collective_s, link_rates
+from trainworks.plan.collectives import collective_s
 from trainworks.plan.layouts import Array
 from trainworks.plan.memory import predict_memories
+from trainworks.plan.rates import link_rates
 from trainworks.plan.score import (
     Errors,
     Rejections,

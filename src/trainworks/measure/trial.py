@@ -35,7 +35,7 @@ def try_out(
     Args:
         request: the model and its layout.
         host: this machine; another one, or another torch, is measured anew.
-        cache: folder of earlier trials. Imports of a module's file do not invalidate it.
+        cache: folder of earlier trials. Imports of a module's file, and variables, do not invalidate it.
         environment: variables of the ranks.
         again: try even if there was a trial.
         python: interpreter of the ranks; Trainworks' own when None.

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainworks.plan.compute import element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import head_dims, num_expert_layers
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
+
+
+def element_bytes(precision: str) -> int:
+    """Bytes of an activation: 4 in fp32 and tf32, which is fp32 but for its products; else 2, in 8 bits too."""
+    return 4 if precision in ("fp32", "tf32") else 2
 
 
 def has_casts(layouts: Layouts, precision: str, software: Software) -> Array:

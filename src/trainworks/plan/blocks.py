@@ -29,6 +29,9 @@ _KERNELS = (24, 44)
 _KERNELS_EAGER = {False: (33, 44), True: (49, 76)}
 """The same where every operation is a kernel, of plain blocks and of those with RMSNorm, rotations and gates: the
 operations but views of GPT-2's and Llama's blocks in transformers, counted with PyTorch 2.13."""
+_LAUNCHES_EAGER_FP8 = (26, 51)
+"""What a linear layer of torchao's fp8 costs the host in eager mode, forward and backward, in launches: scales, casts,
+and a tensor class of Python around them. From one run on an H100 (benchmarks/RESULTS.md), which it was fitted to."""
 _KERNELS_EXPERT = 30
 """More of a block with experts: routing, sorting, permuting; forward and backward alike."""
 
@@ -113,6 +116,11 @@ def _one_kind(
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
     kernels = _KERNELS if software.fused_kernels else _KERNELS_EAGER[shape.gated_mlp]
+    eager = software.framework == "torch" and not software.fused_kernels and device.is_queued
+    if eager and device.precision == "fp8" and not experts:
+        linear_layers = 7 if shape.gated_mlp else 6
+        forward_fp8, backward_fp8 = _LAUNCHES_EAGER_FP8
+        kernels = (kernels[0] + linear_layers * forward_fp8, kernels[1] + linear_layers * backward_fp8)
     forward = _with_launches(forward, kernels[0] + extra, device)
     selective = {
         "attention": core_forward,

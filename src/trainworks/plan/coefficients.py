@@ -1,6 +1,7 @@
 """Every fitted number of the step-time and memory model, with its meaning.
 
-Latencies of collectives are in `collectives`, tile rates in `compute`, the prior of the uncertainty in `uncertainty`.
+Latencies of links are in `rates`, tile rates in `compute`, the prior of the uncertainty in `uncertainty`. What
+measurements of one kind of cluster teach beside them are its `Slowdowns`.
 
 `benchmarks/fit_planner.py` fits them to published step times, each source with the same weight, and prints the table
 of `docs/reference/accuracy.md`. Bounds of the fit are physical: a share is below one, a latency above zero.
@@ -91,3 +92,25 @@ class Coefficients:
 
 
 COEFFICIENTS = Coefficients()
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdowns:
+    """Factors on the seconds that physical rates take: 1 as predicted, 2 for half of the rate."""
+
+    products: float = 1.0
+    """Matrix products with weights."""
+    attention: float = 1.0
+    """Fused attention."""
+    memory: float = 1.0
+    """Element-wise kernels and the optimizer."""
+    host: float = 1.0
+    """Launches, the work of a step, offloading."""
+    scale_up: float = 1.0
+    """Links inside a domain."""
+    scale_out: float = 1.0
+    """Links between domains."""
+
+
+AS_PREDICTED = Slowdowns()
+"""Before any learning."""

@@ -26,22 +26,12 @@ from typing import Literal
 
 import numpy as np
 
-from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-_LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
-"""Latency of a small collective between two domains, per doubling of their number, by kind of network."""
-_START_S, _IN_SWITCH_S = 25e-6, 17e-6
-"""Latency of a small collective inside a domain: the start of a ring, and the total if the switches add up."""
-_HOP_S, _FAST_HOP_S = 4.2e-6, 1.5e-6
-"""Per step of a ring, before and since NVLink 4."""
-_IN_SWITCH_GAIN = 1.32
-"""Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice."""
-_MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
-"""Links that join pairs of devices: a group has only those among its members."""
+_IN_SWITCH_S = 17e-6
+"""Latency of a small collective inside a domain whose switches add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +62,6 @@ class LinkRates:
     """Rate at which gathered, scattered and exchanged messages are copied out of a flat buffer."""
     scatters_whole: bool = False
     """True if a reduction to shards is an all-reduce of which each rank keeps its part (gloo)."""
-
-
-def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> LinkRates:
-    """The reachable rates of a cluster's links.
-
-    Without a scale-up link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
-    """
-    accelerator = cluster.accelerator
-    bridged = cluster.scale_up_domain < cluster.accelerators_per_node
-    up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
-    up = up or accelerator.host_bytes_per_s / 2
-    share = coefficients.scale_out_share
-    if cluster.network == "Omni-Path":
-        share *= coefficients.omni_path_share
-    return LinkRates(
-        ranks_per_node=cluster.accelerators_per_node,
-        domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
-        scale_up_bytes_per_s=up * coefficients.scale_up_share,
-        in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
-        mesh=accelerator.scale_up.startswith(_MESHES),
-        start_s=_START_S,
-        hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
-        node_bytes_per_s=cluster.node_bytes_per_s * share,
-        scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
-        in_network=cluster.in_network_reduction,
-        pipelining=coefficients.pipelining,
-        pipelining_inside=coefficients.pipelining_inside,
-    )
 
 
 def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, links: LinkRates) -> Array:

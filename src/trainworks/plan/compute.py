@@ -39,6 +39,7 @@ from trainworks.catalog.catalog import attention_kernels
 from trainworks.catalog.facts import Accelerator, AttentionKernel
 from trainworks.config.software import Attention, Fp8Recipe
 from trainworks.errors import UsageError
+from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 
@@ -108,11 +109,6 @@ class DeviceRates:
         """FLOP/s of the attention kernel forward and backward, of the pairs of tokens that the mask leaves."""
         forward, backward = attention_shares(self.attention, head_dim, length, causal=causal)
         return forward * self.attention_flops_per_s, backward * self.attention_flops_per_s
-
-
-def element_bytes(precision: str) -> int:
-    """Bytes of an activation: 4 in fp32 and tf32, which is fp32 but for its products; else 2, in 8 bits too."""
-    return 4 if precision in ("fp32", "tf32") else 2
 
 
 def device_rates(

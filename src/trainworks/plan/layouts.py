@@ -9,8 +9,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.config.layout import Layout
-
 Array = NDArray[np.float64]
 Values = Array | float
 """One value for all layouts, or one for each."""
@@ -115,53 +113,3 @@ class Layouts:
 
 
 _OPTIONS = ("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer")
-
-
-def fixed_of(layout: Layout) -> dict[str, int]:
-    """Decided fields of a written layout, under the names of `Layouts`; `auto` decides nothing.
-
-    `dp_shard` shards everything (zero 3) unless `zero` is lower.
-    """
-    automatic = 3 if layout.dp_shard > 1 else 0
-    alone = layout.dp_shard * layout.cp == 1
-    fixed = {
-        "dp": layout.dp_replicate * layout.dp_shard,
-        "dp_shard": layout.dp_shard,
-        "zero": automatic if layout.zero == "auto" or alone else layout.zero,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
-        "ep": layout.ep,
-    }
-    kinds = {kind.name.lower(): int(kind) for kind in Recompute}
-    chosen = {
-        "micro_batch": layout.micro_batch,
-        "interleave": layout.interleave,
-        "recompute": kinds.get(layout.recompute, "auto"),
-        "sequence_parallel": layout.sequence_parallel,
-        "zero_bubble": layout.zero_bubble,
-        "offload": layout.offload_activations,
-        "offload_optimizer": layout.offload_optimizer,
-    }
-    return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}
-
-
-def to_layout(layouts: Layouts, index: int) -> Layout:
-    """One of the layouts as a run file writes it."""
-    row = layouts.row(index)
-    return Layout(
-        dp_replicate=row["dp"] // row["dp_shard"] if row["zero"] else row["dp"],
-        dp_shard=row["dp_shard"] if row["zero"] else 1,
-        cp=row["cp"],
-        tp=row["tp"],
-        pp=row["pp"],
-        ep=row["ep"],
-        micro_batch=row["micro_batch"],
-        zero=row["zero"] or "auto",  # type: ignore[arg-type]
-        sequence_parallel=bool(row["sequence_parallel"]),
-        interleave=row["interleave"],
-        zero_bubble=bool(row["zero_bubble"]),
-        recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
-        offload_activations=bool(row["offload"]),
-        offload_optimizer=bool(row["offload_optimizer"]),
-    )

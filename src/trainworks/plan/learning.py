@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.collectives import collective_s, link_rates
+from trainworks.plan.collectives import collective_s
 from trainworks.plan.compute import device_rates, product_s
-from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.layouts import Array, Layouts, fixed_of
+from trainworks.plan.degrees import fixed_of
+from trainworks.plan.job import AnyJob
+from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.rates import link_rates
 from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import (

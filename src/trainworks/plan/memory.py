@@ -21,9 +21,8 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.plan.activations import activation_bytes, has_casts, stream_bytes
+from trainworks.plan.activations import activation_bytes, element_bytes, has_casts, stream_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.compute import element_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from trainworks.config.layout import Layout
 from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_net import AnyJob
-from trainworks.plan.layouts import Array, Layouts, to_layout
+from trainworks.plan.degrees import to_layout
+from trainworks.plan.job import AnyJob, StepTimes
+from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
-from trainworks.plan.step_time import StepTimes
 from trainworks.plan.uncertainty import Belief, interval_s, parts_s, selection_bias
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.collectives import LinkRates, link_rates
-from trainworks.plan.compute import DeviceRates, device_rates, element_bytes
+from trainworks.plan.activations import element_bytes
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
+from trainworks.plan.collectives import LinkRates
+from trainworks.plan.compute import DeviceRates, device_rates
 from trainworks.plan.software import Software
 from trainworks.record.calibration import Calibration
 
@@ -22,8 +23,21 @@ _HOST_ADAM_BYTES = 28.0
 _UNFUSED_BYTES = 2.4
 """Bytes that element-wise work moves on a CPU, where no two operations are fused, over fused kernels. Measured
 (docs/reference/local-accuracy.md)."""
+_LAUNCH_SHARE = 0.75
+"""Host time per kernel of a model in eager mode, over that of one operation's forward and backward in a calibration.
+Fitted to runs of small models on one H100 (benchmarks/RESULTS.md)."""
 _ONE_DOMAIN = 1 << 30
 """More ranks than any calibration has: what it measured holds for all groups of ranks alike."""
+_LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
+"""Latency of a small collective between two domains, per doubling of their number, by kind of network."""
+_START_S = 25e-6
+"""Latency of a small collective inside a domain: the start of a ring."""
+_HOP_S, _FAST_HOP_S = 4.2e-6, 1.5e-6
+"""Per step of a ring, before and since NVLink 4."""
+_IN_SWITCH_GAIN = 1.32
+"""Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice."""
+_MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
+"""Links that join pairs of devices: a group has only those among its members."""
 _DATA_S = 3e-5
 """Handing over a batch that was read ahead."""
 
@@ -39,28 +53,6 @@ class HostRates:
     the host's memory, which all devices of a node share."""
     step_s: float
     """Work of one step that no device does: data, logging."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slowdowns:
-    """Factors on the seconds that physical rates take: 1 as predicted, 2 for half of the rate."""
-
-    products: float = 1.0
-    """Matrix products with weights."""
-    attention: float = 1.0
-    """Fused attention."""
-    memory: float = 1.0
-    """Element-wise kernels and the optimizer."""
-    host: float = 1.0
-    """Launches, the work of a step, offloading."""
-    scale_up: float = 1.0
-    """Links inside a domain."""
-    scale_out: float = 1.0
-    """Links between domains."""
-
-
-AS_PREDICTED = Slowdowns()
-"""Before any learning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +147,7 @@ class Rates:
         on_cpu = calibration.device == "cpu"
         coefficients = replace(
             COEFFICIENTS,
-            launch_s=calibration.op_overhead_s if on_cpu else COEFFICIENTS.launch_s,
+            launch_s=calibration.op_overhead_s * (1.0 if on_cpu else _LAUNCH_SHARE),
             unfused_bytes=_UNFUSED_BYTES if on_cpu else COEFFICIENTS.unfused_bytes,
             old_gather_share=1.0,
             straggle=0.0,
@@ -174,6 +166,34 @@ class Rates:
             software=software,
             coefficients=coefficients,
         )
+
+
+def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> LinkRates:
+    """The reachable rates of a cluster's links.
+
+    Without a scale-up link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
+    """
+    accelerator = cluster.accelerator
+    bridged = cluster.scale_up_domain < cluster.accelerators_per_node
+    up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
+    up = up or accelerator.host_bytes_per_s / 2
+    share = coefficients.scale_out_share
+    if cluster.network == "Omni-Path":
+        share *= coefficients.omni_path_share
+    return LinkRates(
+        ranks_per_node=cluster.accelerators_per_node,
+        domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
+        scale_up_bytes_per_s=up * coefficients.scale_up_share,
+        in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
+        mesh=accelerator.scale_up.startswith(_MESHES),
+        start_s=_START_S,
+        hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
+        node_bytes_per_s=cluster.node_bytes_per_s * share,
+        scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
+        in_network=cluster.in_network_reduction,
+        pipelining=coefficients.pipelining,
+        pipelining_inside=coefficients.pipelining_inside,
+    )
 
 
 def _measured_device(calibration: Calibration, coefficients: Coefficients) -> DeviceRates:

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_net import AnyJob
+from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories
 from trainworks.plan.space import Fixed, ListedSpace, Space, fast_ranks
-from trainworks.plan.step_time import StepTimes
 from trainworks.units import format_gib
 
 _CHUNK = 16384

@@ -178,7 +178,7 @@ def worker_software(
         weight_bytes=4,
         optimizer_bytes=moment_bytes,
         norm_bytes=8 if on_cpu and not compiled else 0,
-        loss_chunk_bytes=32 << 20,
+        loss_chunk_bytes=32 << 20 if on_cpu else 512 << 20,
         selective="products",
         distributed_operations=_DISTRIBUTED_OPERATIONS,
         logit_bytes=_LOGIT_BYTES,

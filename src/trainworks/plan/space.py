@@ -17,8 +17,9 @@ import numpy as np
 
 from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
-from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.states import chunk_counts
 
 Fixed = Mapping[str, int]
@@ -90,7 +91,7 @@ class Space:
             if reason := self._illegal(mesh) or (self.usual and self._unusual(mesh)):
                 reject(reason, mesh)
                 continue
-            routed = 0 if isinstance(self.job, ConvJob) else self.job.shape.experts
+            routed = 0 if isinstance(self.job.shape, ConvNetShape) else self.job.shape.experts
             experts = divisors(int(np.gcd(routed, dp * cp * tp))) if routed else [1]
             yield from (mesh | {"ep": ep} for ep in self._allowed("ep", experts))
 
@@ -139,7 +140,7 @@ class Space:
     def _illegal(self, mesh: _Mesh) -> str | None:
         tp, pp, cp, dp = mesh.values()
         uneven = f"dp does not divide {self.global_batch} sequences" if self.global_batch % dp else None
-        if isinstance(self.job, ConvJob):
+        if isinstance(self.job.shape, ConvNetShape):
             return "a convolutional network is split over dp alone" if tp * pp * cp > 1 else uneven
         shape, sequence_length = self.job.shape, self.job.sequence_length
         if shape.heads % tp or (shape.feed_forward and shape.feed_forward % tp):
@@ -164,16 +165,16 @@ class Space:
     def _filling(self, mesh: Mapping[str, int]) -> _Filling:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         per_rank = self.global_batch // dp
-        conv = isinstance(job, ConvJob)
+        layers = None if isinstance(job.shape, ConvNetShape) else job.shape.layers
         choices: dict[str, list[int]] = {
             "micro_batch": self._micro_batches(per_rank),
             "recompute": [int(kind) for kind in _recomputations(job)],
             "sequence_parallel": self._sequence_parallel(tp, cp),
-            "offload": [0] if conv else [0, 1],
-            "offload_optimizer": [0] if conv else [0, 1],
+            "offload": [0] if layers is None else [0, 1],
+            "offload_optimizer": [0] if layers is None else [0, 1],
         }
         sharding = _sharding(dp * cp, dp, pp, least=min(dp, self._least_shards(tp)))
-        schedules = _schedules(1 if isinstance(job, ConvJob) else job.shape.layers, pp, zero_bubble=self._zero_bubble())
+        schedules = _schedules(layers or 1, pp, zero_bubble=self._zero_bubble())
         return _Filling(
             tuple(mesh.items()),
             tuple((name, tuple(self._allowed(name, values))) for name, values in choices.items()),
@@ -243,7 +244,7 @@ def _filled(global_batch: int, filling: _Filling) -> Layouts:
 
 def _recomputations(job: AnyJob) -> list[Recompute]:
     """Fused attention keeps no scores: recomputing it alone saves nothing."""
-    if isinstance(job, ConvJob):
+    if isinstance(job.shape, ConvNetShape):
         return [Recompute.NONE]
     return [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
 

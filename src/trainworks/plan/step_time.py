@@ -14,24 +14,23 @@ data-parallel group hide behind computing where the software overlaps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.activations import activation_bytes, has_casts
+from trainworks.plan.activations import activation_bytes, element_bytes, has_casts
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s, point_to_point_s
-from trainworks.plan.compute import element_bytes
 from trainworks.plan.flops import model_flops_per_sequence
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import head_dims
-from trainworks.plan.rates import AS_PREDICTED, Rates, Slowdowns
+from trainworks.plan.rates import Rates
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.calibration import Calibration
@@ -104,46 +103,6 @@ class TrainingJob:
             precision=self.precision,
             software=self.software,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds of one step by term, shape [n]; the terms add up."""
-
-    forward_s: Array
-    backward_s: Array
-    recompute_s: Array
-    head_s: Array
-    """Embedding, logits and loss on the slowest stage."""
-    tp_s: Array
-    """Exposed tensor-parallel communication."""
-    cp_s: Array
-    ep_s: Array
-    offload_s: Array
-    """Offloading of activations that computing does not hide."""
-    pp_s: Array
-    """Exposed transfers between stages."""
-    bubble_s: Array
-    dp_s: Array
-    """Exposed gradient and weight communication of the data-parallel group."""
-    optimizer_s: Array
-    host_s: Array
-    """Work per step that no accelerator does: data, logging."""
-    straggle_s: Array
-    """Waiting for the slowest of many nodes."""
-
-    @property
-    def total_s(self) -> Array:
-        """Sum of the terms."""
-        total: Array = sum(_TERMS(self))
-        return total
-
-    def take(self, chosen: NDArray[np.generic]) -> StepTimes:
-        """The times of the layouts at these positions, or where a mask is true."""
-        return StepTimes(*(term[chosen] for term in _TERMS(self)))
-
-
-_TERMS = attrgetter(*(field.name for field in fields(StepTimes)))
 
 
 def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:

@@ -45,10 +45,10 @@ from typing import Any
 import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
+from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.rates import Slowdowns
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.resolved import ExpectedStep
 
 RATES = tuple(field.name for field in fields(Slowdowns))
@@ -187,7 +187,7 @@ def not_compared(job: AnyJob) -> list[str]:
     accelerator = job.cluster.accelerator
     known = accelerator.architecture in _ARCHITECTURES
     found = [] if known else [f"no run on {accelerator.name} was ever compared"]
-    if isinstance(job, ConvJob):
+    if isinstance(job.shape, ConvNetShape):
         found.append("no convolutional network was ever compared")
     elif not job.shape.causal:
         found.append("no encoder was ever compared")

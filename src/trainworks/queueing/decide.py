@@ -1,8 +1,8 @@
 """Scheduling decision: which jobs start now, which are preempted, and why the others wait.
 
-The queue is ordered by priority, submission time and job number. Jobs that are held, too early or dependent are not
-eligible, nor are those for which too few nodes are in service, nor those whose team or user has no quota left; see
-`quota.py`. The queue is served from the front:
+The queue is ordered by priority, fair share, submission time and job number; see `fair_share.py`. Jobs that are held,
+too early or dependent are not eligible, nor are those for which too few nodes are in service, nor those whose team or
+user has no quota left; see `quota.py`. The queue is served from the front:
 
 1. A job that fits starts on as many nodes as are free, up to its maximum. No job gets a part of its minimum.
 2. A job that fits once the ending jobs are gone has those nodes promised.
@@ -10,6 +10,9 @@ eligible, nor are those for which too few nodes are in service, nor those whose 
    at least as soon; see `preemption.py`.
 4. The first job that none of this helps gets a reservation. Jobs behind it start only if they do not delay it, and
    preempt no others; see `backfill.py`.
+
+The first jobs of other queues of the same nodes are served in the same order, with the nodes that they would get: if
+all queues decide so, none starts a job that delays a better one, and every queue starts its own.
 
 Priorities are strict: a stream of jobs of a higher priority keeps the others waiting, and priorities do not grow with
 time. Every job of one priority is served eventually.
@@ -26,7 +29,7 @@ from trainworks.queueing.forecast import StartForecast
 from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits, place
 from trainworks.queueing.preemption import jobs_to_preempt
 from trainworks.queueing.quota import Accounts
-from trainworks.queueing.reasons import leaving_text, short_text, unavailable_text
+from trainworks.queueing.reasons import behind_text, leaving_text, short_text, unavailable_text
 from trainworks.queueing.snapshot import (
     Cancel,
     Decision,
@@ -64,6 +67,7 @@ def decide(snapshot: Snapshot) -> Decision:
                 reason=wait.reason, detail=wait.detail, position=position, starts_at=wait.starts_at
             )
             for position, wait in enumerate(service.waits + aside, start=1)
+            if not wait.job.elsewhere
         },
     )
 
@@ -82,12 +86,19 @@ class _Wait:
     """Nodes reserved for it."""
 
 
+def _order(job: QueuedJob) -> tuple[int, tuple[float, ...], float, int]:
+    """Sort key: the one of the queue, with the fair share before the age."""
+    fair_share = tuple([one.used_of_share for one in job.rank]) if job.rank else ()
+    priority, submitted_at, number = queue_key(job.priority, job.submitted_at, job.job_id)
+    return (priority, fair_share, submitted_at, number)
+
+
 def _sorted_out(snapshot: Snapshot) -> tuple[list[QueuedJob], list[_Wait], list[Cancel]]:
     """Eligible jobs in queue order, jobs that are not eligible yet, and jobs that can never run."""
     line, aside, cancels = [], [], []
-    for job in sorted(snapshot.waiting, key=lambda job: queue_key(job.priority, job.submitted_at, job.job_id)):
+    for job in sorted(snapshot.waiting, key=_order):
         if job.depends == "failed":
-            cancels.append(Cancel(job_id=job.job_id, reason="a job that it depends on did not succeed"))
+            cancels.append(Cancel(job_id=job.job_id))
         elif job.held:
             aside.append(_Wait(job, Reason.HELD, "held until it is released"))
         elif job.depends == "waiting":
@@ -112,6 +123,8 @@ class _Service:
         self.starts: list[Start] = []
         self.preempts: list[Preempt] = []
         self.waits: list[_Wait] = []
+        self._let_first: list[QueuedJob] = []
+        """Jobs of other queues that could start now."""
 
     def admit(self, job: QueuedJob) -> QueuedJob | None:
         """The job with as many nodes as its quotas allow; None if it waits for them."""
@@ -142,10 +155,12 @@ class _Service:
         resources, gang = self._resources, self._resources.node_index.gang(head.shape)
         reservation = reserve(gang, resources)
         short = short_text(head.shape, gang, resources)
+        if self._let_first:
+            short = f"{short}; {behind_text(head, self._let_first[-1])}"
         self.waits.append(_Wait(head, Reason.RESOURCES, short, reservation.starts_at, gang, reservation.nodes))
         self._accounts.charge(head, head.shape.nodes_min)
         filling = Backfill(resources, reservation)
-        behind = f"behind job {head.job_id} (priority {head.priority})"
+        behind = behind_text(head, head)  # once for all of one rank: there may be ten thousand
         for waiting in others:
             job = self.admit(waiting)
             if job is None:
@@ -156,10 +171,14 @@ class _Service:
             elif nodes := filling.start(gang, job.time_limit_s):
                 self._started(job, nodes)
             else:
-                self.waits.append(_Wait(job, Reason.PRIORITY, behind, None, gang))
+                why = behind if job.rank is head.rank else behind_text(job, head)
+                self.waits.append(_Wait(job, Reason.PRIORITY, why, None, gang))
 
     def _started(self, job: QueuedJob, nodes: Sequence[int]) -> None:
         self._accounts.charge(job, len(nodes))
+        if job.elsewhere:
+            self._let_first.append(job)
+            return
         names = tuple(self._resources.node_index.nodes[index].name for index in nodes)
         self.starts.append(Start(job_id=job.job_id, nodes=names))
 
@@ -171,6 +190,8 @@ class _Service:
     def _preempt(self, job: QueuedJob, gang: Gang) -> list[int]:
         """Preempt jobs for a gang; returns its nodes, if any."""
         resources = self._resources
+        if job.elsewhere:
+            return []
         chosen = jobs_to_preempt(gang, job.priority, resources, self._running)
         starts_at = reserve(gang, resources).starts_at if chosen else None
         gone_by = resources.now + max((other.grace_s for other in chosen), default=0.0)

@@ -5,6 +5,10 @@ for its minimum number of nodes, and gets no more nodes than they allow. The acc
 queue: behind a job that waits for an account, no later job of that account is admitted, so that a wide job does not
 starve behind narrow ones. A job that exceeds a limit by itself holds up no other.
 
+An account whose jobs have held its accelerator hours of the month starts no job with accelerators until the month ends.
+Its jobs without accelerators start all the same. What a job will hold is not known before it ends, so an account may
+exceed its hours by what the jobs hold that run at that time.
+
 Running jobs of an account are not preempted for its waiting ones.
 """
 
@@ -15,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trainworks.queueing.reasons import amounts_text, count_of, joined
-from trainworks.queueing.snapshot import GangShape, QueuedJob, Quota
+from trainworks.queueing.snapshot import GangShape, HoursQuota, QueuedJob, Quota
 
 _ROUNDING = 1e-9
 """Cores are sums of fractions."""
@@ -27,7 +31,7 @@ class _Account:
     cores: float
     """Cores left; infinite without a limit."""
     accelerators: float
-    first_waiting: int | None = None
+    first_waiting: str = ""
     """The first job that waits for this account."""
 
 
@@ -48,16 +52,15 @@ class Accounts:
         if not accounts:
             return job
         for account in accounts:
-            quota = account.quota
-            if _nodes_within(job.shape, quota.max_cores, quota.max_accelerators) < job.shape.nodes_min:
-                return f"needs {_held_text(job.shape)}, and {quota.account} may hold {_limit_text(quota)} at once"
+            if why := _exceeded(account.quota, job.shape):
+                return why
         allowed = [_nodes_within(job.shape, account.cores, account.accelerators) for account in accounts]
         reasons = []
         for account, nodes in zip(accounts, allowed, strict=True):
-            if account.first_waiting is not None:
-                reasons.append(f"behind job {account.first_waiting} of {account.quota.account}")
+            if account.first_waiting:
+                reasons.append(f"behind {account.first_waiting} of {account.quota.account}")
             elif nodes < job.shape.nodes_min:
-                account.first_waiting = job.job_id
+                account.first_waiting = job.label
                 reasons.append(_used_text(job.shape, account))
         if reasons:
             return reasons[0]
@@ -70,6 +73,15 @@ class Accounts:
             if (account := self._accounts.get(name)) is not None:
                 account.cores -= nodes * job.shape.cores_per_node
                 account.accelerators -= nodes * job.shape.accelerators_per_node
+
+
+def _exceeded(quota: Quota, shape: GangShape) -> str | None:
+    """Limit that keeps a job of a shape waiting beside any other jobs of the account; None if there is none."""
+    if _nodes_within(shape, quota.max_cores, quota.max_accelerators) < shape.nodes_min:
+        return f"needs {_held_text(shape)}, and {quota.account} may hold {_limit_text(quota)} at once"
+    if shape.accelerators_per_node and quota.hours is not None and quota.hours.used >= quota.hours.limit:
+        return f"needs {_held_text(shape)}; {quota.account} has {_hours_text(quota.hours)}"
+    return None
 
 
 def _nodes_within(shape: GangShape, cores: float, accelerators: float) -> float:
@@ -89,6 +101,11 @@ def _used_text(shape: GangShape, account: _Account) -> str:
         texts.append(f"{quota.max_cores - account.cores:g} of its {amounts_text(0, None, quota.max_cores, 0)}")
     by = f", by {_some(quota.holders)}" if quota.holders else ""
     return f"needs {_held_text(shape)}; {quota.account} holds {joined(texts)}{by}"
+
+
+def _hours_text(hours: HoursQuota) -> str:
+    used = f"{hours.used:.1f} of its {hours.limit:g} accelerator hours in {hours.month}"
+    return f"used {used}; the next month begins {hours.ends}"
 
 
 def _held_text(shape: GangShape) -> str:

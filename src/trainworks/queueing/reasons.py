@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trainworks.queueing.fair_share import why_behind
 from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits
-from trainworks.queueing.snapshot import GangShape, NodeInfo
+from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob
 from trainworks.units import format_bytes
 
 _MOST_NODES = 3
@@ -40,6 +41,13 @@ def _why_not(node: NodeInfo, shape: GangShape) -> str | None:
     if not node.alive:
         return "is down"
     return f"is drained ({node.drained})" if node.drained is not None else None
+
+
+def behind_text(job: QueuedJob, first: QueuedJob) -> str:
+    """Sentence for a job that waits because another one goes first, for its fair share if that is why."""
+    behind = f"behind {first.label} (priority {first.priority})"
+    because = why_behind(job.rank, first.rank) if job.priority == first.priority else ""
+    return f"{behind}: {because}" if because else behind
 
 
 def leaving_text(jobs: Sequence[int], *, preempted: bool) -> str:

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from trainworks.queueing.fair_share import Rank
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
@@ -68,6 +70,16 @@ class QueuedJob:
     """State of the jobs that must succeed before this one."""
     accounts: tuple[str, ...] = ()
     """Accounts that it counts against, such as `team vision`; see `Quota`."""
+    rank: Rank = ()
+    """Its fair share, by which jobs of one priority are ordered before their age."""
+    elsewhere: str = ""
+    """Such as `bob's job lm-7`, for a job in another queue of these nodes. It keeps its place in the order and gets the
+    nodes that it could start on, but the decision neither starts it nor preempts jobs for it."""
+
+    @property
+    def label(self) -> str:
+        """The job in messages."""
+        return self.elsewhere or f"job {self.job_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +102,19 @@ class RunningJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoursQuota:
+    """Accelerator hours of an account in one month, and those that its jobs have held."""
+
+    limit: float
+    used: float
+    """Also of running jobs, until now."""
+    month: str
+    """Such as `2026-11`."""
+    ends: str
+    """First moment of the next month, `2026-12-01 00:00 UTC`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
     """Most that the running jobs of an account hold at once, and what they hold."""
 
@@ -101,6 +126,8 @@ class Quota:
     accelerators_used: int = 0
     holders: tuple[str, ...] = ()
     """Who holds that, for messages: `ann (lm-1)`."""
+    hours: HoursQuota | None = None
+    """Accelerator hours of this month; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +197,9 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Take a waiting job that can never run out of the queue."""
+    """Take a waiting job out of the queue that can never run: a job that it depends on did not succeed."""
 
     job_id: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

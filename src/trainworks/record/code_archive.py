@@ -11,6 +11,7 @@ import stat
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,6 +24,8 @@ from trainworks.units import format_bytes
 
 IGNORE_FILES = (".gitignore", ".trainworksignore")
 """Files with patterns in the syntax of gitignore(5), in every folder; the later one has the last word."""
+LIMIT_BYTES = 64 * 2**20
+"""Most bytes of code: more are nearly always data or results that no ignore file lists."""
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519", "id_ecdsa", ".netrc", "credentials.json")
 
 
@@ -41,7 +44,7 @@ class CodeArchive:
     """Files whose names are those of secrets, such as `.env`; they are never packed."""
 
 
-def pack(folder: Path, *, limit_bytes: int, without: Path | None = None) -> CodeArchive:
+def pack(folder: Path, *, limit_bytes: int = LIMIT_BYTES, without: Path | None = None) -> CodeArchive:
     """Pack the files of a folder that no ignore file excludes, without `.git` and files named like secrets.
 
     Args:
@@ -146,16 +149,51 @@ def _add(archive: tarfile.TarFile, folder: Path, name: str) -> None:
 def unpack(data: bytes, folder: Path) -> None:
     """Unpack an archive as `folder`, which is complete or absent at any time; nothing is done if it exists.
 
+    One process at a time may do so: what an earlier one left that was killed meanwhile is removed.
+
     Raises:
         tarfile.FilterError: a member would be written outside `folder`.
     """
     if folder.is_dir():
         return
+    with _at_once(folder) as temporary, tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        archive.extractall(temporary, filter="data")
+
+
+def link(unpacked: Path, folder: Path, *, num_files: int) -> bool:
+    """Copy an unpacked archive as `folder`, complete or absent at any time, by hard links to its files.
+
+    Files that were added to `unpacked` are not copied: those of an archive are recognized by their time, 0.
+
+    Returns:
+        False, without a copy, if files of the archive were changed or removed, or if the file system has no hard links.
+    """
+    names = [name for name in packed_names(unpacked) if _is_as_unpacked((unpacked / name).lstat())]
+    if len(names) != num_files:
+        return False
+    try:
+        with _at_once(folder) as temporary:
+            for name in names:
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(unpacked / name, temporary / name, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _is_as_unpacked(status: os.stat_result) -> bool:
+    return status.st_mtime_ns == 0 or stat.S_ISLNK(status.st_mode)  # tarfile sets no times of links
+
+
+@contextmanager
+def _at_once(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `folder`, on disk, at the end of the block; it is deleted after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-            archive.extractall(temporary, filter="data")
+        yield temporary
         _flush(temporary)
         temporary.chmod(0o755)
         try:

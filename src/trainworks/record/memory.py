@@ -1,8 +1,30 @@
-"""Memory of a rank that ran out of it, measured by the rank or its node agent."""
+"""Memory of a rank: its terms as planned, and what a rank or its node agent measured when it ran out."""
 
 from __future__ import annotations
 
 from trainworks.config.spec import Spec
+
+
+class MemoryTerms(Spec):
+    """Peak memory of the fullest rank by term; the terms add up."""
+
+    baseline_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    logits_bytes: int
+    working_bytes: int = 0
+    """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
+    allocator_bytes: int = 0
+    """Memory that the allocator reserves and cannot reuse."""
+    checkpoint_bytes: int
+    """Staging copy of an asynchronous checkpoint."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the terms."""
+        return sum(self.model_dump().values())
 
 
 class MemoryAtFailure(Spec):

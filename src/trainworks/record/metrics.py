@@ -65,7 +65,8 @@ class MetricsRow(TypedDict):
     skipped: NotRequired[str]
     """Reason for a step without update of the weights: `nonfinite`, `spike`, or `loss_scale` (fp16, not a fault)."""
     memory_peak_bytes: NotRequired[int]
-    """Largest peak over the ranks so far; on the last row of an interval."""
+    """Largest peak over the ranks so far: of the accelerator with the driver's context, as nvidia-smi counts it, or
+    resident on a CPU; on the last row of an interval."""
     slowest: NotRequired[SlowestRank]
     """On the last row of an interval, with more than one rank; absent in records of older versions."""
 

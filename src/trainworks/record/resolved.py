@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
-
-from pydantic import Field
-
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
+from trainworks.record.processes import Processes
 from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.results import Result
-
-
-class Processes(Spec):
-    """Ranks and the resources of each."""
-
-    nodes: int
-    processes_per_node: int
-    threads_per_process: int
-    device: str
-    """`cpu` or `cuda`."""
-    accelerators_per_node: int = 0
-    """Accelerators shared by the processes of a node, if a command requests them; 0: one per rank."""
-    starts: Literal["per_rank", "per_node", "once"] = "per_rank"
-    """Unit that a command starts once for; it starts further processes itself."""
-    nccl_environment: Mapping[str, str] = Field(default_factory=dict)
-    """Variables that NCCL needs on this network, from the description of the cluster; the environment of a rank takes
-    precedence."""
-
-    def starts_on(self, node: int) -> int:
-        """Processes that this node's agent starts."""
-        return self.processes_per_node if self.starts != "once" else int(node == 0)
-
-    @property
-    def world_size(self) -> int:
-        """All ranks of the job."""
-        return self.nodes * self.processes_per_node
-
-    @property
-    def num_accelerators(self) -> int:
-        """Accelerators whose price the job pays: those that a command requests, else one per rank."""
-        return self.nodes * (self.accelerators_per_node or self.processes_per_node)
-
-    @property
-    def backend(self) -> str:
-        """Collective library of the device."""
-        return "nccl" if self.device == "cuda" else "gloo"
 
 
 class KeptCode(Spec):
@@ -62,6 +23,9 @@ class KeptCode(Spec):
     num_bytes: int
     left_out: tuple[str, ...] = ()
     """Files named like secrets, which were not copied."""
+    commit: str | None = None
+    """Git commit of the working directory, with `-dirty` if tracked files differed from it; None outside of a
+    repository."""
 
 
 class StepTimeGroups(Spec):
@@ -89,7 +53,7 @@ class StepTimeGroups(Spec):
 
 
 class StepTimeTerms(Spec):
-    """Time of one optimizer step by term, under the names of `plan.step_time.StepTimes`; the terms add up."""
+    """Time of one optimizer step by term, under the names of `plan.job.StepTimes`; the terms add up."""
 
     forward_s: float
     backward_s: float
@@ -135,31 +99,9 @@ class ExpectedStep(Spec):
     high_s: float
     """Ends of the 80 % interval."""
     by_rate_s: dict[str, float]
-    """The step time by physical rate, before learning; the names are those of `plan.rates.Slowdowns`."""
+    """The step time by physical rate, before learning; the names are those of `plan.coefficients.Slowdowns`."""
     learned_from: int
     """Finished runs that the prediction has learned from."""
-
-
-class MemoryTerms(Spec):
-    """Peak memory of the fullest rank by term; the terms add up."""
-
-    baseline_bytes: int
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    logits_bytes: int
-    working_bytes: int = 0
-    """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
-    allocator_bytes: int = 0
-    """Memory that the allocator reserves and cannot reuse."""
-    checkpoint_bytes: int
-    """Staging copy of an asynchronous checkpoint."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Sum of the terms."""
-        return sum(self.model_dump().values())
 
 
 class PlannedLayout(Spec):

@@ -16,7 +16,6 @@ runs/stdlib-lm-1/
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -27,15 +26,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from trainworks.errors import EnvironmentProblem, UnknownRunError
+from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, naming_full_disk, write_atomic
-from trainworks.record.dev_environment import DevServer, DevUse
-from trainworks.record.run_environment import NodeEnvironment
-from trainworks.record.status import RunStatus
-from trainworks.record.usage import NodeUsage
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a list of jobs reads no file of a run, and building a model takes milliseconds
+    from trainworks.record.dev_environment import DevServer, DevUse
     from trainworks.record.resolved import ResolvedRun
+    from trainworks.record.run_environment import NodeEnvironment
+    from trainworks.record.status import RunStatus
+    from trainworks.record.usage import NodeUsage
 
 _RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
@@ -285,6 +284,8 @@ class RunDir:
 
     def read_status(self) -> RunStatus:
         """Read the status; CREATED for a run that was never launched."""
+        from trainworks.record.status import RunStatus  # noqa: PLC0415
+
         try:
             return RunStatus.model_validate_json(self.status_file.read_bytes())
         except (FileNotFoundError, ValidationError):
@@ -298,6 +299,8 @@ class RunDir:
 
     def read_usage(self, node: int) -> NodeUsage | None:
         """Read the usage of one node; None if it is missing or of another version."""
+        from trainworks.record.usage import NodeUsage  # noqa: PLC0415
+
         try:
             return NodeUsage.model_validate_json(self.usage_file(node).read_bytes())
         except (OSError, ValidationError):
@@ -311,6 +314,8 @@ class RunDir:
 
     def read_node_environments(self) -> dict[int, NodeEnvironment]:
         """What the ranks of each node run with, by the number of the node; empty before they start."""
+        from trainworks.record.run_environment import NodeEnvironment  # noqa: PLC0415
+
         found = {}
         for path in (self.path / "environment").glob("node-*.json"):
             try:
@@ -325,6 +330,8 @@ class RunDir:
 
     def read_dev_server(self) -> DevServer | None:
         """How to reach the development environment; None while it does not answer yet, and for other runs."""
+        from trainworks.record.dev_environment import DevServer  # noqa: PLC0415
+
         try:
             return DevServer.model_validate_json(self.dev_server_file.read_bytes())
         except (OSError, ValidationError):
@@ -336,6 +343,8 @@ class RunDir:
 
     def read_dev_use(self) -> DevUse:
         """Use of the development environment; unused if there is none."""
+        from trainworks.record.dev_environment import DevUse  # noqa: PLC0415
+
         try:
             return DevUse.model_validate_json(self.dev_use_file.read_bytes())
         except (OSError, ValidationError):
@@ -369,64 +378,3 @@ def _parsed(resolved_file: Path, inode: int, modified_at: int) -> ResolvedRun:
     from trainworks.record.resolved import ResolvedRun  # noqa: PLC0415, a list of jobs reads no resolved run
 
     return ResolvedRun.model_validate_json(resolved_file.read_bytes())
-
-
-def create_run_dir(root: Path, name: str) -> RunDir:
-    """Create `root/name-N` with the first free N; creating the folder is atomic.
-
-    Only this user can write the folder, under any umask, because a dispatcher executes its contents.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    taken = [int(run.path.name[len(name) + 1 :]) for run in list_runs(root) if _is_run_of(run.path.name, name)]
-    number = max(taken, default=0) + 1
-    while True:
-        path = root / f"{name}-{number}"
-        try:
-            path.mkdir(mode=0o755)
-        except FileExistsError:
-            number += 1
-            continue
-        (path / "logs").mkdir(mode=0o755)
-        (path / "checkpoints").mkdir(mode=0o755)
-        return RunDir(path)
-
-
-def _is_run_of(folder: str, name: str) -> bool:
-    return re.fullmatch(re.escape(name) + r"-\d+", folder) is not None
-
-
-def list_runs(root: Path) -> list[RunDir]:
-    """Every run directory below `root`, oldest first."""
-    return sorted(run_dirs(root), key=lambda run: (_created_at(run), run.run_id))
-
-
-def run_dirs(root: Path) -> list[RunDir]:
-    """Every run directory below `root` in no order; none is opened."""
-    folders = root.iterdir() if root.is_dir() else ()
-    return [RunDir(folder) for folder in folders if folder.name[0] != "." and (folder / "logs").is_dir()]
-
-
-def _created_at(run_dir: RunDir) -> float:
-    """Time of resolving the run; the times of the folder change with every file in it."""
-    try:
-        return float(json.loads(run_dir.resolved_file.read_bytes())["created_at"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return run_dir.path.stat().st_ctime
-
-
-def find_run(root: Path, wanted: str | None) -> RunDir:
-    """Find a run.
-
-    Raises:
-        UnknownRunError: it does not exist; the hint names known runs.
-    """
-    runs = list_runs(root)
-    if wanted is None:
-        if not runs:
-            raise UnknownRunError(f"no runs in `{root}`", hint="start one: trainworks run run.yaml")
-        return runs[-1]
-    for candidate in (root / wanted, Path(wanted)):
-        if (candidate / "logs").is_dir():
-            return RunDir(candidate)
-    known = ", ".join(run.run_id for run in runs[-5:]) or "none"
-    raise UnknownRunError(f"no run `{wanted}` in `{root}`", hint=f"known runs: {known}")

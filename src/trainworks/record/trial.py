@@ -6,7 +6,8 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import Processes, StepTimeGroups
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import StepTimeGroups
 
 
 class TrialRequest(Spec):

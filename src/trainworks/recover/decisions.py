@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.record.events import Event
 from trainworks.recover.failures import since_user_start
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainworks.record.events import Event
+from trainworks.record.exit_code import as_exit_code
 
 _CONSEQUENCES = ("peer_lost",)
 
@@ -14,13 +15,37 @@ def first_failure(events: Sequence[Event]) -> Event | None:
 
     A rank that dies takes its peers with it; theirs are `peer_lost`, and count only if there is nothing else.
     """
+    recent = _recent_failures(events)
+    own = [event for event in recent if not is_consequence(event)]
+    return min(own or recent, key=lambda event: event["t"], default=None)
+
+
+def explains_exit(events: Sequence[Event], node: int, exit_code: int) -> bool:
+    """True if a node's agent has recorded the failure with whose exit code it ended.
+
+    An agent that was killed has not. One whose fork server was killed ends by that signal, to be started again.
+
+    Args:
+        events: of the run.
+        node: of the agent.
+        exit_code: of the agent; 128 + signal if a signal ended the failed rank.
+    """
+    return any(
+        failure.get("node") == node
+        and failure.get("cause") != "node_lost"
+        and as_exit_code(failure.get("exit_code") or 0) == exit_code
+        for failure in _recent_failures(events)
+    )
+
+
+def _recent_failures(events: Sequence[Event]) -> list[Event]:
+    """Failures since the last (re)start of the ranks."""
     recent: list[Event] = []
     for event in events:
         recent = [seen for seen in recent if not _supersedes(event, seen)]
         if event["kind"] == "failure":
             recent.append(event)
-    own = [event for event in recent if not is_consequence(event)]
-    return min(own or recent, key=lambda event: event["t"], default=None)
+    return recent
 
 
 def is_consequence(failure: Event) -> bool:

@@ -1,4 +1,6 @@
-"""Interval between checkpoints from measured costs: the numbers of `plan.checkpoint`, for ranks, which do not plan.
+"""Interval between checkpoints from measured costs, for ranks, which do not plan.
+
+The numbers are those of `plan.reliability.checkpoint_interval`.
 
     sqrt(2 C M) (1 + 1/3 sqrt(C / 2M) + C / 18M) - C     for C < 2M, else M
 

@@ -38,6 +38,9 @@ HARDWARE_CAUSES = frozenset({"gpu_fault", "node_lost", "node_unhealthy", "agent_
 """Causes of `job.state` that speak of the node's hardware. A hang, a collective that timed out and a lost peer are seen
 by ranks on other nodes, too; a killed rank, an error of its program and a full disk may be the job's own doing."""
 
+_CAUSES = {"nodes_unhealthy": "node_unhealthy"}
+"""Event without a cause -> cause of the failure, where it is not called like the event."""
+
 
 class NodeFailure(NamedTuple):
     """A sign that the hardware of a node of a job failed."""
@@ -46,6 +49,8 @@ class NodeFailure(NamedTuple):
     """Seconds since the epoch."""
     node: int
     """Number among the nodes of the job."""
+    cause: str
+    """Cause of the failure, `agent_lost`, `node_unhealthy` or `straggler`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +63,29 @@ class NodeHistory:
     """Failures that are remembered."""
     held_s: float
     """Time for which jobs have held the node, as far as it is remembered."""
+    last_failed_at: float | None = None
+    """Time of the newest failure that is remembered, in seconds since the epoch; None without one."""
+    last_cause: str | None = None
+    """Cause of that failure."""
 
 
 def node_history(
-    failed_at: Iterable[float], held: Iterable[tuple[float, float]], *, now: float, node_mttf_s: float
+    failed: Iterable[NodeFailure], held: Iterable[tuple[float, float]], *, now: float, node_mttf_s: float
 ) -> NodeHistory:
     """History and score of one node; without a failure and without time the score is 1.
 
     Args:
-        failed_at: times of failures, in any order; those close together count once, and times after `now` as now.
+        failed: failures in any order; those close together count once, and times after `now` as now.
         held: start and end of each time for which a job held the node; where they overlap, the time counts once.
         now: seconds since the epoch.
         node_mttf_s: assumed mean time between failures of a node; above 0.
 
-    >>> round(node_history([0.0], [], now=0.0, node_mttf_s=86400.0).score, 2)
+    >>> round(node_history([NodeFailure(0.0, 0, "gpu_fault")], [], now=0.0, node_mttf_s=86400.0).score, 2)
     2.0
     """
     since = now - REMEMBERED_S
-    times = [at for at in _incidents(failed_at) if at >= since]
+    failures = sorted(failed)
+    times = [at for at in _incidents([one.at for one in failures]) if at >= since]
     spans = _union((max(start, since), min(end, now)) for start, end in held)
     weight = sum(_weight(now - at) for at in times)
     scale = HALF_LIFE_S / math.log(2)
@@ -84,6 +94,8 @@ def node_history(
         score=(1 + weight) / (1 + weighted_s / node_mttf_s),
         failures=len(times),
         held_s=sum(end - start for start, end in spans),
+        last_failed_at=failures[-1].at if times else None,
+        last_cause=failures[-1].cause if times else None,
     )
 
 
@@ -91,9 +103,8 @@ def _weight(age_s: float) -> float:
     return float(2 ** (-max(0.0, age_s) / HALF_LIFE_S))
 
 
-def _incidents(failed_at: Iterable[float]) -> list[float]:
+def _incidents(ordered: list[float]) -> list[float]:
     """Time of the first failure of each row of failures that follow each other closely."""
-    ordered = sorted(failed_at)
     return ordered[:1] + [after for before, after in pairwise(ordered) if after - before > ONE_INCIDENT_S]
 
 
@@ -129,7 +140,8 @@ def hardware_failures(events: Iterable[Event]) -> list[NodeFailure]:
         numbers = _failed_nodes(event)
         if places is not None and event["kind"] != "nodes_unhealthy":
             numbers = [places[number] for number in numbers]
-        found += [NodeFailure(float(event["t"]), int(number)) for number in numbers]
+        cause = str(event.get("cause") or _CAUSES.get(event["kind"], event["kind"]))
+        found += [NodeFailure(float(event["t"]), int(number), cause) for number in numbers]
     return found
 
 

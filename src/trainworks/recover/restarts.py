@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainworks.config.run_file import RunFile
 from trainworks.record.events import Event
 from trainworks.recover.failures import since_user_start
+
+if TYPE_CHECKING:
+    from trainworks.config.run_file import RunFile
 
 FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed"})
 """Causes of `job.state` after which another turn costs no restart."""
@@ -114,6 +117,20 @@ def restarts_used(events: Sequence[Event], window_s: float = math.inf) -> int:
         count.take(event)
     last = max((event["t"] for event in events if "t" in event), default=-math.inf)
     return sum(not at < last - window_s for at in count.at)
+
+
+def restarts_counted(events: Sequence[Event], *, waits: bool, cause: str | None = None) -> int:
+    """Restarts of a job as its row counts them: those used, and the one that it waits for.
+
+    Args:
+        events: of the run.
+        waits: whether the job waits in the queue.
+        cause: why it lost its nodes, if its backend knows and the record does not say so yet.
+    """
+    if not waits:
+        return restarts_used(events)
+    lost: list[Event] = [{"kind": "state", "state": "QUEUED", "cause": cause}] if cause is not None else []
+    return restarts_used([*events, *lost, NEXT_TURN])
 
 
 def may_restart(events: Sequence[Event], limit: RestartLimit, then: Event) -> bool:

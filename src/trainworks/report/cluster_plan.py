@@ -11,7 +11,8 @@ from trainworks.config.layout import MESH_AXES
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cluster.published_runs import extrapolation
 from trainworks.plan.cluster.scaling import Scale, describe_rejection, is_tight
-from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.conv_net import ConvJob
+from trainworks.plan.job import AnyJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction, describe_layout
 from trainworks.plan.software import describe_software

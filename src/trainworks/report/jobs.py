@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.users import this_host
@@ -27,7 +28,10 @@ from trainworks.report.rendering.document import (
     left,
 )
 from trainworks.report.request_text import request_text
-from trainworks.units import format_duration, format_usd
+from trainworks.units import format_bytes, format_duration, format_usd
+
+if TYPE_CHECKING:
+    from trainworks.record.resolved import KeptCode
 
 STATE_STYLES: dict[JobState, Style] = {
     JobState.RUNNING: "good",
@@ -120,9 +124,10 @@ def _nodes(job: JobRow | Attempt) -> str:
 
 def _idle(job: JobRow, now: float) -> str:
     """`, idle for 40m 0s` for a running job that uses nothing; empty for any other."""
-    if job.state is not JobState.RUNNING:
-        return ""
-    since = RunDir(Path(job.run_dir)).read_status().idle_since
+    since = None
+    if job.state is JobState.RUNNING:
+        with suppress(PermissionError):  # another user's
+            since = RunDir(Path(job.run_dir)).read_status().idle_since
     return f", idle for {format_duration(now - since)}" if since is not None else ""
 
 
@@ -143,7 +148,13 @@ def _time(job: JobRow, now: float) -> str:
 
 
 def detail_document(
-    job: JobRow, attempts: Sequence[Attempt], *, price: float | None, failure: Sequence[str], now: float
+    job: JobRow,
+    attempts: Sequence[Attempt],
+    *,
+    price: float | None,
+    code: KeptCode | None,
+    failure: Sequence[str],
+    now: float,
 ) -> Document:
     """Request, state, cause and attempts of one job.
 
@@ -151,10 +162,12 @@ def detail_document(
         job: the job.
         attempts: its attempts, in order.
         price: of an accelerator hour in USD, if its run file has one.
+        code: the copy of its code, if it runs in one.
         failure: lines about its first failure.
         now: the time, in seconds since the epoch.
     """
-    blocks: list[Block] = [Facts.from_mapping(_facts(job, now) | _held(job, attempts, price, now))]
+    kept = {"code": _code(code)} if code else {}
+    blocks: list[Block] = [Facts.from_mapping(_facts(job, now) | kept | _held(job, attempts, price, now))]
     if attempts:
         columns = left("attempt", "state", "cause", "nodes", "took", "message", wrap=True)
         blocks.append(Table(columns, list(map(_attempt, attempts))))
@@ -185,6 +198,14 @@ def _facts(job: JobRow, now: float) -> dict[str, str]:
     if job.cause:
         facts["cause"] = f"{job.cause}: {CAUSES[parse_cause(job.cause) or Cause.UNKNOWN].words}"
     return facts | ({"message": job.message} if job.message else {})
+
+
+def _code(code: KeptCode) -> str:
+    """`12 files, 34 kB, sha256 0123456789ab, commit 89abcdef0123 with changes`."""
+    commit, dash, _ = (code.commit or "").partition("-")
+    origin = f"commit {commit[:12]}{' with changes' if dash else ''}" if commit else "not in a git repository"
+    files = f"{code.num_files} file{'s' if code.num_files != 1 else ''}"
+    return f"{files}, {format_bytes(code.num_bytes)}, sha256 {code.digest[:12]}, {origin}"
 
 
 def _why(job: JobRow) -> str:

@@ -183,7 +183,8 @@ def _job_sections(view: RunView) -> Sequence[Section]:
     if job is None:
         return []
     price = job.usd_per_accelerator_hour
-    return jobs_view.detail_document(job.row, job.attempts(), price=price, failure=(), now=time.time()).sections
+    attempts, code = job.attempts(), job.kept_code
+    return jobs_view.detail_document(job.row, attempts, price=price, code=code, failure=(), now=time.time()).sections
 
 
 def _form_pages(router: APIRouter, site: Site) -> None:

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
-from trainworks.api.jobs import Attempt, JobRow, NodeStatus
+from trainworks.api.jobs import Attempt, JobRow
+from trainworks.api.nodes import NodeStatus
 from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
 from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
 from trainworks.api.observing.run_views import COLUMNS

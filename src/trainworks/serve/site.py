@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from trainworks.api.jobs import NodeStatus, current_user
+from trainworks.api.jobs import current_user
+from trainworks.api.nodes import NodeStatus
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunView, RunViews
 from trainworks.api.observing.top import MachineLoad, machine_load

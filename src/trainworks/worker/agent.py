@@ -48,6 +48,7 @@ def main(
     append_event(run_dir.events_file, "agent_started", node=int(node))
     try:
         resolved = run_dir.read_resolved().on_nodes(int(nodes))
+        os.environ.update(resolved.run_file.written_envs)  # before NCCL reads its own; ranks are forks
         if resolved.environment is None:
             run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)

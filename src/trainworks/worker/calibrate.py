@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import socket
 import statistics
 import sys
@@ -25,6 +24,7 @@ from torch.nn import functional
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
+from trainworks.worker.imports import import_all
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -36,10 +36,15 @@ _DTYPES = {
 """Input types of the matrix products; fp8 products cast inside."""
 _SECONDS_EACH = 0.05
 _ROUNDS = 5
+_MOST_QUEUED = 50
+"""Calls of one action that wait on an accelerator; it takes some thousand kernels before the host has to wait."""
+_QUEUEING_CYCLES = 40_000_000
+"""Clock cycles, about 20 ms: enough to queue these calls."""
 _LONG_ROUND_S = 2.0
 """A first round that takes longer is the only one: products without units for their type take seconds each."""
 _STREAM_ELEMENTS = 1 << 24
-_OPTIMIZER_TENSORS = (1 << 20,) * 8
+_OPTIMIZER_TENSORS = {"cpu": (1 << 20,) * 8, "cuda": (1 << 24,) * 8}
+"""Parameters; an accelerator updates fewer in less time than the host needs to launch the kernels."""
 _LARGE_ALL_REDUCE_BYTES = 8 << 20
 _SMALL_ALL_REDUCE_BYTES = 4 << 10
 
@@ -56,8 +61,7 @@ class _Meeting:
 
 def measure(request: CalibrationRequest, node: int = 0, address: str = LOOPBACK, port: int = 0) -> Calibration | None:
     """Measure with this node's share of `request.num_ranks` processes; the result is rank 0's, None on other nodes."""
-    for module in request.modules:  # resident in a rank of a training run, and so part of the baseline
-        importlib.import_module(module)
+    import_all(request.modules)  # resident in a rank of a training run, and so part of the baseline
     listener = listen(port, address) if node == 0 else None
     meeting = _Meeting(address, listener.getsockname()[1] if listener else port, listener)
     results = mp.get_context("fork").SimpleQueue()
@@ -146,10 +150,15 @@ def _slowest_rank_s(seconds: float, device: torch.device) -> float:
     return float(slowest)
 
 
-def _median_s(action: Callable[[], object], device: torch.device) -> float:
-    """Median duration of an action, after one unmeasured call, over about `_SECONDS_EACH`."""
+def _median_s(action: Callable[[], object], device: torch.device, *, on_host: bool = False) -> float:
+    """Median duration of an action, after one unmeasured call, over about `_SECONDS_EACH`.
+
+    On an accelerator the mean of its own time, see `_queued_s`, unless that of the host is asked for.
+    """
     action()
     dist.barrier()
+    if device.type == "cuda" and not on_host:
+        return _queued_s(action)
     durations: list[float] = []
     while sum(durations) < _SECONDS_EACH and len(durations) < 1000:
         started = time.perf_counter()
@@ -158,6 +167,24 @@ def _median_s(action: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize()
         durations.append(time.perf_counter() - started)
     return statistics.median(durations)
+
+
+def _queued_s(action: Callable[[], object]) -> float:
+    """Time of an action on the accelerator alone: it waits until the host has queued all calls, as in a training step
+    whose host is ahead. What the host needs to launch a kernel is measured by itself (`_op_overhead`).
+    """
+    started = time.perf_counter()
+    action()
+    torch.cuda.synchronize()
+    repeats = max(1, min(_MOST_QUEUED, int(_SECONDS_EACH / (time.perf_counter() - started))))
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(_QUEUEING_CYCLES)
+    begin.record()
+    for _ in range(repeats):
+        action()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats
 
 
 def _gemm(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> float:
@@ -204,7 +231,8 @@ def _stream(device: torch.device) -> float:
 
 
 def _optimizer(device: torch.device) -> float:
-    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in _OPTIMIZER_TENSORS]
+    sizes = _OPTIMIZER_TENSORS[device.type]
+    parameters = [torch.nn.Parameter(torch.randn(size, device=device)) for size in sizes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     adamw = torch.optim.AdamW(parameters, fused=True)
@@ -213,7 +241,7 @@ def _optimizer(device: torch.device) -> float:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
         adamw.step()
 
-    return sum(_OPTIMIZER_TENSORS) / _median_s(clip_and_step, device)
+    return sum(sizes) / _median_s(clip_and_step, device)
 
 
 def _op_overhead(device: torch.device) -> float:
@@ -226,7 +254,7 @@ def _op_overhead(device: torch.device) -> float:
             y = y * 1.01
         y.sum().backward()
 
-    return _median_s(chain, device) / 50
+    return _median_s(chain, device, on_host=True) / 50
 
 
 def _all_reduce(device: torch.device) -> tuple[float, float]:

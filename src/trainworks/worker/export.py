@@ -3,7 +3,7 @@
 A model of a user's module is written as a state dict in safetensors, under its own names.
 
 Reads one output file's worth of a checkpoint at a time, without a process group, for any layout that wrote it. Prints
-one JSON object per line, as `data_command` does.
+one JSON object per line, as `data.command` does.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
 from trainworks.worker.data.card import CARD, STYLE, first_card, hash_file
+from trainworks.worker.data.command import answer
 from trainworks.worker.data.preparation import training_side
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokenizer import end_of_text
-from trainworks.worker.data_command import answer
 from trainworks.worker.exporting.adapted import write_adapted
 from trainworks.worker.exporting.files import (
     DTYPES,

@@ -6,7 +6,6 @@ it twice. A fork shares what is imported, and the memory of it.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import multiprocessing
 import multiprocessing.forkserver
@@ -15,7 +14,8 @@ import multiprocessing.util
 import os
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+
+from trainworks.worker.imports import import_all
 
 
 def start_fork_server(modules: Sequence[str]) -> None:
@@ -25,11 +25,9 @@ def start_fork_server(modules: Sequence[str]) -> None:
     interpreter that imports the modules again.
 
     Args:
-        modules: what a rank finds imported. A missing one is no error here: the rank that needs it says so.
+        modules: what a rank finds imported. A missing one is not an error here: the rank that needs it says so.
     """
-    for module in modules:
-        with suppress(ImportError):
-            importlib.import_module(module)
+    import_all(modules)
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
     multiprocessing.resource_tracker.ensure_running()
     start_interpreter = multiprocessing.util.spawnv_passfds

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.errors import DivergedError
 from trainworks.record.events import append_event
 from trainworks.record.faults import FAULTS, describe_values
@@ -25,14 +25,6 @@ from trainworks.recover.decisions import Action, SkipReason, decide_after_skip
 Reason = Literal["nonfinite", "spike", "loss_scale"]
 
 _NONFINITE, _SPIKE = 1.0, 2.0
-
-
-def spread_nonfinite(loss: Tensor, scale: Tensor | float) -> Tensor:
-    """`loss * scale`, whose every gradient is NaN if the loss is not finite: scale + 0 * loss is scale, or NaN.
-
-    A loss of infinity alone may have finite gradients: those of cross-entropy are softmax(z) - onehot.
-    """
-    return loss * (loss.detach() * 0.0 + scale)
 
 
 class StepJudge:

@@ -11,6 +11,7 @@ backward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ IGNORED = -100
 
 CHUNK_BYTES = 32 << 20
 """Size of the fp32 logits of one chunk: larger products are not faster, smaller ones do not fit caches better."""
+ACCELERATOR_CHUNK_BYTES = 512 << 20
+"""The same on an accelerator. Each chunk reads the output matrix and adds to its gradient, and a product of few rows
+waits for that: with 32 MiB and 32,768 tokens of vocabulary a chunk has 256 rows."""
 
 
 class ChunkedCrossEntropy:
@@ -37,6 +41,14 @@ class ChunkedCrossEntropy:
 
     def __init__(self, group: dist.ProcessGroup | None = None, rows: int = 0) -> None:
         self._split = None if group is None else _Split(group, rows)
+        self._of_chunk: _OfChunk = _loss_and_gradient
+
+    def compile(self) -> None:
+        """Let torch.compile join the passes over the logits of a chunk, from nine to three; not where ranks share the
+        vocabulary, because they meet between these passes.
+        """
+        if self._split is None:
+            self._of_chunk = torch.compile(_loss_and_gradient)
 
     def __call__(self, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
         """Shape [1], in fp32, over the labels that count; 0 if none does.
@@ -46,10 +58,22 @@ class ChunkedCrossEntropy:
             weight_VD: output matrix, or this rank's rows of it.
             labels_N: token ids of the whole vocabulary, or IGNORED.
         """
-        to_local = getattr(weight_VD, "to_local", None)
-        weight_VD = weight_VD if to_local is None else to_local()
-        loss: Tensor = _Function.apply(x_ND, weight_VD, labels_N, self._split, torch.is_grad_enabled())
+        training = torch.is_grad_enabled()
+        loss: Tensor = _Function.apply(x_ND, _local(weight_VD), labels_N, self._split, training, self._of_chunk)
         return loss
+
+    def log_probabilities(self, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+        """Log-probability of each label [N], in fp32, 0 where it is ignored; arguments as for the mean.
+
+        Its gradient comes from what is computed with it, so backward computes the logits again.
+        """
+        values: Tensor = _LogProbabilities.apply(x_ND, _local(weight_VD), labels_N, self._split)
+        return values
+
+
+def _local(weight_VD: Tensor) -> Tensor:
+    to_local = getattr(weight_VD, "to_local", None)
+    return weight_VD if to_local is None else to_local()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +88,23 @@ class _Split:
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None, training: bool
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        split: _Split | None,
+        training: bool,
+        of_chunk: _OfChunk,
     ) -> Tensor:
         # Autograd says what needs a gradient, also where gradients are off: in evaluation they would be thrown away.
         needed = (training and ctx.needs_input_grad[0], training and ctx.needs_input_grad[1])
-        kind = x_ND.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
-        with torch.autocast(kind, enabled=False):
-            loss, grad_x_ND, grad_weight_VD = _loss_and_gradients(
-                x_ND.to(dtype), weight_VD.to(dtype), labels_N, split, needed=needed
+        dtype = dtype_of_products(x_ND)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            losses, grad_x_ND, grad_weight_VD = _losses_and_gradients(
+                x_ND.to(dtype), weight_VD.to(dtype), labels_N, split, needed=needed, of_chunk=of_chunk
             )
+            zero = torch.zeros(1, dtype=torch.float32, device=x_ND.device)
+            loss = sum((losses_C.sum() for losses_C in losses), zero) / _counted(labels_N)
         kept = (
             None if grad is None else grad.to(like.dtype)
             for grad, like in ((grad_x_ND, x_ND), (grad_weight_VD, weight_VD))
@@ -89,13 +120,66 @@ class _Function(torch.autograd.Function):
         grad_x_ND, grad_weight_VD = (
             None if gradient is None else (factor * gradient.float()).to(gradient.dtype) for gradient in gradients
         )
-        return grad_x_ND, grad_weight_VD, None, None, None
+        return grad_x_ND, grad_weight_VD, None, None, None, None
 
 
-def _loss_and_gradients(
-    x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None, *, needed: tuple[bool, bool]
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Mean loss; gradients of the sum of the losses, those that are needed: a frozen weight has none."""
+class _LogProbabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, split: _Split | None) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_VD, labels_N)
+        ctx.split, ctx.dtype = split, dtype_of_products(x_ND)
+        with torch.autocast(x_ND.device.type, enabled=False):
+            losses, _, _ = _losses_and_gradients(
+                x_ND.to(ctx.dtype),
+                weight_VD.to(ctx.dtype),
+                labels_N,
+                split,
+                needed=(False, False),
+                of_chunk=_loss_and_gradient,
+            )
+        return -torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight_VD, labels_N = ctx.saved_tensors
+        with torch.autocast(x_ND.device.type, enabled=False):
+            _, grad_x_ND, grad_weight_VD = _losses_and_gradients(
+                x_ND.to(ctx.dtype),
+                weight_VD.to(ctx.dtype),
+                labels_N,
+                ctx.split,
+                needed=ctx.needs_input_grad[:2],
+                of_chunk=_loss_and_gradient,
+                factors_N=-grads[0].float(),
+            )
+        return (
+            None if grad_x_ND is None else grad_x_ND.to(x_ND.dtype),
+            None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype),
+            None,
+            None,
+        )
+
+
+def dtype_of_products(x: Tensor) -> torch.dtype:
+    """Type in which autocast would multiply `x`, for products that it does not know."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _losses_and_gradients(
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    split: _Split | None,
+    *,
+    needed: tuple[bool, bool],
+    of_chunk: _OfChunk,
+    factors_N: Tensor | None = None,
+) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    """Losses of tokens, a piece after the other; gradients of their sum, or of the sum of each times its factor.
+
+    Only the gradients that are needed are computed: a frozen weight has none.
+    """
     num_tokens, num_rows = len(x_ND), len(weight_VD)
     first_row, group = 0, None
     if split is not None:
@@ -103,23 +187,40 @@ def _loss_and_gradients(
         first_row = num_rows * dist.get_rank(group)
     grad_x_ND = torch.empty_like(x_ND) if needed[0] else None
     grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needed[1] else None
-    total = torch.zeros(1, dtype=torch.float32, device=x_ND.device)
-    step = max(1, CHUNK_BYTES // (4 * num_rows))
+    losses = []
+    step = max(1, (CHUNK_BYTES if x_ND.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES) // (4 * num_rows))
     for start in range(0, num_tokens, step):
         piece = slice(start, min(start + step, num_tokens))
         labels = labels_N[piece]
-        losses, softmax_CV = _softmax(x_ND[piece] @ weight_VD.T, labels, first_row, group)
-        total += losses.sum()
+        logits_CV = x_ND[piece] @ weight_VD.T
         if not any(needed):
+            losses.append(_softmax(logits_CV, labels, first_row, group)[0])
             continue
-        grad_CV = _logit_gradient(softmax_CV, labels, first_row).to(x_ND.dtype)
+        factors_C = None if factors_N is None else factors_N[piece]
+        losses_C, grad_CV = of_chunk(logits_CV, labels, factors_C, first_row, group)
+        losses.append(losses_C)
         if grad_x_ND is not None:
             torch.mm(grad_CV, weight_VD, out=grad_x_ND[piece])
         if grad_weight_VD is not None:
             grad_weight_VD += grad_CV.T @ x_ND[piece]
     if group is not None and grad_x_ND is not None:
         all_reduce(grad_x_ND, group)
-    return total / _counted(labels_N), grad_x_ND, grad_weight_VD
+    return losses, grad_x_ND, grad_weight_VD
+
+
+def _loss_and_gradient(
+    logits_CV: Tensor, labels_C: Tensor, factors_C: Tensor | None, first_row: int, group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Losses [C], and the gradient of the sum of each times its factor, in the type of the logits."""
+    losses_C, softmax_CV = _softmax(logits_CV, labels_C, first_row, group)
+    grad_CV = _logit_gradient(softmax_CV, labels_C, first_row)
+    if factors_C is not None:
+        grad_CV *= factors_C.unsqueeze(1)
+    return losses_C, grad_CV.to(logits_CV.dtype)
+
+
+_OfChunk = Callable[[Tensor, Tensor, Tensor | None, int, dist.ProcessGroup | None], tuple[Tensor, Tensor]]
+"""`_loss_and_gradient`, or its compiled form."""
 
 
 def _counted(labels_N: Tensor) -> Tensor:
@@ -192,3 +293,11 @@ def loss_weights(num_items: Tensor | None, timeline: Timeline) -> Tensor | None:
 def weighted(loss: Tensor, weight: Tensor | None) -> Tensor:
     """Weighted loss of a micro-batch; 0 without items, where a mean over nothing may be NaN."""
     return loss if weight is None else torch.where(weight > 0, loss * weight, 0.0)
+
+
+def spread_nonfinite(loss: Tensor, scale: Tensor | float) -> Tensor:
+    """`loss * scale`, whose every gradient is NaN if the loss is not finite: scale + 0 * loss is scale, or NaN.
+
+    A loss of infinity alone may have finite gradients: those of cross-entropy are softmax(z) - onehot.
+    """
+    return loss * (loss.detach() * 0.0 + scale)

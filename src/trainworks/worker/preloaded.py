@@ -10,5 +10,4 @@ import trainworks.worker.train
 
 __all__ = ["trainworks"]
 
-gc.collect()
 gc.freeze()

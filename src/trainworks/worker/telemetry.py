@@ -99,7 +99,7 @@ class Telemetry:
         world = dist.get_world_size()
         by_rank = torch.zeros(len(_BY_RANK), world, dtype=torch.float64)
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
-        mine_now = (_peak_memory_bytes(self._device), data_s, compute_s)
+        mine_now = (peak_memory_bytes(self._device), data_s, compute_s)
         by_rank[:, dist.get_rank()] = torch.tensor(mine_now, dtype=torch.float64)
         packed = torch.cat([values.flatten(), durations.flatten(), flags, by_rank.flatten(), torch.tensor([elapsed_s])])
         packed = _sum_over_ranks(packed, self._device)
@@ -206,8 +206,12 @@ def _sum_over_ranks(values: Tensor, device: torch.device) -> Tensor:
     return on_device.cpu()
 
 
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Largest memory of this rank so far: allocated on an accelerator, resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return memory.peak_bytes()
+def peak_memory_bytes(device: torch.device) -> int:
+    """Largest memory so far: of this rank's accelerator as nvidia-smi counts it, with the driver's context; resident
+    memory of this rank on a CPU.
+    """
+    if device.type == "cpu":
+        return memory.peak_bytes()
+    free, total = torch.cuda.mem_get_info(device)
+    not_of_torch = total - free - torch.cuda.memory_reserved(device)
+    return not_of_torch + torch.cuda.max_memory_reserved(device)

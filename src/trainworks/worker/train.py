@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import socket
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from trainworks.config.run_file import Workload
-from trainworks.errors import PortInUseError
-from trainworks.host.network import LOOPBACK, is_loopback, listen
 from trainworks.host.process import die_with
 from trainworks.record.events import append_event, read_events
 from trainworks.record.exit_code import ExitCode
@@ -34,10 +29,8 @@ from trainworks.worker.checkpoint.interval import measured_interval
 from trainworks.worker.checkpoint.memory import MemoryTier
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
-from trainworks.worker.determinism import make_deterministic
 from trainworks.worker.evaluation import build_evaluator
 from trainworks.worker.guard import FaultPolicy
-from trainworks.worker.health.hang import HangLimits
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.health.out_of_memory import RankState, memory_at_failure
 from trainworks.worker.health.rank_failure import explain, fingerprint
@@ -47,31 +40,15 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.weights import fingerprint_of_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
+from trainworks.worker.process_group import JoinedRank, join, pids_by_rank, rendezvous
 from trainworks.worker.profiling import StepProfiler
 from trainworks.worker.sample import generate
-from trainworks.worker.stopping import StopRequest
 from trainworks.worker.tasks.causal_lm import Task
 from trainworks.worker.tasks.open_task import open_task
 from trainworks.worker.telemetry import Telemetry
 from trainworks.worker.timing import Timeline, compile_gain
 
-_TIMEOUT = timedelta(minutes=10)
-"""Least timeout of a collective; the node agent detects a hang long before."""
 _SAMPLE_TOKENS = 160
-
-
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    """Rank, device and run directory of this process."""
-
-    rank: int
-    world_size: int
-    node: int
-    device: torch.device
-    run_dir: RunDir
-    data: DataFolders
-    stop: StopRequest
-    state: RankState
 
 
 def train(
@@ -106,7 +83,7 @@ def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState)
     resolved = run_dir.read_resolved()
     resolved = resolved.on_nodes(int(os.environ["WORLD_SIZE"]) // resolved.processes.processes_per_node)
     assert resolved.plan is not None and resolved.run_file.workload is not None
-    rank = _join(resolved, run_dir, data, node, rank_state)
+    rank = join(resolved, run_dir, data, node, rank_state)
     attempt, rollbacks = _so_far(run_dir)
     fault_policy = FaultPolicy(resolved.run_file.guard, run_dir, attempt=attempt, rollbacks=rollbacks)
     trainer = _build(resolved, resolved.plan, resolved.run_file.workload, rank, attempt, fault_policy)
@@ -121,14 +98,14 @@ def _train(run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState)
     sys.stderr.flush()
 
 
-def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: _Rank, attempt: int) -> None:
+def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: JoinedRank, attempt: int) -> None:
     """Resume, train, sample; rank 0 records the start and the end."""
     events = rank.run_dir.events_file
     steps_done = _resume(trainer, rank)
-    pids = _pids_by_rank(rank)
+    pids = pids_by_rank(rank)
     if rank.rank == 0:
         met = {"world_size": rank.world_size, "layout": plan.layout.describe(), "pids": pids}
-        append_event(events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met, rendezvous=_rendezvous())
+        append_event(events, "attempt", attempt=attempt, resumed_from_step=steps_done, **met, rendezvous=rendezvous())
     step = steps_done
     if steps_done < plan.num_steps:
         step = trainer.run(steps_done)
@@ -151,75 +128,6 @@ def _redirect_output(log: Path) -> None:
     os.close(handle)
 
 
-def _join(resolved: ResolvedRun, run_dir: RunDir, data: DataFolders, node: int, rank_state: RankState) -> _Rank:
-    """Join the process group; from now on SIGTERM requests a clean stop."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(resolved.processes.threads_per_process)
-    if resolved.run_file.workload is not None and resolved.run_file.workload.deterministic:
-        make_deterministic()
-    device = torch.device("cpu")
-    if resolved.processes.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        if resolved.run_file.workload is not None and resolved.run_file.workload.precision == "tf32":
-            torch.set_float32_matmul_precision("high")
-    rank_state.device = device
-    stop = StopRequest(run_dir, watch_file=rank == 0)
-    signal.signal(signal.SIGTERM, stop.note_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if is_loopback(_master_address()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        resolved.processes.backend,
-        store=_store(rank),
-        rank=rank,
-        world_size=world_size,
-        timeout=_collective_timeout(resolved),
-    )
-    return _Rank(rank, world_size, node, device, run_dir, data, stop, rank_state)
-
-
-def _collective_timeout(resolved: ResolvedRun) -> timedelta:
-    """Longer than the allowed silence of a rank, because the node agent detects hangs."""
-    assert resolved.plan is not None
-    silence_s = resolved.run_file.recover.hang_timeout
-    if silence_s == "auto":
-        silence_s = HangLimits().of_step([resolved.plan.step_time.total_s])
-    return max(_TIMEOUT, timedelta(seconds=3 * silence_s))
-
-
-def _store(rank: int) -> dist.Store:
-    """The store of this group of workers; rank 0 serves it, at the address of its node."""
-    address, port = _master_address(), int(os.environ["MASTER_PORT"])
-    listener = _listener(address, port) if rank == 0 else None
-    return dist.TCPStore(
-        address,
-        port,
-        is_master=rank == 0,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-        timeout=_TIMEOUT,
-    )
-
-
-def _master_address() -> str:
-    """Address of rank 0's node, set by the agent; without an agent all ranks are on this machine."""
-    return os.environ.get("MASTER_ADDR", LOOPBACK)
-
-
-def _rendezvous() -> str:
-    """Rendezvous of this attempt, different for each attempt."""
-    return f"{_master_address()}:{os.environ['MASTER_PORT']}"
-
-
-def _listener(address: str, port: int) -> int:
-    """Listen on the port that the agent chose; if it is taken by now, the next attempt gets another one."""
-    try:
-        return listen(port, address).detach()
-    except PortInUseError as error:
-        raise ConnectionError(error.message) from None
-
-
 def _so_far(run_dir: RunDir) -> tuple[int, int]:
     """Number of this attempt, and rollbacks so far, counted by rank 0 from the record."""
     kinds = Counter(event["kind"] for event in read_events(run_dir.events_file))
@@ -228,14 +136,8 @@ def _so_far(run_dir: RunDir) -> tuple[int, int]:
     return seen[0], seen[1]
 
 
-def _pids_by_rank(rank: _Rank) -> list[int]:
-    pids = [0] * rank.world_size
-    dist.all_gather_object(pids, os.getpid())
-    return pids
-
-
 def _build(
-    resolved: ResolvedRun, plan: Plan, workload: Workload, rank: _Rank, attempt: int, fault_policy: FaultPolicy
+    resolved: ResolvedRun, plan: Plan, workload: Workload, rank: JoinedRank, attempt: int, fault_policy: FaultPolicy
 ) -> Trainer:
     timeline = Timeline(rank.device)
     mesh = Mesh(plan.layout, rank.device.type)
@@ -284,7 +186,7 @@ def _build(
     )
 
 
-def _telemetry(plan: Plan, rank: _Rank, attempt: int, *, loss_scaling: bool) -> Telemetry:
+def _telemetry(plan: Plan, rank: JoinedRank, attempt: int, *, loss_scaling: bool) -> Telemetry:
     return Telemetry(
         rank.run_dir,
         attempt=attempt,
@@ -295,7 +197,7 @@ def _telemetry(plan: Plan, rank: _Rank, attempt: int, *, loss_scaling: bool) -> 
     )
 
 
-def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: _Rank, attempt: int, dataset: Dataset) -> Checkpointer:
+def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: JoinedRank, attempt: int, dataset: Dataset) -> Checkpointer:
     settings = resolved.run_file.checkpoint
     group = dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP)
     memory = MemoryTier(
@@ -328,7 +230,7 @@ def _base_fingerprint(workload: Workload | None) -> str | None:
     return fingerprint_of_weights(checkpoint_folder(workload.model.hf))
 
 
-def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:
+def _build_model(task: Task, workload: Workload, mesh: Mesh, timeline: Timeline, rank: JoinedRank) -> Parallel:
     """The model as this rank trains it, after a warm-up step."""
     setup = Setup(
         mesh=mesh,
@@ -371,7 +273,7 @@ def _reading(
     return read_from
 
 
-def _resume(trainer: Trainer, rank: _Rank) -> int:
+def _resume(trainer: Trainer, rank: JoinedRank) -> int:
     """Load the newest loadable checkpoint, if any; returns its step."""
     rank.state.heartbeat.mark(Phase.LOADING)
     manifest = trainer.checkpointer.load_newest(trainer.parallel.parts, trainer.optimizer)
@@ -383,7 +285,7 @@ def _resume(trainer: Trainer, rank: _Rank) -> int:
     return manifest.step
 
 
-def _write_sample(parallel: Parallel, workload: Workload, rank: _Rank, step: int) -> None:
+def _write_sample(parallel: Parallel, workload: Workload, rank: JoinedRank, step: int) -> None:
     prompt = workload.sample_prompt or ""
     text = generate(
         parallel,
@@ -401,7 +303,7 @@ def _leave(run_dir: RunDir, node: int, error: BaseException, rank_state: RankSta
     """Record why this rank fails, and end it at once: clean-up could wait for ranks that are gone."""
     failure = explain(error)
     try:
-        if AttemptFence(run_dir.events_file, rendezvous=_rendezvous()).is_superseded:
+        if AttemptFence(run_dir.events_file, rendezvous=rendezvous()).is_superseded:
             traceback.print_exception(error)
             os._exit(ExitCode.SUPERSEDED)
         last = rank_state.heartbeat.last
@@ -425,7 +327,7 @@ def _leave(run_dir: RunDir, node: int, error: BaseException, rank_state: RankSta
             phase=last.phase.text,
             memory=memory,
             fingerprint=fingerprint(error),
-            rendezvous=_rendezvous(),
+            rendezvous=rendezvous(),
         )
         traceback.print_exception(error)
         sys.stderr.flush()

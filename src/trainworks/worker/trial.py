@@ -6,7 +6,6 @@ threads, same data; nothing is written.
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -25,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.errors import TrainworksError
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
@@ -34,7 +33,7 @@ from trainworks.record.resolved import StepTimeGroups
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.worker.data.reader import BatchReader, Staging, on_device
 from trainworks.worker.health.rank_failure import explain
-from trainworks.worker.imports import rank_modules
+from trainworks.worker.imports import import_all, rank_modules
 from trainworks.worker.loop import warm_up
 from trainworks.worker.loss import loss_weights
 from trainworks.worker.mesh import Mesh
@@ -43,6 +42,7 @@ from trainworks.worker.models.experts import local_part
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.tasks.open_task import OpenedTask, open_task
+from trainworks.worker.telemetry import peak_memory_bytes
 from trainworks.worker.timing import StepMarks, Timeline
 
 _SECONDS = 1.0
@@ -53,8 +53,7 @@ _FIRST = 1
 
 def try_out(request: TrialRequest) -> dict[str, object]:
     """Measurements of rank 0, or the error; no process remains."""
-    for module in rank_modules(request.workload, request.layout):  # resident in a rank, so part of the baseline
-        importlib.import_module(module)
+    import_all(rank_modules(request.workload, request.layout))  # resident in a rank, so part of the baseline
     context = multiprocessing.get_context("fork")
     listener = listen()
     pipes = [context.Pipe(duplex=False) for _ in range(request.processes.world_size)]
@@ -166,7 +165,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
         weights_bytes=_bytes(local_part(each) for part in parallel.parts for each in part.parameters()),
         gradients_bytes=_bytes(trained),
         optimizer_bytes=of_rank,
-        peak_bytes=max(baseline, memory.peak_bytes() if device.type == "cpu" else torch.cuda.max_memory_allocated()),
+        peak_bytes=max(baseline, peak_memory_bytes(device)),
         checkpoint_bytes=_whole_bytes(parallel) + of_rank * layout.dp_shard,
         own_optimizer=opened.build_optimizer is not None,
         seconds=time.perf_counter() - started,

@@ -11,13 +11,15 @@ import pytest
 from tests.fakes import resolved_command
 from tests.kubernetes.cluster import TIMEOUT_S, KubernetesCluster, wait_until
 from tests.kubernetes.pods_as_processes import condition
-from trainworks.api.runs import NODE_CHECK
+from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.backend import JobStatus, RenderedJob
 from trainworks.config.run_file import RunFile
-from trainworks.jobs.job_spec import spec_of
+from trainworks.jobs.spec_of_run import spec_of
 from trainworks.record.events import Event, read_events
-from trainworks.record.resolved import Processes, ResolvedRun
-from trainworks.record.run_dir import RunDir, create_run_dir
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import create_run_dir
 
 
 class Run:

@@ -12,7 +12,7 @@ from tests.backends.kubernetes.conftest import Kube, Run
 from tests.fakes import effective_rows
 from tests.kubernetes.cluster import wait_until
 from tests.worker.harness import make_run, write_corpus
-from trainworks.api.runs import NODE_PLANNER
+from trainworks.api.launching.prepared_run import NODE_PLANNER
 from trainworks.record.manifest import complete_checkpoints
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]

@@ -19,10 +19,11 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import MachineLedger, Share, claim_key, machine_ledger
 from trainworks.host.probe import num_cores
-from trainworks.jobs.job_spec import spec_of_run
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.events import append_event, read_events
-from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -83,7 +84,7 @@ def test_a_supervisor_that_runs_is_asked_to_stop(run_dir: RunDir) -> None:
     pid, started_at = process.identity(child.pid)
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
     stop_supervisor(run_dir, reason="test")
-    assert child.wait(timeout_s=10) == -15
+    assert child.wait(timeout_s=60) == -15
     (event,) = read_events(run_dir.events_file)
     assert (event["kind"], event["reason"], event["t"] <= time.time()) == ("stop_requested", "test", True)
 

@@ -11,9 +11,10 @@ from tests.backends.local.test_dispatcher import Queue
 from tests.fakes import FakeClock
 from tests.queueing.queues import shape
 from trainworks.backends.local import quotas
-from trainworks.backends.local.quotas import QueuePolicy, queue_policy
+from trainworks.backends.local.quotas import AcceleratorHours, QueuePolicy, queue_policy
 from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
 from trainworks.host.ledger import Claim, Share, claim_key
+from trainworks.jobs.job_row import month_of
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.state import JobState
 
@@ -121,3 +122,12 @@ def test_a_job_is_refused_beside_others_and_alone() -> None:
     assert policy.refusal(shape(2), "", [of_bob(0)]) is None
     assert "team vision holds 2 of its 3 accelerators" in (policy.refusal(shape(2), "", [of_bob(0, 1)]) or "")
     assert policy.refusal(shape(4), "") == "needs 4 accelerators, and team vision may hold 3 accelerators at once"
+
+
+def test_a_run_outside_the_queue_is_refused_once_the_hours_of_its_user_are_used_up() -> None:
+    policy = QueuePolicy.model_validate({"per_user": {"accelerator_hours_per_month": 10}})
+    hours = AcceleratorHours(month_of(0.0), {(ANN, "vision"): 6.0, (ANN, ""): 4.5, (BOB, ""): 1.0})
+    said = policy.refusal(shape(1), "", (), hours)
+    assert said is not None and "has used 10.5 of its 10 accelerator hours in 1970-01; the next month begins" in said
+    assert policy.refusal(shape(1), "") is None
+    assert policy.refusal(shape(0), "", (), hours) is None

@@ -110,6 +110,16 @@ def test_a_task_is_handed_over_in_a_file_of_its_owner_that_is_gone_afterwards(ru
     assert fake.modes == [0o600] and fake.tasks == [yaml.safe_load(one.render(spec(), run_dir).text)]
 
 
+def test_the_code_that_was_kept_is_uploaded_instead_of_the_working_directory(run_dir: RunDir) -> None:
+    one = backend_of(FakeSky(), working_folder="/home/ada/code")
+    kept = spec(working_folder=str(run_dir.code_folder), keep_code=True)
+    workdirs = [yaml.safe_load(one.render(job, run_dir).text)["workdir"] for job in (spec(), kept)]
+    assert workdirs == ["/home/ada/code", str(run_dir.code_folder)]
+    cloned = SkyPilot(task={"workdir": {"url": "https://example.com/code.git"}})
+    with pytest.raises(UsageError, match="SkyPilot clones `workdir`"):
+        SkyPilotBackend(cloned, program=Program(script="true")).check(kept)
+
+
 def test_a_secret_is_named_and_never_written(run_dir: RunDir) -> None:
     fake = FakeSky()
     one = backend_of(fake, env={"HF_TOKEN": "s3cret"}, envs={"HF_TOKEN": None, "A": "1"})

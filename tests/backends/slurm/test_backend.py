@@ -37,9 +37,10 @@ def row(
     start: str = "N/A",
     end: str = "N/A",
     nodes: str = "",
+    tag: str = "",
     why: str = "None",
 ):
-    return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{end:24}|{nodes:40}|{why:60}\n"
+    return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{end:24}|{nodes:40}|{tag:60}|{why:60}\n"
 
 
 def backend_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmBackend:
@@ -86,6 +87,58 @@ def test_sbatch_s_refusal_is_passed_on_in_its_words(run_dir: RunDir) -> None:
         submitted(FakeSlurm(sbatch=Output(1, "", refusal)), run_dir)
 
 
+IMPOSSIBLE = Output(1, "", "sbatch: error: allocation failure: Requested node configuration is not available\n")
+TWO_NODES = (
+    "node1 |idle |0/16/0/16|64000|gpu:h100:8|gpu:h100:0(IDX:N/A)|none \n"
+    "node2 |{state}|0/16/0/16|64000|gpu:h100:8|gpu:h100:0(IDX:N/A)|none \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "state", "nodes", "ending"),
+    [
+        ([IMPOSSIBLE, IMPOSSIBLE, "17\n"], "idle", 2, "17"),
+        ([IMPOSSIBLE], "down*", 2, "Slurm refuses the job while 1 of 2 nodes are away: allocation failure: Requested"),
+        ([IMPOSSIBLE], "down*", 1, "allocation failure: Requested node configuration is not available"),
+        ([IMPOSSIBLE], "down*", 3, "allocation failure: Requested node configuration is not available"),
+        ([IMPOSSIBLE], "idle", 2, "allocation failure: Requested node configuration is not available"),
+    ],
+    ids=["nodes have answered since", "one is away", "enough are there", "too few in all", "none is away"],
+)
+def test_a_job_that_lacks_only_nodes_that_are_away_is_not_called_impossible(
+    run_dir: RunDir, clock: FakeClock, answers: list[Any], state: str, nodes: int, ending: str
+) -> None:
+    """slurmctld refuses jobs until the nodes have answered after its start, and while too many of them are down."""
+    one = backend_of(FakeSlurm(sbatch=answers, sinfo=TWO_NODES.format(state=state)), clock)
+    rendered = one.render(spec(min_nodes=nodes, max_nodes=nodes), run_dir)
+    if ending == "17":
+        assert one.submit(rendered, run_dir) == "17"
+        return
+    kind = UnreachableError if ending.startswith("Slurm") else SlurmRefusedError
+    with pytest.raises(kind, match=f"^{ending}"):
+        one.submit(rendered, run_dir)
+
+
+@pytest.mark.parametrize(
+    ("boot_s", "listed_s", "now_s", "is_lost"),
+    [
+        (5, 300, 10, True),
+        (-40, 300, 10, False),  # started before it accepted the job
+        (5, 300, 299, False),  # a job that a user cancelled may have left the list
+        (5, 0, 9999, True),  # no job ever leaves the list
+    ],
+)
+def test_a_job_that_is_not_listed_was_lost_if_slurmctld_restarted_and_would_list_it_had_it_ended(
+    boot_s: int, listed_s: int, now_s: float, is_lost: bool
+) -> None:
+    said = f"Configuration data as of 1100\nBOOT_TIME       = {1000 + boot_s}\nMinJobAge       = {listed_s} sec\n"
+    assert backend_of(FakeSlurm(scontrol=said)).has_lost(1000.0, 1000.0 + now_s) is is_lost
+
+
+def test_without_the_settings_of_slurmctld_no_job_counts_as_lost() -> None:
+    assert not backend_of(FakeSlurm(scontrol="Configuration data as of 1100\n")).has_lost(1000.0, 1010.0)
+
+
 def test_one_question_for_all_jobs() -> None:
     waits = row("1", "PENDING", start="1795332189", why="Nodes required for job are DOWN | DRAINED")
     fake = FakeSlurm(squeue=waits + row("2", "RUNNING", restarts=1, nodes="node[1-2]"))
@@ -128,6 +181,12 @@ def test_a_job_that_slurm_forgot_is_in_accounting() -> None:
     }
 
 
+@pytest.mark.parametrize("word", ["PENDING", "RUNNING"])
+def test_a_job_that_slurmctld_lost_is_not_what_accounting_still_says(word: str) -> None:
+    fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=f"1|{word}|0:0|1795332189|Unknown|node1\n")
+    assert backend_of(fake).poll(["1"]) == {}
+
+
 def test_without_accounting_a_forgotten_job_is_left_out_and_sacct_is_asked_once() -> None:
     fake = FakeSlurm(squeue=UNKNOWN_JOB, sacct=NO_ACCOUNTING)
     one = backend_of(fake)
@@ -153,6 +212,22 @@ def test_accounting_that_does_not_answer_says_nothing_of_a_job() -> None:
 def test_a_controller_that_does_not_answer_says_nothing_of_any_job() -> None:
     with pytest.raises(UnreachableError, match="Slurm does not answer: Unable to contact slurm controller"):
         backend_of(FakeSlurm(squeue=SILENT)).poll(["1"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sbatch: error: slurm_msg_sendto: address:port=127.0.0.1:6817 msg_type=4012: Unexpected missing socket error\n"
+        "allocation failure: Unexpected missing socket error",
+        "allocation failure: Message send failure",
+        "allocation failure: Communication connection failure",
+        "allocation failure: Communication shutdown failure",
+    ],
+)
+def test_a_slurmctld_that_goes_away_while_it_is_asked_does_not_answer_and_does_not_refuse(words: str) -> None:
+    fake = FakeSlurm(sinfo="gpu:A100:8\n", sbatch=Output(1, "", words))
+    with pytest.raises(UnreachableError, match="Slurm does not answer"):
+        backend_of(fake).probe(GPUS)
 
 
 def test_a_job_that_slurm_holds_after_a_failed_launch_is_released() -> None:

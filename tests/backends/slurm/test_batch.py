@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes import FakeSlurm, processes, resolved_command
+from tests.fakes import LAUNCH_AT, FakeClock, FakeSlurm, processes, resolved_command
 from trainworks.backends.slurm.allocation import (
+    PATIENCE_S,
     Allocation,
     StepCommand,
     StepHosts,
@@ -18,9 +23,12 @@ from trainworks.backends.slurm.allocation import (
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.node import marks_of, of_the_job
 from trainworks.config.run_file import RunFile
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host.process import Output
+from trainworks.jobs.state import JobState
 from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURMD_NODENAME": "node2", "SLURM_CPUS_ON_NODE": "16"}
 SHOWN = (
@@ -30,8 +38,11 @@ SHOWN = (
 GOT = Allocation(job="7", nodes=("node2", "node1"), addresses=("10.0.0.2", "10.0.0.1"), cores_per_node=16)
 
 
+AWAY = Output(1, "", "Unable to contact slurm controller")
+
+
 def seen(env: dict[str, str]) -> Allocation:
-    return allocation(env, SlurmClient(run=FakeSlurm(scontrol=SHOWN), env={}))
+    return allocation(env, SlurmClient(run=FakeSlurm(scontrol=SHOWN), env={}), FakeClock())
 
 
 def test_the_node_of_the_batch_script_is_the_first() -> None:
@@ -39,13 +50,25 @@ def test_the_node_of_the_batch_script_is_the_first() -> None:
     assert (got.nodes, got.restarts, got.accelerators_per_node) == (("node2", "node1", "node3"), 2, 8)
 
 
-def test_nodes_are_reached_at_the_addresses_that_slurm_knows_or_by_name() -> None:
+def test_nodes_are_reached_at_the_addresses_that_slurm_knows() -> None:
     assert seen(BATCH).addresses == ("10.0.0.2", "10.0.0.1", "node3")
 
 
-def test_a_controller_that_is_away_does_not_keep_a_job_from_starting() -> None:
-    silent = SlurmClient(run=FakeSlurm(scontrol=Output(1, "", "Unable to contact slurm controller")), env={})
-    assert allocation(BATCH, silent).addresses == ("node2", "node1", "node3")
+@pytest.mark.parametrize(
+    ("answers", "addresses"),
+    [([AWAY, AWAY, SHOWN], ("10.0.0.2", "10.0.0.1", "node3")), ([AWAY], None)],
+    ids=["comes back", "stays away"],
+)
+def test_a_job_waits_for_a_controller_that_is_away(answers: list[Any], addresses: Any) -> None:
+    """The names of nodes need not be known to the network; only slurmctld has their addresses."""
+    clock, client = FakeClock(), SlurmClient(run=FakeSlurm(scontrol=answers), env={})
+    began = clock.now()
+    if addresses is not None:
+        assert allocation(BATCH, client, clock).addresses == addresses
+        return
+    with pytest.raises(UnreachableError, match="Slurm does not answer"):
+        allocation(BATCH, client, clock)
+    assert PATIENCE_S <= clock.now() - began < 2 * PATIENCE_S
 
 
 def test_outside_of_a_job_it_says_so() -> None:
@@ -61,6 +84,24 @@ def test_an_agent_is_a_step_of_its_own() -> None:
     assert command[:5] == ["srun", "--nodes=1", "--ntasks=1", "--nodelist=node1", "--overlap"]
     module = ["-P", "-m", "trainworks.backends.slurm.node", "trainworks.worker.agent", "/runs/a b", "1"]
     assert command[-8:] == ["--container-image=a.sqsh", "python3", *module]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state", "number"),
+    [
+        (137, "RUNNING\n", 9),
+        (139, "RUNNING\n", 11),
+        (137, "COMPLETING\n", None),  # a node is lost, or another job takes the nodes
+        (137, Output(1, "", "Invalid job id specified"), None),
+        (137, AWAY, None),
+        (143, "RUNNING\n", None),  # Slurm asks for an end
+        (75, "RUNNING\n", None),
+        (255, "RUNNING\n", None),
+    ],
+)
+def test_an_agent_was_killed_alone_if_slurm_still_runs_its_job(exit_code: int, state: Any, number: int | None) -> None:
+    client = SlurmClient(run=FakeSlurm(squeue=state), env={})
+    assert StepHosts(GOT, StepCommand((), ("python3",)), client).killed_by(exit_code) == number
 
 
 def test_nodes_that_failed_their_check_are_remembered_until_a_user_submits_the_job_again() -> None:
@@ -110,3 +151,33 @@ def test_ranks_do_not_see_what_is_true_of_their_agent_alone() -> None:
 def test_a_step_is_known_by_what_nobody_else_has() -> None:
     env = {"SLURM_CLUSTER_NAME": "hpc", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURMD_NODENAME": "node1"}
     assert marks_of(env | {"SLURM_RESTART_COUNT": "1", "A": "1"}) == env | {"SLURM_RESTART_COUNT": "1"}
+
+
+def test_a_job_that_has_succeeded_does_not_run_again_if_slurm_requeues_it(run_dir: RunDir) -> None:
+    """A slurmctld that crashed may have forgotten the success."""
+    run_dir.write_status(RunStatus(state=JobState.SUCCEEDED, exit_code=0))
+    command = [sys.executable, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
+    env = dict(os.environ) | BATCH | {"SLURM_RESTART_COUNT": "1"}
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr, run_dir.events_file.exists()) == (0, "", False)
+    assert run_dir.read_status().state == JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("config", "is_started"),
+    [(f"BOOT_TIME = {LAUNCH_AT + 60}", False), (f"BOOT_TIME = {LAUNCH_AT - 60}", True), ("", True)],
+    ids=["slurmctld started after its end", "slurmctld has run since", "slurmctld does not say"],
+)
+def test_a_job_that_has_failed_runs_again_if_a_user_requeues_it(
+    run_dir: RunDir, tmp_path: Path, config: str, is_started: bool
+) -> None:
+    """A slurmctld that crashed may have forgotten the failure, and requeues the job by itself."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\necho '{config}'\n")
+    scontrol.chmod(0o755)
+    run_dir.write_status(RunStatus(state=JobState.FAILED, exit_code=9, updated_at=LAUNCH_AT))
+    command = [sys.executable, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
+    env = dict(os.environ) | BATCH | {"SLURM_RESTART_COUNT": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    assert (done.returncode == 9, "has failed" in done.stderr) == (not is_started, not is_started)
+    assert (run_dir.read_status().updated_at > LAUNCH_AT) is is_started

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.formats.manifest import KubernetesJob
-from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
+from trainworks.jobs.spec_of_run import spec_of
 
 HOSTILE = st.one_of(
     st.sampled_from(

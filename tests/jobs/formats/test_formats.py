@@ -22,8 +22,8 @@ from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob
-from trainworks.jobs.job_spec import spec_of
 from trainworks.jobs.program import program_of
+from trainworks.jobs.spec_of_run import spec_of
 
 SCHEMA = Path(__file__).parents[2] / "data" / "jobset_v1alpha2.json"
 LARGE: dict[str, Any] = {

@@ -20,7 +20,7 @@ from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset
 from trainworks.jobs.formats.manifest import dns_name, literal, to_yaml
 from trainworks.jobs.frameworks import Rendezvous, command_environment
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 DUMP = 'env -0 > "env-$RANK"'
 

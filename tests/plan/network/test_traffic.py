@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from tests.plan.network.networks import cluster, network, networks
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.collectives import collective_s, link_rates
+from trainworks.plan.collectives import collective_s
 from trainworks.plan.network.design import NetworkDesign, design_network
 from trainworks.plan.network.messages import Message, usual_messages
 from trainworks.plan.network.traffic import all_to_all_share, effective_cluster, message_time, placement_share
+from trainworks.plan.rates import link_rates
 
 SIZES = st.floats(1e3, 1e10)
 GIGABYTE = Message("all-reduce", "all_reduce", 1e9, 128)

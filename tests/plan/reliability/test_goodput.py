@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, job_mttf, spares_needed, waiting_share
+from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.goodput import ExpectedRun, expected, job_mttf, spares_needed, waiting_share
 from trainworks.plan.reliability.scenario import scenario_of
 from trainworks.plan.reliability.simulation import simulate
 from trainworks.plan.trace import Traced, fact, tornado

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.goodput import Failures
+from trainworks.plan.reliability.failures import Failures
 from trainworks.plan.reliability.scenario import Scenario, elastic_replicas, nodes_per_replica, scenario_of, spread_of
 from trainworks.plan.trace import fact
 

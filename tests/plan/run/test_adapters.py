@@ -10,13 +10,13 @@ from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
-from trainworks.plan.model_shape import shape_of_hf_config
+from trainworks.plan.degrees import layouts_of
 from trainworks.plan.run.adapters import adapted_flops_per_token, adapter_parameters
-from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.pricing import RunJob, run_job
 from trainworks.plan.run.trainable import check_trainable
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 LLAMA = {
     "model_type": "llama",

@@ -14,13 +14,14 @@ from tests.plan.shapes import calibration, shape, workload
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.degrees import degrees_of, layouts_of, resolved_of
 from trainworks.plan.layouts import Layouts
-from trainworks.plan.run.degrees import degrees_of, layouts_of, resolved_of
 from trainworks.plan.run.layout import choose_layouts, largest_micro_batch
 from trainworks.plan.run.pricing import RunJob, run_job
 from trainworks.plan.run.trainable import check_trainable, trainable
 from trainworks.plan.search import limit_bytes
-from trainworks.record.resolved import PlannedLayout, Processes
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import PlannedLayout
 
 PLENTY = 10**12
 

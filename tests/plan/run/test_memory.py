@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tests.plan.shapes import shape
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.activations import activation_bytes
-from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.degrees import layouts_of
 from trainworks.plan.run.memory import checkpoint_bytes, held_as, predict_memory
 from trainworks.plan.software import worker_software
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms
 
 SHAPES = st.builds(
     shape,

@@ -11,12 +11,14 @@ from tests.architecture.source import modules
 from tests.plan.shapes import calibration, shape, workload
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
-from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.degrees import layouts_of
+from trainworks.plan.job import StepTimes
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.pricing import run_job
 from trainworks.plan.software import worker_software
-from trainworks.plan.step_time import StepTimes, TrainingJob
-from trainworks.record.resolved import Processes, StepTimeGroups, StepTimeTerms
+from trainworks.plan.step_time import TrainingJob
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import StepTimeGroups, StepTimeTerms
 
 MEASURED = calibration(num_ranks=4, all_reduce_latency_s=1e-3, op_overhead_s=2e-5)
 RUN = RunFile.model_validate({"name": "demo", "workload": workload(precision="fp32").model_dump()})

@@ -17,7 +17,8 @@ from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.processes import choose_processes
 from trainworks.plan.run.steps import num_steps, samples_left_out
-from trainworks.record.resolved import Plan, Processes
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import Plan
 
 
 def plan(steps: int = 300, **sections: Any) -> Plan:

@@ -67,10 +67,24 @@ def test_steps_count_the_tokens_of_both_answers():
     assert sequences_in(workload.data, 20 * 2 * 65) == 20
 
 
-def test_a_reference_is_not_cut():
-    layout, _ = of(tp=2)
-    with pytest.raises(LayoutError, match=r"a model with a reference .* is not cut over tp"):
-        check_trainable(layout, preference().workload, SHAPE)
+def test_ranks_of_tp_share_the_reference():
+    layout, layouts = of(tp=2)
+    check_trainable(layout, preference().workload, SHAPE)
+    plain, pairs = job(None).memories(layouts).terms(), preference().memories(layouts).terms()
+    assert pairs.weights_bytes - plain.weights_bytes == 4 * SHAPE.num_parameters / 2
+
+
+@pytest.mark.parametrize(
+    ("lora", "cut", "message"),
+    [
+        (None, {"pp": 2}, r"a model with a reference .* is not cut over pp"),
+        ({"rank": 4}, {"tp": 2}, "an adapter is not cut over tp"),
+    ],
+)
+def test_a_reference_is_cut_over_tp_alone_and_an_adapter_not_at_all(lora, cut, message):
+    layout, _ = of(**cut)
+    with pytest.raises(LayoutError, match=message):
+        check_trainable(layout, preference(lora).workload, SHAPE)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes
 from trainworks.record.environment import AcceleratorFacts, HostFacts
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 
 def with_gpus(count: int, name: str = "NVIDIA A100-SXM4-80GB") -> HostFacts:

@@ -10,8 +10,8 @@ from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
-from trainworks.plan.model_shape import shape_of_hf_config, shape_of_model
 from trainworks.plan.run.trainable import check_trainable
+from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 from trainworks.record.model_shape import ModelShape
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 8, "kv_heads": 4}

@@ -8,12 +8,13 @@ import pytest
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
-from trainworks.plan.conv_net import ConvJob, conv_net_of_hf_config
+from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.learning import belief_from
-from trainworks.plan.model_shape import shape_of_hf_config
 from trainworks.plan.prediction import predictions
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.search import search
+from trainworks.plan.shapes.conv_net import conv_net_of_hf_config
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Space
 from trainworks.plan.step_time import TrainingJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainworks.config.model import Model
-from trainworks.plan.model_shape import shape_of_model
+from trainworks.plan.shapes.transformer import shape_of_model
 from trainworks.worker.models.families import decoder_config, described_decoder
 from trainworks.worker.models.transformer import model_config
 

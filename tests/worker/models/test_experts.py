@@ -90,3 +90,20 @@ def test_the_router_does_not_round_to_16_bits() -> None:
     exact = mixture.gate(x.bfloat16().float())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(mixture.gate(x.bfloat16()), exact)
+
+
+def test_autocast_multiplies_the_experts_in_16_bits(monkeypatch):
+    multiplied = []
+    grouped_mm = torch.nn.functional.grouped_mm
+
+    def noted(x_RD: torch.Tensor, weight: torch.Tensor, **options: object) -> torch.Tensor:
+        multiplied.append((x_RD.dtype, weight.dtype))
+        return grouped_mm(x_RD, weight, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", noted)
+    mixture, x_BTD = layer(balance_loss=0.0), tokens(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        out_BTD = mixture(x_BTD)
+    assert multiplied == [(torch.bfloat16, torch.bfloat16)] * 3
+    assert out_BTD.dtype == torch.float32
+    torch.testing.assert_close(out_BTD, mixture(x_BTD), rtol=0.02, atol=0.02)

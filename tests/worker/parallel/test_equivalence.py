@@ -13,7 +13,7 @@ import torch
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig
 from trainworks.worker.models.weights import draw_weights

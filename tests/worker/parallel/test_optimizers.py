@@ -14,7 +14,7 @@ from tests.worker.parallel.test_equivalence import GLOBAL_BATCH, LLAMA, POSITION
 from tests.worker.parallel.test_evaluation import layout_of
 from tests.worker.ranks import on_ranks
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.errors import LayoutError
 from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_flops
 from trainworks.worker.mesh import Mesh

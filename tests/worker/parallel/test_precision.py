@@ -12,7 +12,7 @@ from tests.worker.parallel.test_equivalence import LLAMA, MODELS, outcome
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard
+from trainworks.config.recovery import Guard
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.weights import draw_weights
 from trainworks.worker.optimizer import StepOptimizer

@@ -12,7 +12,8 @@ from transformers import AutoConfig
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Guard, Workload
+from trainworks.config.recovery import Guard
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.record.resolved import Plan
 from trainworks.worker.mesh import Mesh

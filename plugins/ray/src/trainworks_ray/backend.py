@@ -140,7 +140,8 @@ class RayBackend(Backend):
 
     def _submit_as(self, name: str, rendered: RenderedJob) -> str:
         modules = self._client.upload(*package_of_gang(json.loads(rendered.text) | {"id": name}))
-        folder = self._required_program.working_folder
+        spec = rendered.spec
+        folder = spec.working_folder if spec.keep_code else self._required_program.working_folder
         working_dir = self._client.upload(*package_of_folder(Path(folder).expanduser())) if folder is not None else None
         request = request_of(name, rendered.spec, self._options, modules=modules, working_dir=working_dir)
         try:

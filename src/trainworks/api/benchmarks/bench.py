@@ -11,11 +11,12 @@ from typing import get_args
 from trainworks.api.benchmarks.verdicts import learn_from
 from trainworks.api.environments.files import without_packages
 from trainworks.api.inputs import argument, load_run
+from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest
-from trainworks.api.runs import Launch, prepare, prepare_resume
+from trainworks.api.runs import Launch, create_launch, prepare_resume
 from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import parse_cluster
@@ -29,7 +30,7 @@ from trainworks.measure.bench.learning import measured_rates
 from trainworks.measure.bench.measurement import Quantity
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
 from trainworks.measure.bench.outliers import read_cables
-from trainworks.record.bench import BenchKind, BenchRequest, BenchSetting
+from trainworks.record.measured.bench import BenchKind, BenchRequest, BenchSetting
 
 _PROGRAM = "trainworks.measure.bench.node"
 KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
@@ -185,7 +186,8 @@ def _needs(run: str | None, paths: Sequence[str]) -> dict[str, dict[Quantity, fl
 
 def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: int | None) -> RunRequest:
     """The run: one program per node of the cluster of the run file."""
-    command = process.python_module(_PROGRAM, request.model_dump_json(exclude_defaults=True))
+    python = run_file.cluster.slurm.python if run_file.cluster.engine == "slurm" else None
+    command = process.python_module(_PROGRAM, request.model_dump_json(exclude_defaults=True), python=python)
     if request.prints_record:  # an image has a Python of its own
         command[0] = "python"
     own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
@@ -198,7 +200,7 @@ def _started(request: RunRequest, folder: Path, progress: Progress | None) -> Ru
     prepared.check()
     if note := prepared.probe():
         warn(note)
-    return _followed(prepared.create(), progress)
+    return _followed(create_launch(prepared), progress)
 
 
 def _followed(launch: Launch, progress: Progress | None) -> Run:

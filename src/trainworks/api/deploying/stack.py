@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import Source, read_text
+from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from trainworks.agent.development.ssh import KEYS_VARIABLE
 from trainworks.api.developing.access import DevAccess, access_of
 from trainworks.api.environments.files import without_packages
+from trainworks.api.launching.prepared_run import PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import RunRequest
-from trainworks.api.runs import PreparedRun, prepare
+from trainworks.api.runs import create_launch
 from trainworks.backends.registry import backend_class
 from trainworks.config.load import invalid_value, load_run_file
 from trainworks.config.run_file import Cluster, RunFile
@@ -136,7 +137,7 @@ def dev(
 def start_dev(prepared: PreparedRun, *, notify: Notify = warn) -> Run:
     """Submit a prepared development environment."""
     prepared.probe()
-    launch = prepared.create(notify=notify)
+    launch = create_launch(prepared, notify=notify)
     launch.start()
     return launch.run
 
@@ -249,7 +250,10 @@ def _validated(content: dict[str, Any]) -> RunFile:
 
 
 def _refuse_without_trainworks(cluster: Cluster) -> None:
-    """SkyPilot's nodes have no Trainworks, and ssh of their own."""
+    """SkyPilot's nodes have no Trainworks, and ssh of their own; of a copied run, no address comes back."""
+    if cluster.engine == "slurm" and cluster.slurm.folder is not None:
+        message = "`trainworks dev` needs a run directory that the nodes see, without `cluster.slurm.folder`"
+        raise UsageError(message, hint="start it on the login node")
     if cluster.engine == "described" or not backend_class(cluster.engine).needs_program:
         return
     hint = "with SkyPilot: `sky launch`, then `ssh CLUSTER`" if cluster.engine == "skypilot" else None

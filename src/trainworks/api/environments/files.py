@@ -13,8 +13,8 @@ from packaging.markers import default_environment
 
 from trainworks.config.engines import Container, Kubernetes, Local, LocalContainer, SkyPilot, Slurm
 from trainworks.config.environment import RunEnvironment
-from trainworks.config.load import Source, read_text
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source, read_text
 from trainworks.errors import UsageError
 from trainworks.jobs.lock_file import kind_of_lock, read_lock
 from trainworks.record.run_environment import EnvironmentKind, ResolvedEnvironment

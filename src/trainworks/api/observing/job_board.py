@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from trainworks.api.jobs import Job, JobRow, JobState, refresh_jobs
@@ -13,7 +12,7 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.errors import TrainworksError, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.job_row import BilledAttempt
+from trainworks.jobs.job_row import BilledAttempt, month_of
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.report.observing.job_costs import HeldTime, Usage
@@ -117,9 +116,10 @@ class JobBoard:
         return 0 if store is None else store.version()
 
     def usage(self) -> Usage:
-        """What jobs held, by month of the start (UTC), user and team."""
+        """What jobs held, by month (UTC), user and team."""
         store = self._opened()
-        return Usage(()) if store is None else _usage(store, ("month", "user", "team"), self._clock.now())
+        attempts = [] if store is None else store.billed_attempts()
+        return summed(attempts, get_args(UsageKey), self._clock.now())
 
     def _opened(self) -> JobStore | None:
         with self._lock:
@@ -145,7 +145,7 @@ def usage(by: UsageKey | None = None, *, notify: Notify = warn) -> Usage:
     """What the jobs of the store held and cost: accelerator and core hours, and USD where run files give a price.
 
     Args:
-        by: `month` of the start of each attempt (UTC), `user` or `team`; all three when None.
+        by: `month` (UTC) in which it was held, `user` or `team`; all three when None.
         notify: receives warnings of backends that do not answer.
 
     Examples:
@@ -157,16 +157,34 @@ def usage(by: UsageKey | None = None, *, notify: Notify = warn) -> Usage:
         return Usage(())
     store = open_store(store_url())
     refresh_jobs(store, notify)
-    return _usage(store, (by,) if by else get_args(UsageKey), SystemClock().now())
+    return summed(store.billed_attempts(), (by,) if by else get_args(UsageKey), SystemClock().now())
 
 
-def _usage(store: JobStore, by: Sequence[UsageKey], now: float) -> Usage:
+def summed(attempts: Iterable[BilledAttempt], by: Sequence[UsageKey], now: float) -> Usage:
+    """Sums over attempts: time counts in the month (UTC) in which it was held, and a job in that of its first start.
+
+    Args:
+        attempts: of jobs; those that have not ended hold their nodes until `now`.
+        by: what has a row of its own.
+        now: the time.
+    """
     sums: dict[tuple[str, str, str], HeldTime] = {}
-    for one in store.billed_attempts():
-        month = f"{datetime.fromtimestamp(one.started_at, UTC):%Y-%m}" if "month" in by else ""
-        key = (month, one.owner if "user" in by else "", one.billing.team if "team" in by else "")
-        sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
+    for attempt in attempts:
+        for month, one in _by_month(attempt, now) if "month" in by else [("", attempt)]:
+            key = (month, one.owner if "user" in by else "", one.billing.team if "team" in by else "")
+            sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
     return Usage(tuple(sums[key] for key in sorted(sums, reverse=True)))
+
+
+def _by_month(attempt: BilledAttempt, now: float) -> Iterator[tuple[str, BilledAttempt]]:
+    """The parts of an attempt in each month; the first one has its number."""
+    ended_at = now if attempt.ended_at is None else attempt.ended_at
+    while True:
+        month = month_of(attempt.started_at)
+        yield month.name, replace(attempt, ended_at=min(ended_at, month.ends_at))
+        if ended_at <= month.ends_at:
+            return
+        attempt = replace(attempt, number=0, started_at=month.ends_at)
 
 
 def _held(one: BilledAttempt, now: float) -> HeldTime:

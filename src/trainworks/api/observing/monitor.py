@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trainworks.api.jobs import backend_on
+from trainworks.api.nodes import backend_on
 from trainworks.api.notices import Notify, warn
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainworks.api.jobs import backend_on
+from trainworks.api.nodes import backend_on
 from trainworks.api.observing.watched_runs import RunWatcher, WatchedRun
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import SystemClock

@@ -14,7 +14,8 @@ from trainworks.record.events import Event
 from trainworks.record.history import read_history
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.metric_columns import read_columns
-from trainworks.record.run_dir import RunDir, run_dirs
+from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import run_dirs
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
 from trainworks.report.runs.summary import energy_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainworks.api.jobs import backend_on
+from trainworks.api.nodes import backend_on
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.errors import UsageError
 from trainworks.measure.health.fleet import FleetHealth

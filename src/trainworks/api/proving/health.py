@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from trainworks.api.proving.expected_hardware import described_hardware
+from trainworks.backends.store_place import is_there_a_store
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.run_file import RunFile
+from trainworks.errors import TrainworksError
 from trainworks.measure.health.expectation import Expectation, expectation_of
 from trainworks.measure.health.fleet import FleetHealth, read_fleet
-from trainworks.measure.health.node import NodeView
+from trainworks.measure.health.node import NodeView, Unreadable
 from trainworks.measure.health.node_health import NodeHealth, check_node
+from trainworks.recover.node_history import NodeHistory
 
 __all__ = ["FleetHealth", "NodeHealth", "expectation_of_run", "fleet_health", "health"]
 
 
-def health(expect: str | None = None) -> NodeHealth:
+_HISTORY_TIMEOUT_S = 1.0
+"""Time in which the job store has to answer."""
+
+
+def health(expect: str | None = None, *, with_history: bool = True) -> NodeHealth:
     """Run every health check on this machine; nothing is changed.
 
     Args:
         expect: what the node should have: a description of one node or of a cluster of it, such as
             `8x H100-SXM-80GB, 8x NDR`, or a run file with a described cluster. Without it the node is compared with
             what it shows itself.
+        with_history: look in the job store for what earlier jobs have seen of this machine.
 
     Raises:
         ArgumentError: `expect` is neither a description nor a run file with one.
@@ -31,7 +42,35 @@ def health(expect: str | None = None) -> NodeHealth:
     True
     """
     expected = Expectation() if expect is None else expectation_of(described_hardware(expect))
-    return check_node(NodeView(expected=expected))
+    return check_node(NodeView(expected=expected, history=_history) if with_history else NodeView(expected=expected))
+
+
+def _history(name: str, accelerator_name: str | None) -> NodeHistory | None:
+    """What earlier jobs have seen of this machine; None without a job store.
+
+    Raises:
+        Unreadable: the job store cannot be read, or does not answer in time.
+    """
+    try:
+        if not is_there_a_store():
+            return None
+        from trainworks.api.proving.nodes import history_of_machine  # noqa: PLC0415, imports the database
+
+        answer: Future[NodeHistory | None] = Future()
+        look = partial(_settle, answer, partial(history_of_machine, name, accelerator_name))
+        threading.Thread(target=look, daemon=True).start()  # a dead file server would hold this one for ever
+        return answer.result(_HISTORY_TIMEOUT_S)
+    except TrainworksError as error:
+        raise Unreadable(error.message) from None
+    except TimeoutError:
+        raise Unreadable(f"the job store does not answer within {_HISTORY_TIMEOUT_S:g} s") from None
+
+
+def _settle(answer: Future[NodeHistory | None], look: Callable[[], NodeHistory | None]) -> None:
+    try:
+        answer.set_result(look())
+    except Exception as error:
+        answer.set_exception(error)
 
 
 def fleet_health(files: Sequence[Path | str]) -> FleetHealth:

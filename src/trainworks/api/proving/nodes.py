@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from trainworks.api.jobs import backend_on
+from trainworks.api.nodes import backend_on
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.store_place import is_there_a_store, store_url
@@ -61,7 +61,30 @@ def with_history(backend: Backend) -> list[NodeStatus]:
         return listed
     now = time.time()
     uses = _uses(open_store(store_url()), backend.name, now)
-    return [replace(node, history=uses[node.name].history(node, now)) if node.name in uses else node for node in listed]
+    return [
+        replace(node, history=uses[node.name].history(node.accelerator, now)) if node.name in uses else node
+        for node in listed
+    ]
+
+
+def history_of_machine(name: str, accelerator_name: str | None) -> NodeHistory | None:
+    """History of the machine that this process runs on, under its own queue and as a node of Slurm.
+
+    Args:
+        name: of the machine as a node of Slurm.
+        accelerator_name: of its accelerators; None without any.
+
+    Returns:
+        None if the job store remembers no job of this machine; there has to be a store.
+
+    Raises:
+        EnvironmentProblem: the job store cannot be read.
+    """
+    now, store = time.time(), open_store(store_url())
+    uses = list(_uses(store, _LOCAL, now).values())  # its parts, where `$TRAINWORKS_NODES` splits it
+    uses += [use for node, use in _uses(store, "slurm", now, only=name).items() if node == name]
+    whole = _Use([one for use in uses for one in use.failed], [span for use in uses for span in use.held])
+    return whole.history(accelerator_name, now) if uses else None
 
 
 def check_has_histories(backend: Backend) -> None:
@@ -116,17 +139,17 @@ def _could_hold(node: NodeStatus, wanted: NodeResources) -> bool:
 class _Use:
     """What jobs have seen of one node."""
 
-    failed_at: list[float] = field(default_factory=list)
+    failed: list[NodeFailure] = field(default_factory=list)
     held: list[tuple[float, float]] = field(default_factory=list)
 
-    def history(self, node: NodeStatus, now: float) -> NodeHistory:
-        kind = known_accelerator(node.accelerator) if node.accelerator else None
+    def history(self, accelerator_name: str | None, now: float) -> NodeHistory:
+        kind = known_accelerator(accelerator_name) if accelerator_name else None
         mttf = usual_node_mttf(accelerator(kind) if kind else None)
-        return node_history(self.failed_at, self.held, now=now, node_mttf_s=mttf.value)
+        return node_history(self.failed, self.held, now=now, node_mttf_s=mttf.value)
 
 
-def _uses(store: JobStore, engine: str, now: float) -> dict[str, _Use]:
-    """What the remembered attempts of an engine have seen of each node, by its name."""
+def _uses(store: JobStore, engine: str, now: float, only: str | None = None) -> dict[str, _Use]:
+    """What the remembered attempts of an engine have seen of each node, or of the only one asked for, by its name."""
     host = this_host() if engine == _LOCAL else None
     run_dirs = {job.id: job.run_dir for job in store.search(engine=engine, host=host)}
     uses: defaultdict[str, _Use] = defaultdict(_Use)
@@ -135,13 +158,15 @@ def _uses(store: JobStore, engine: str, now: float) -> dict[str, _Use]:
         if attempt.job_id not in run_dirs or end < now - REMEMBERED_S:
             continue
         names = [one.node for one in attempt.placement]
+        if only is not None and only not in names:
+            continue  # opens no record
         for name in set(names):
             uses[name].held.append((attempt.started_at, end))
-        for at, number in _failures(attempt, end, RunDir(Path(run_dirs[attempt.job_id]))):
+        for failure in _failures(attempt, end, RunDir(Path(run_dirs[attempt.job_id]))):
             if len(set(names)) == 1:
-                uses[names[0]].failed_at.append(at)
-            elif 0 <= number < len(names):
-                uses[names[number]].failed_at.append(at)
+                uses[names[0]].failed.append(failure)
+            elif 0 <= failure.node < len(names):
+                uses[names[failure.node]].failed.append(failure)
     return dict(uses)
 
 
@@ -151,7 +176,7 @@ def _failures(attempt: Attempt, end: float, run_dir: RunDir) -> Sequence[NodeFai
         return []
     recorded = [one for one in _recorded_failures(run_dir) if attempt.started_at <= one.at <= end]
     if not recorded and len(attempt.placement) == 1 and attempt.cause in HARDWARE_CAUSES:
-        return [NodeFailure(end, 0)]
+        return [NodeFailure(end, 0, attempt.cause)]
     return recorded
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainworks.config.load import Source
 from trainworks.config.manifests.reading import ManifestSource
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source
 from trainworks.errors import UsageError
 from trainworks.review.check import check_launch, check_paths
 from trainworks.review.finding import ReviewReport

@@ -10,9 +10,10 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from trainworks.api.resolve import resolve
-from trainworks.config.load import FieldPath, Source, problems_of
+from trainworks.api.launching.resolve import resolve
+from trainworks.config.load import problems_of
 from trainworks.config.run_file import RunFile, Workload
+from trainworks.config.source import FieldPath, Source
 from trainworks.errors import RunFileError, UsageError, suggest
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun

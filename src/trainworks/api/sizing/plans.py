@@ -8,8 +8,8 @@ from collections.abc import Callable
 from trainworks.api.plan import decisions, plan_cluster
 from trainworks.api.planned_model import planned_model
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.config.load import Source
 from trainworks.config.run_file import Goal, RunFile, Workload
+from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.search import any_fits

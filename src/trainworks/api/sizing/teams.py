@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainworks.api.inputs import Progress
-from trainworks.api.run_reliability import may_meet, mean_run_time_s
 from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
+from trainworks.api.sizing.reliability import may_meet, mean_run_time_s
 from trainworks.catalog.catalog import load_catalog
-from trainworks.config.load import Source
+from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for
 from trainworks.plan.capacity.jobs import trace_of

@@ -17,8 +17,9 @@ from trainworks.api.run_handle import Run
 from trainworks.api.run_request import RunRequest, RunTarget, read_request
 from trainworks.api.sweeping.search import Search, SearchName, make_search
 from trainworks.api.sweeping.trial_runs import TrialRun, ended_as, failed_to_start, start_trial
-from trainworks.config.load import Source, parse_run_file
+from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile, Workload
+from trainworks.config.source import Source
 from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock

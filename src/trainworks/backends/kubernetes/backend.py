@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import secrets
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, final
 
 import yaml
 
-from trainworks.agent.remote_agent import TOKEN_FILE
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import mark_of
 from trainworks.backends.kubernetes.client import (
@@ -23,9 +20,9 @@ from trainworks.backends.kubernetes.client import (
     NotServed,
 )
 from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_forward
-from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, node_facts
+from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, annotations_of, labels_of, node_facts
+from trainworks.backends.kubernetes.job_secret import secret, secret_content
 from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
-from trainworks.backends.kubernetes.pod import ENVS, RESOLVED
 from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
     HELD,
@@ -52,7 +49,6 @@ from trainworks.record.run_dir import RunDir
 
 _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
 _JOB_UID = "kueue.x-k8s.io/job-uid"
-_LARGEST_SECRET_BYTES = 1 << 20
 _KEPT_PODS, _KEPT_LINES = 64, 1000
 """Pods whose last lines are kept with the run, and how many of each."""
 _DELETED_AFTER_S = 120.0
@@ -120,11 +116,13 @@ class KubernetesBackend(Backend):
 
         Raises:
             KubernetesRefusedError: the API server refuses the job, with its own message.
-            UsageError: a variable has no value, the run needs a volume, or its team has no queue in Kueue.
+            UsageError: a variable has no value, the run needs a volume, its code is too large for the Secret, or its
+                team has no queue in Kueue.
             UnansweredError: the server did not answer the request; if it created the job, another `submit` finds it.
             UnreachableError: the server does not answer, and did not create the job.
         """
-        manifest, secret = yaml.safe_load(rendered.text), self._secret(run_dir)
+        manifest = yaml.safe_load(rendered.text)
+        content = secret_content(run_dir, self._env, has_volume=self._options.volume is not None)
         if self._options.run_as_user is None and self._requires_user():
             run_as(manifest, DEFAULT_USER)
         name = str(manifest["metadata"]["name"])
@@ -133,17 +131,17 @@ class KubernetesBackend(Backend):
             if existing is None:
                 enter_team_queue(manifest, rendered.spec.team, self._options, self._client)
             created = existing or self._client.create(self._jobsets(), manifest)
-            self._create_secret_or_delete(created, secret, is_new=existing is None)
+            self._create_secret_or_delete(created, content, is_new=existing is None)
         except Conflict:  # another process was faster
             return self.submit(rendered, run_dir)
         except UnreachableError as error:
             raise UnansweredError(error.message, hint=error.hint) from None
         return name
 
-    def _create_secret_or_delete(self, jobset: Object, secret: Mapping[str, str], *, is_new: bool) -> None:
+    def _create_secret_or_delete(self, jobset: Object, content: Mapping[str, bytes], *, is_new: bool) -> None:
         """Create the Secret of a JobSet; delete a new JobSet whose Secret is refused."""
         try:
-            self._create_secret(jobset, secret)
+            self._create_secret(jobset, content)
         except UnreachableError:
             raise
         except TrainworksError:
@@ -157,7 +155,7 @@ class KubernetesBackend(Backend):
             namespace = self._client.get(f"/api/v1/namespaces/{self._options.namespace}")
         except (KubernetesRefusedError, NotServed):
             return False
-        return _labels(namespace).get(POD_SECURITY_LABEL) == "restricted"
+        return labels_of(namespace).get(POD_SECURITY_LABEL) == "restricted"
 
     def _jobsets(self, name: str = "") -> str:
         return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self._options.namespace}/jobsets/{name}".rstrip("/")
@@ -168,27 +166,12 @@ class KubernetesBackend(Backend):
     def _workloads(self, name: str = "") -> str:
         return f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{self._options.namespace}/workloads/{name}".rstrip("/")
 
-    def _secret(self, run_dir: RunDir) -> dict[str, str]:
-        """Content of the Secret: the resolved run, private variables and the token."""
-        resolved = run_dir.read_resolved()
-        if resolved.run_file.workload is not None and self._options.volume is None:
-            hint = "set `cluster.kubernetes.volume` to a PersistentVolumeClaim"
-            raise UsageError("checkpoints need a volume that outlives the pods", hint=hint)
-        names = [name for name, value in resolved.run_file.envs.items() if value is None]
-        if missing := [name for name in names if name not in self._env]:
-            raise UsageError(f"`envs.{missing[0]}` has no value", hint=f"export {missing[0]}=..., and submit again")
-        text = run_dir.resolved_file.read_text(encoding="utf-8")
-        if len(text.encode()) > _LARGEST_SECRET_BYTES:
-            raise UsageError(f"the resolved run is too long for a Secret: {len(text)} characters, the limit is 1 MiB")
-        envs = {name: self._env[name] for name in names}
-        return {RESOLVED: text, ENVS: json.dumps(envs), TOKEN_FILE: secrets.token_hex(32)}
-
     def _existing(self, name: str, tag: str) -> Object | None:
         """The JobSet of this run, unless it is being deleted; raises if the name belongs to another one."""
         jobset = self._find(name)
         if jobset is None:
             return None
-        if (owner := _annotations(jobset).get(RUN_TAG)) != tag:
+        if (owner := annotations_of(jobset).get(RUN_TAG)) != tag:
             whose = f"of run {owner}" if owner else "of another owner"
             raise UsageError(f"a JobSet `{name}` {whose} already exists", hint=f"kubectl delete jobset {name}")
         if "deletionTimestamp" not in jobset["metadata"]:
@@ -196,21 +179,9 @@ class KubernetesBackend(Backend):
         self._wait_until_deleted(name)
         return None
 
-    def _create_secret(self, owner: Object, content: Mapping[str, str]) -> None:
+    def _create_secret(self, owner: Object, content: Mapping[str, bytes]) -> None:
         """Create a Secret that is deleted with its JobSet; replace one left by an earlier JobSet of the same name."""
-        metadata = owner["metadata"]
-        reference = {"apiVersion": owner["apiVersion"], "kind": "JobSet", "name": metadata["name"]}
-        body = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": metadata["name"],
-                "namespace": self._options.namespace,
-                "labels": {"app.kubernetes.io/managed-by": "trainworks"},
-                "ownerReferences": [{**reference, "uid": metadata["uid"], "controller": True}],
-            },
-            "stringData": dict(content),
-        }
+        metadata, body = owner["metadata"], secret(owner, content)
         path = self._core("secrets")
         try:
             self._client.create(path, body)
@@ -262,7 +233,7 @@ class KubernetesBackend(Backend):
         jobsets = {one["metadata"]["name"]: one for one in self._client.list(self._jobsets(), _OURS)}
         jobsets = {name: jobset for name, jobset in jobsets.items() if name in set(handles)}
         pods = _by_jobset(self._client.list(self._core("pods"), _OURS)) if jobsets else {}
-        workloads = self._workloads_by_uid() if any(QUEUE_LABEL in _labels(one) for one in jobsets.values()) else {}
+        workloads = self._workloads_by_uid() if any(QUEUE_LABEL in labels_of(one) for one in jobsets.values()) else {}
         jobs = self._failed_jobs() if any(map(has_failed, jobsets.values())) else {}
         statuses = {
             name: job_status(
@@ -276,7 +247,7 @@ class KubernetesBackend(Backend):
         """Jobs by the name of their JobSet: the conditions of a Job tell why it failed."""
         path = f"/apis/batch/v1/namespaces/{self._options.namespace}/jobs"
         found = self._client.list(path, {"labelSelector": JOBSET_LABEL})
-        return {_labels(job)[JOBSET_LABEL]: job for job in found}
+        return {labels_of(job)[JOBSET_LABEL]: job for job in found}
 
     def _workloads_by_uid(self) -> dict[str, Object]:
         """Workloads of Kueue by the UID of their JobSet; empty without Kueue."""
@@ -300,7 +271,7 @@ class KubernetesBackend(Backend):
         folder = RunDir(run_dir.path.absolute())
         name = name_of(folder, self._machine)
         found = self._find(name)
-        is_ours = found is not None and _annotations(found).get(RUN_TAG) == mark_of(folder, self._machine)
+        is_ours = found is not None and annotations_of(found).get(RUN_TAG) == mark_of(folder, self._machine)
         return name if found is not None and is_ours and not has_ended(found) else None
 
     def _find(self, handle: str) -> Object | None:
@@ -324,7 +295,7 @@ class KubernetesBackend(Backend):
 
     def _set_active(self, jobset: Object, *, active: bool) -> bool:
         """Activate or deactivate the Workload, so that Kueue follows; False if Kueue does not know the job."""
-        if QUEUE_LABEL not in _labels(jobset):
+        if QUEUE_LABEL not in labels_of(jobset):
             return False
         workload = self._workloads_by_uid().get(jobset["metadata"]["uid"])
         if workload is None:
@@ -345,16 +316,16 @@ class KubernetesBackend(Backend):
             )
         found = self._client.get(self._jobsets(handle))
         known = self._set_active(found, active=False)
-        labels = {} if known or QUEUE_LABEL not in _labels(found) else {"labels": {QUEUE_LABEL: None}}
+        labels = {} if known or QUEUE_LABEL not in labels_of(found) else {"labels": {QUEUE_LABEL: None}}
         metadata = {"annotations": {HELD: "true"}, **labels}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, "spec": {"suspend": True}})
 
     def release(self, handle: str) -> None:
         """Let a held job start or wait in its queue."""
         found = self._client.get(self._jobsets(handle))
-        if HELD not in _annotations(found):
+        if HELD not in annotations_of(found):
             return
-        queue = self._options.queue or _annotations(found).get(TEAM_QUEUE)
+        queue = self._options.queue or annotations_of(found).get(TEAM_QUEUE)
         metadata = {"annotations": {HELD: None}, **({"labels": {QUEUE_LABEL: queue}} if queue else {})}
         spec = {} if queue else {"spec": {"suspend": False}}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, **spec})
@@ -413,24 +384,14 @@ class KubernetesBackend(Backend):
         self._client.patch(f"/api/v1/nodes/{node}", change)
 
 
-def _labels(thing: Object) -> Mapping[str, str]:
-    labels: Mapping[str, str] = thing["metadata"].get("labels") or {}
-    return labels
-
-
-def _annotations(thing: Object) -> Mapping[str, str]:
-    annotations: Mapping[str, str] = thing["metadata"].get("annotations") or {}
-    return annotations
-
-
 def _owners(workload: Object) -> set[str]:
     owners = {str(one["uid"]) for one in workload["metadata"].get("ownerReferences") or []}
-    label = _labels(workload).get(_JOB_UID)
+    label = labels_of(workload).get(_JOB_UID)
     return owners | ({label} if label else set())
 
 
 def _by_jobset(pods: Iterable[Object]) -> dict[str, list[Object]]:
     found: dict[str, list[Object]] = {}
     for pod in pods:
-        found.setdefault(_labels(pod).get(JOBSET_LABEL, ""), []).append(pod)
+        found.setdefault(labels_of(pod).get(JOBSET_LABEL, ""), []).append(pod)
     return found

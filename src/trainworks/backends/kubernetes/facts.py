@@ -21,6 +21,18 @@ _FACTORS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1
 Object = Mapping[str, Any]
 
 
+def labels_of(thing: Object) -> Mapping[str, str]:
+    """Labels of an object; empty if it has none."""
+    labels: Mapping[str, str] = thing.get("metadata", {}).get("labels") or {}
+    return labels
+
+
+def annotations_of(thing: Object) -> Mapping[str, str]:
+    """Annotations of an object; empty if it has none."""
+    annotations: Mapping[str, str] = thing.get("metadata", {}).get("annotations") or {}
+    return annotations
+
+
 def quantity(text: str | int | float) -> float:
     """Parse a quantity of Kubernetes: `64`, `1500m`, `2016Gi`, `1e3`."""
     if (match := re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", str(text))) is None:
@@ -49,7 +61,7 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
         accelerators_taken=int(devices_taken),
         accelerator=_product(node) if devices else None,
         memory_bytes=int(quantity(there.get("memory", 0))),
-        jobs=tuple(sorted({job for pod in here if (job := _labels(pod).get(JOBSET_LABEL)) is not None})),
+        jobs=tuple(sorted({job for pod in here if (job := labels_of(pod).get(JOBSET_LABEL)) is not None})),
     )
 
 
@@ -95,9 +107,4 @@ def _is_device(key: str) -> bool:
 
 
 def _product(node: Object) -> str | None:
-    return next((product for label in _PRODUCTS if (product := _labels(node).get(label))), None)
-
-
-def _labels(thing: Object) -> Mapping[str, str]:
-    labels: Mapping[str, str] = thing.get("metadata", {}).get("labels") or {}
-    return labels
+    return next((product for label in _PRODUCTS if (product := labels_of(node).get(label))), None)

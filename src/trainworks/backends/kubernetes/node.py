@@ -29,6 +29,7 @@ from trainworks.agent.observers import await_observers
 from trainworks.agent.remote_agent import AgentServer, NodeAddresses, RemoteHosts, dismiss
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.kubernetes.pod import (
+    CODE,
     RESOLVED,
     SECRETS,
     TERMINATION_LOG,
@@ -90,6 +91,7 @@ class FirstPod:
         if (lock := take_lock_from_before(self._run_dir, self._clock)) is None:
             sys.stderr.write("a pod of the previous allocation still holds the run\n")
             return ExitCode.PEER_LOST
+        self._unpack_code()
         if not self._record_previous_allocation():
             return self._verdict(int(ExitCode.ENVIRONMENT))
         code = supervise(self._run_dir, self._supervisor, lock=lock, heard=self._on_signal)
@@ -111,6 +113,13 @@ class FirstPod:
             folder.mkdir(parents=True, exist_ok=True)
         if not self._run_dir.resolved_file.exists():
             write_atomic(self._run_dir.resolved_file, (self._secrets / RESOLVED).read_bytes())
+
+    def _unpack_code(self) -> None:
+        """Unpack the kept code on the volume; under the lock of the run, so that no other pod does so meanwhile."""
+        if (code := self._secrets / CODE).exists():
+            from trainworks.record.code_archive import unpack  # noqa: PLC0415 - few runs need tarfile and pathspec
+
+            unpack(code.read_bytes(), self._run_dir.code_folder)
 
     def _wait_for_sigterm(self) -> None:
         """Let a preempted pod end first: its end decides whether this restart counts. Kubernetes then ends this pod."""
@@ -150,8 +159,9 @@ class FirstPod:
             cores_per_node=self._pod.cores,
             accelerators_per_node=self._pod.accelerators,
         )
-        folder = resolved.working_folder if Path(resolved.working_folder).is_dir() else str(Path.cwd())
-        changes: dict[str, Any] = {"processes": processes, "working_folder": folder}
+        folder = self._run_dir.code_folder if resolved.code is not None else Path(resolved.working_folder)
+        folder = folder if folder.is_dir() else Path.cwd()
+        changes: dict[str, Any] = {"processes": processes, "working_folder": str(folder)}
         if resolved.plan is None:
             changes["host"] = probe_host(self._run_dir.path)
         return resolved.model_copy(update=changes)

@@ -18,7 +18,8 @@ SECRETS = "/etc/trainworks"
 """Mount path of the job's Secret."""
 RESOLVED = "resolved.json"
 ENVS = "envs.json"
-"""Keys of the job's Secret, beside the token; each is a file in every pod."""
+CODE = "code.tar.gz"
+"""Keys of the job's Secret, beside the token; each is a file in every pod. Only runs with `job.keep_code` have CODE."""
 TERMINATION_LOG = Path("/dev/termination-log")
 """File that Kubernetes stores with the end of a pod: `kubectl describe pod` shows it, and the backend reads it."""
 

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from trainworks.backends.backend import JobStatus
+from trainworks.backends.kubernetes.facts import annotations_of, labels_of
 from trainworks.backends.kubernetes.render import HELD, STOPPED
 from trainworks.jobs.formats.manifest import QUEUE_LABEL
 from trainworks.jobs.state import Cause, JobState, parse_cause
@@ -134,11 +135,6 @@ def _status(thing: Object) -> Object:
     return status
 
 
-def _metadata(thing: Object) -> Object:
-    metadata: Object = thing.get("metadata") or {}
-    return metadata
-
-
 def _condition(thing: Object | None, kind: str, status: str = "True") -> Object | None:
     """The condition of this type, if it has this status."""
     conditions = _status(thing).get("conditions") or [] if thing is not None else []
@@ -146,7 +142,7 @@ def _condition(thing: Object | None, kind: str, status: str = "True") -> Object 
 
 
 def _attempt(pod: Object) -> int | None:
-    label = (pod.get("metadata", {}).get("labels") or {}).get("jobset.sigs.k8s.io/restart-attempt")
+    label = labels_of(pod).get("jobset.sigs.k8s.io/restart-attempt")
     return int(label) if label is not None else None
 
 
@@ -204,7 +200,7 @@ def _located(message: Object) -> str:
 
 def _stopped(jobset: Object, pods: Sequence[Object]) -> JobStatus | None:
     """Status of a job that a user stopped: its JobSet stays suspended, and its pods have their grace."""
-    if STOPPED not in (_metadata(jobset).get("annotations") or {}):
+    if STOPPED not in annotations_of(jobset):
         return None
     if any(_status(pod).get("phase") == "Running" for pod in pods):
         return JobStatus(state=JobState.RUNNING, raw="Stopping", reason="stop requested")
@@ -220,9 +216,7 @@ def _waiting(jobset: Object, workload: Object | None) -> JobStatus | None:
         cause = _CAUSES_OF_EVICTION.get(str(evicted.get("reason")), Cause.UNKNOWN)
         state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
         return JobStatus(state=state, raw="Evicted", reason=_reason(evicted), cause=cause)
-    metadata = _metadata(jobset)
-    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    if workload is None and (HELD in annotations or QUEUE_LABEL not in labels):
+    if workload is None and (HELD in annotations_of(jobset) or QUEUE_LABEL not in labels_of(jobset)):
         return JobStatus(state=JobState.QUEUED, raw="Suspended", reason="held")
     if workload is not None and workload.get("spec", {}).get("active") is False:
         return JobStatus(state=JobState.QUEUED, raw="Inactive", reason="held: its Workload is not active")

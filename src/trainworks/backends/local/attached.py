@@ -13,6 +13,7 @@ from typing import ClassVar, final
 from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
+from trainworks.backends.local.fair_share import hours_of, published_queues
 from trainworks.backends.local.machine import held_text, shape_on_one_node
 from trainworks.backends.local.quotas import QueuePolicy, queue_policy
 from trainworks.errors import EnvironmentProblem, NotOwnerError
@@ -25,7 +26,8 @@ from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
 from trainworks.record.events import append_event
-from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.status import RunStatus
@@ -270,7 +272,9 @@ def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
 
 def _check_quotas(policy: QueuePolicy, share: Share, others: Sequence[Claim]) -> None:
     shape = shape_on_one_node(share.cores, len(share.devices))
-    if why := policy.refusal(shape, share.team, others):
+    folder = machine_ledger().folder if policy.limits_hours else None
+    hours = hours_of(published_queues(folder), SystemClock().now()) if folder else None
+    if why := policy.refusal(shape, share.team, others, hours):
         raise EnvironmentProblem(f"cannot start `{share.run}` now: it {why}", hint="see `trainworks nodes`")
 
 

@@ -18,7 +18,7 @@ from trainworks.backends.local.quotas import queue_policy
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
-from trainworks.backends.submission import check_dependencies, status_restored, submit_lock
+from trainworks.backends.submission import check_dependencies, find_dependencies, status_restored, submit_lock
 from trainworks.errors import InfeasibleError, TrainworksError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
@@ -80,7 +80,7 @@ class LocalBackend(Backend):
         return RenderedJob(spec, "\n".join(lines) + "\n")
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
-        """Store the job, then wake the dispatcher.
+        """Store the job, then wake the dispatcher, which also ends a job that waits for one that has failed.
 
         Raises:
             TrainworksError: the job is not in the queue; the run directory is as it was.
@@ -90,7 +90,7 @@ class LocalBackend(Backend):
         is_ours = known and (known.run_dir, known.uid, known.host) == (folder, os.getuid(), this_host())
         if known is not None and is_ours and not known.state.is_final:
             return str(known.id)
-        check_dependencies(self._store, rendered.spec, self.name)
+        find_dependencies(self._store, rendered.spec, self.name)
         with submit_lock(run_dir), self._prepared(run_dir):
             row = self._store.add(
                 rendered.spec,

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
+from trainworks.backends.local.fair_share import FairShare, PublishedJob, published_jobs
 from trainworks.backends.local.launcher import Launcher, Supervised
 from trainworks.backends.local.machine import (
     LocalNode,
@@ -26,9 +27,10 @@ from trainworks.backends.local.machine import (
     waiting_job,
     wanted_of,
 )
-from trainworks.backends.local.outcome import launch_failed, outcome_of
+from trainworks.backends.local.outcome import Outcome, launch_failed, outcome_of
 from trainworks.backends.local.quotas import Holding, QueuePolicy, holding_of, queue_policy
 from trainworks.backends.ownership import may_end, obeyed_drains
+from trainworks.backends.submission import end_of_dependent, unmet_dependencies
 from trainworks.errors import EnvironmentProblem, NotOwnerError, RunFileError, TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim
@@ -40,9 +42,8 @@ from trainworks.jobs.store import JobStore
 from trainworks.queueing.decide import decide
 from trainworks.queueing.snapshot import Decision, Pending, Reason, Snapshot, Start, queue_key
 from trainworks.record.events import Event
-from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, restarts_used
+from trainworks.recover.restarts import restarts_counted
 
 _MOST_REFUSALS = 3
 """Attempts to launch a job that the machine refuses, e.g. because of a full disk."""
@@ -56,13 +57,22 @@ class Dispatcher:
         machine: its nodes.
         launcher: starts supervisors, and finds those that another dispatcher started.
         clock: the time.
+        fair_share: this queue among those of all users; by default no other queue is known.
     """
 
-    def __init__(self, store: JobStore, machine: Sequence[LocalNode], launcher: Launcher, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        machine: Sequence[LocalNode],
+        launcher: Launcher,
+        clock: Clock,
+        fair_share: FairShare | None = None,
+    ) -> None:
         self._store = store
         self._machine = list(machine)
         self._launcher = launcher
         self._clock = clock
+        self._fair_share = fair_share or FairShare(store, machine, clock, None, "")
         self._mine: dict[str, Any] = {"engine": "local", "uid": os.getuid(), "host": this_host()}
         self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
         live = store.search(states=[state for state in JobState if not state.is_final], **self._mine)
@@ -180,21 +190,28 @@ class Dispatcher:
 
     def _restarts(self, job: JobRow, state: JobState) -> int:
         """Restarts of a job, including the one it waits for."""
-        events = self._launcher.events(job)
-        return restarts_used([*events, NEXT_TURN] if state.waits else events)
+        return restarts_counted(self._launcher.events(job), waits=state.waits)
 
     def _serve(self) -> None:
         waiting = [job for job in self._jobs.values() if job.state.waits]
-        if not waiting:
-            return
-        elsewhere = self._launcher.elsewhere(job for job in self._jobs.values() if not job.state.waits)
-        held = held_elsewhere(elsewhere, self._machine, self._taken())
         try:
             policy = queue_policy() or QueuePolicy()
         except (EnvironmentProblem, RunFileError) as error:  # nobody starts anything until the limits are known again
-            self._explain(Decision(pending=_all_wait(waiting, error)), elsewhere)
+            if waiting:
+                self._explain(Decision(pending=_all_wait(waiting, error)), self._elsewhere())
             return
-        decision = decide(self._snapshot(waiting, held, policy, elsewhere))
+        published = self._start_waiting(waiting, policy) if waiting else ()
+        self._fair_share.publish(policy, self._jobs.values(), published)
+
+    def _elsewhere(self) -> frozenset[Claim]:
+        return self._launcher.elsewhere(job for job in self._jobs.values() if not job.state.waits)
+
+    def _start_waiting(self, waiting: Sequence[JobRow], policy: QueuePolicy) -> tuple[PublishedJob, ...]:
+        """Start what can start, and return the first jobs that still wait for room."""
+        elsewhere = self._elsewhere()
+        held = held_elsewhere(elsewhere, self._machine, self._taken())
+        snapshot = self._snapshot(waiting, held, policy, elsewhere)
+        decision = decide(snapshot)
         for start in decision.starts:
             job = self._jobs[start.job_id]
             placement = self._placed(job, start, held)
@@ -206,15 +223,12 @@ class Dispatcher:
         for preempt in decision.preempts:
             self._store.change(preempt.job_id, now=self._clock.now(), asked_to_end="preempt", asked_by=os.getuid())
         for cancel in decision.cancels:
-            self._store.move(
-                cancel.job_id,
-                JobState.FAILED,
-                now=self._clock.now(),
-                cause=Cause.DEPENDENCY,
-                message=f"{cancel.reason}: {', '.join(self._unmet(self._jobs[cancel.job_id]))}",
-                exit_code=int(ExitCode.USER_ERROR),
-            )
+            job = self._jobs[cancel.job_id]
+            ended = end_of_dependent(self._unmet(job))
+            self._launcher.concluded(job, Outcome(JobState.FAILED, **ended))
+            self._store.move(job.id, JobState.FAILED, now=self._clock.now(), **ended)
         self._explain(decision, elsewhere)
+        return published_jobs(self._jobs, snapshot, decision) if policy.fair_share else ()
 
     def _taken(self) -> list[Placement]:
         """Resources held by jobs of this queue."""
@@ -224,16 +238,27 @@ class Dispatcher:
         self, waiting: Sequence[JobRow], held: Sequence[Placement], policy: QueuePolicy, elsewhere: frozenset[Claim]
     ) -> Snapshot:
         drained, uid = obeyed_drains(self._store), os.getuid()
+        order = self._fair_share.order(policy, self._jobs.values(), elsewhere)
         running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
         return Snapshot(
             now=self._clock.now(),
             nodes=snapshot_nodes(self._machine, drained),
-            waiting=tuple(
-                waiting_job(job, self._machine, self._dependencies(job), policy.accounts_of(uid, job.team))
+            waiting=order.elsewhere
+            + tuple(
+                waiting_job(
+                    job,
+                    self._machine,
+                    self._dependencies(job),
+                    policy.accounts_of(uid, job.team),
+                    order.ranks.get((uid, job.team), ()),
+                )
                 for job in waiting
             ),
             running=running + running_elsewhere(held, self._clock.now()),
-            quotas=policy.quotas([*map(holding_of, elsewhere), *self._holdings()]),
+            quotas=policy.quotas(
+                [*map(holding_of, elsewhere), *self._holdings()],
+                self._fair_share.accelerator_hours(policy, self._jobs.values()),
+            ),
         )
 
     def _holdings(self) -> list[Holding]:
@@ -254,12 +279,7 @@ class Dispatcher:
 
     def _unmet(self, job: JobRow) -> list[str]:
         """Dependencies of a job that can no longer be met."""
-        over = [(one, found) for one, found in self._awaited(job) if found is None or found.state.is_final]
-        return [
-            f"{one.job} is {found.state if found else 'gone'}"
-            for one, found in over
-            if one.needs_success and not _succeeded(found)
-        ]
+        return unmet_dependencies(self._awaited(job))
 
     def _awaited(self, job: JobRow) -> list[tuple[Dependency, JobRow | None]]:
         """Dependencies of a job, each with its job; None if that is gone."""
@@ -332,10 +352,6 @@ def _ended_at(job: JobRow, status: RunStatus, events: Sequence[Event], now: floa
     alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])
     began = job.started_at or job.submitted_at
     return max(began, min(alive, now))
-
-
-def _succeeded(job: JobRow | None) -> bool:
-    return job is not None and job.state is JobState.SUCCEEDED
 
 
 def _last_moment(job: JobRow) -> float:

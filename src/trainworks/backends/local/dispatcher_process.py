@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainworks.backends.local.dispatcher import Dispatcher
+from trainworks.backends.local.fair_share import FairShare
 from trainworks.backends.local.launcher import Launcher
 from trainworks.backends.local.machine import local_nodes
 from trainworks.backends.ownership import is_private
 from trainworks.backends.store_place import (
     clean_up,
     dispatcher_address,
+    dispatcher_folder,
     dispatcher_lock,
     knock,
     store_folder,
@@ -68,8 +70,10 @@ def main(starting: int) -> int:
     while True:
         with _listening() as door:
             is_starting.close()
-            launcher = Launcher(clock, [lock, door.fileno()], machine_ledger(), shared=shared)
-            dispatcher = Dispatcher(store, machine, launcher, clock)
+            ledger = machine_ledger()
+            launcher = Launcher(clock, [lock, door.fileno()], ledger, shared=shared)
+            fair_share = FairShare(store, machine, clock, ledger.folder, str(dispatcher_folder()))
+            dispatcher = Dispatcher(store, machine, launcher, clock, fair_share)
             _serve(store, dispatcher, launcher, door, clock)
         if store.is_replaced():  # by a rebuilt one: jobs that run are in the new one, or go on by themselves
             store.close()

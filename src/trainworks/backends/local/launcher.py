@@ -21,8 +21,8 @@ from trainworks.errors import NotOwnerError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
+from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
-from trainworks.host.prefork import Order, Spare
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import parse_state
 from trainworks.record.events import Event, append_event, read_events

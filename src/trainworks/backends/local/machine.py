@@ -11,6 +11,7 @@ from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.queueing.fair_share import Rank
 from trainworks.queueing.reasons import joined
 from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob
 from trainworks.record.environment import HostFacts
@@ -188,6 +189,7 @@ def waiting_job(
     machine: list[LocalNode],
     depends: Literal["met", "waiting", "failed"],
     accounts: tuple[str, ...] = (),
+    rank: Rank = (),
 ) -> QueuedJob:
     """A job in the queue, as the policy sees it."""
     return QueuedJob(
@@ -199,6 +201,7 @@ def waiting_job(
         held=job.held,
         depends=depends,
         accounts=accounts,
+        rank=rank,
     )
 
 

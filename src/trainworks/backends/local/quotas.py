@@ -1,14 +1,15 @@
-"""Quotas of the teams and users of this machine: one file of an administrator, obeyed by the queues of all users.
+"""Quotas and shares of the teams and users of this machine: a file of an administrator that all queues obey.
 
     teams:
-      vision: {members: [ann, bob], max_accelerators: 4}
+      vision: {members: [ann, bob], max_accelerators: 4, accelerator_hours_per_month: 2000, shares: 2}
       speech: {members: [carol], max_cores: 16}
     per_user: {max_accelerators: 2}
+    fair_share: {half_life: 7d}
 
 The file is `/etc/trainworks/queue.yaml`. Only root may own or write it, so no user can raise a limit. A user's team is
 the one that the job names if the file lists the user there, else the first team that lists the user: naming another
 team in a job or a claim changes nothing. What users hold comes from the ledger, where the owner of a claim is the owner
-of its file.
+of its file. What they have held in a month comes from the files of their queues; see `fair_share.py`.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from trainworks.config.load import Source, problems_of
+from trainworks.config.load import problems_of
+from trainworks.config.quantities import DurationS
+from trainworks.config.source import Source
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
 from trainworks.host.ledger import Claim
 from trainworks.host.users import user_name
+from trainworks.jobs.job_row import Month
 from trainworks.queueing.quota import Accounts
-from trainworks.queueing.snapshot import GangShape, QueuedJob, Quota
+from trainworks.queueing.snapshot import GangShape, HoursQuota, QueuedJob, Quota
+from trainworks.units import DAY_S
 
 POLICY_FILE = Path("/etc/trainworks/queue.yaml")
 POLICY_VARIABLE = "TRAINWORKS_QUEUE_POLICY"
@@ -40,12 +46,15 @@ TeamName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Limits(Spec):
-    """Most that running jobs hold at once."""
+    """Most that running jobs hold at once, and in a month."""
 
     max_cores: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Cores; no limit by default."""
     max_accelerators: Annotated[int, Field(ge=0)] | None = None
     """Accelerators; no limit by default."""
+    accelerator_hours_per_month: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Hours times accelerators held in a calendar month (UTC), after which none of the waiting jobs with accelerators
+    starts until the next month; no limit by default."""
 
 
 class TeamLimits(Limits):
@@ -53,6 +62,15 @@ class TeamLimits(Limits):
 
     members: tuple[str | int, ...] = ()
     """Users, by name or number."""
+    shares: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Part of the machine that is due to it, relative to the shares of the others; for `fair_share`."""
+
+
+class FairSharePolicy(Spec):
+    """Jobs of one priority start in the order of fair share: who has used the least of their share goes first."""
+
+    half_life: DurationS = 7 * DAY_S
+    """Time after which a past use counts half; Slurm's PriorityDecayHalfLife."""
 
 
 class QueuePolicy(Spec):
@@ -62,6 +80,8 @@ class QueuePolicy(Spec):
     """Teams by name. A user of several teams counts for the first one, unless a job names another one of them."""
     per_user: Limits = Limits()
     """Limits of each user, members of a team or not."""
+    fair_share: FairSharePolicy | None = None
+    """Order by fair share; by age alone without it."""
 
     def teams_of(self, uid: int) -> list[str]:
         """Teams that list a user, in the order of the file."""
@@ -74,25 +94,41 @@ class QueuePolicy(Spec):
         chosen = [team] if team in teams else teams[:1]
         return (*(f"team {name}" for name in chosen), f"user {user_name(uid)}")
 
-    def quotas(self, held: Iterable[Holding]) -> tuple[Quota, ...]:
-        """Quotas of all teams and users that have a limit, with what they hold."""
+    @property
+    def limits_hours(self) -> bool:
+        """True if a team or the users have a limit of accelerator hours."""
+        return any(one.accelerator_hours_per_month is not None for one in (self.per_user, *self.teams.values()))
+
+    def quotas(self, held: Iterable[Holding], hours: AcceleratorHours | None = None) -> tuple[Quota, ...]:
+        """Quotas of all teams and users that have a limit, with what they hold and what they have held in the month.
+
+        Args:
+            held: what the running jobs of all users hold.
+            hours: held in the month; limits of hours are left out without them.
+        """
         by_account: dict[str, list[Holding]] = {}
         for one in held:
             for account in self.accounts_of(one.uid, one.team):
                 by_account.setdefault(account, []).append(one)
+        used: dict[str, float] = {}
+        for (uid, team), count in (hours.used if hours else {}).items():
+            for account in self.accounts_of(uid, team):
+                used[account] = used.get(account, 0.0) + count
         limits: dict[str, Limits] = {f"team {name}": team for name, team in self.teams.items()}
-        users = {account for account in by_account if account.startswith("user ")} | {f"user {user_name()}"}
+        users = {account for account in (*by_account, *used, f"user {user_name()}") if account.startswith("user ")}
         limits |= dict.fromkeys(sorted(users), self.per_user)
         return tuple(
-            _quota(account, limit, by_account.get(account, []))
+            _quota(account, limit, by_account.get(account, []), _hours_quota(limit, used.get(account, 0.0), hours))
             for account, limit in limits.items()
-            if (limit.max_cores, limit.max_accelerators) != (None, None)
+            if (limit.max_cores, limit.max_accelerators, limit.accelerator_hours_per_month) != (None, None, None)
         )
 
-    def refusal(self, shape: GangShape, team: str, others: Iterable[Claim] = ()) -> str | None:
+    def refusal(
+        self, shape: GangShape, team: str, others: Iterable[Claim] = (), hours: AcceleratorHours | None = None
+    ) -> str | None:
         """Why a job of this user may not start beside the claims of all other jobs; None if it may.
 
-        Without other claims, the reason why it never may.
+        Without other claims and hours held in the month, the reason why it never may.
         """
         job = QueuedJob(
             job_id=0,
@@ -102,7 +138,7 @@ class QueuePolicy(Spec):
             time_limit_s=None,
             accounts=self.accounts_of(os.getuid(), team),
         )
-        admitted = Accounts(self.quotas(map(holding_of, others))).admit(job)
+        admitted = Accounts(self.quotas(map(holding_of, others), hours)).admit(job)
         return admitted if isinstance(admitted, str) else None
 
     def check_team(self, team: str) -> None:
@@ -129,13 +165,22 @@ class Holding:
     accelerators: int
 
 
+@dataclass(frozen=True, slots=True)
+class AcceleratorHours:
+    """Hours times accelerators that the jobs of all users have held in a month."""
+
+    month: Month
+    used: Mapping[tuple[int, str], float]
+    """Hours by user and by the team that the jobs name."""
+
+
 def holding_of(claim: Claim) -> Holding:
     """What a claim of the ledger holds."""
     share = claim.share
     return Holding(claim.uid, share.run, share.team, share.cores, len(share.devices))
 
 
-def _quota(account: str, limits: Limits, held: list[Holding]) -> Quota:
+def _quota(account: str, limits: Limits, held: list[Holding], hours: HoursQuota | None) -> Quota:
     return Quota(
         account=account,
         max_cores=math.inf if limits.max_cores is None else limits.max_cores,
@@ -143,7 +188,16 @@ def _quota(account: str, limits: Limits, held: list[Holding]) -> Quota:
         cores_used=sum(one.cores for one in held),
         accelerators_used=sum(one.accelerators for one in held),
         holders=tuple(sorted(f"{user_name(one.uid)} ({one.run})" for one in held)),
+        hours=hours,
     )
+
+
+def _hours_quota(limits: Limits, used: float, hours: AcceleratorHours | None) -> HoursQuota | None:
+    limit = limits.accelerator_hours_per_month
+    if limit is None or hours is None:
+        return None
+    ends = f"{datetime.fromtimestamp(hours.month.ends_at, UTC):%Y-%m-%d %H:%M} UTC"
+    return HoursQuota(limit=limit, used=used, month=hours.month.name, ends=ends)
 
 
 def queue_policy() -> QueuePolicy | None:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
@@ -86,6 +87,9 @@ class SkyPilotBackend(Backend):
     def check(self, spec: JobSpec) -> None:
         """Refuse what SkyPilot cannot do, and a job whose secrets are not set."""
         super().check(spec)
+        if spec.keep_code and "workdir" in self._options.task:
+            hint = "remove `job.keep_code`, and name a commit in `workdir.ref`"
+            raise UsageError("`job.keep_code` copies a folder, and SkyPilot clones `workdir`", hint=hint)
         render_managed_job(spec, self._required_program, self._options, "checked")
         if unset := self._client.unset(secret_names(self._required_program)):
             raise UsageError(f"`envs.{unset[0]}` has no value", hint=f"export {unset[0]}=...")
@@ -96,8 +100,11 @@ class SkyPilotBackend(Backend):
         return self._program
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """Render the task YAML of a managed job."""
-        return RenderedJob(spec, render_managed_job(spec, self._required_program, self._options, job_name(run_dir)))
+        """Render the task YAML of a managed job; its `workdir` is the kept code, if there is some."""
+        program = self._required_program
+        if spec.keep_code:
+            program = replace(program, working_folder=spec.working_folder)
+        return RenderedJob(spec, render_managed_job(spec, program, self._options, job_name(run_dir)))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Launch the managed job, unless one of this run is unfinished; returns its number.

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 from trainworks.agent.allocation import processes_on, signs_of_life
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.states import cause_of_the_kill, expand
-from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError
+from trainworks.backends.slurm.states import ENDING, cause_of_the_kill, expand
+from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
+from trainworks.host.clock import Clock
 from trainworks.jobs.state import Cause
 from trainworks.record.events import Event, read_events
-from trainworks.record.resolved import Processes, ResolvedRun
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+
+PATIENCE_S = 300.0
+"""Longest time for which a job waits for a slurmctld that is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +38,18 @@ class Allocation:
     accelerators_per_node: int = 0
 
 
-def allocation(env: Mapping[str, str], client: SlurmClient) -> Allocation:
+def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> Allocation:
     """Read the allocation from the variables of a batch script, and its addresses from Slurm.
+
+    Args:
+        env: variables of the batch script.
+        client: calls Slurm's programs.
+        clock: waits for a slurmctld that is away: the names of nodes need not be known to the network, and no agent can
+            start without it.
 
     Raises:
         EnvironmentProblem: this is not a batch script of Slurm.
+        UnreachableError: slurmctld does not answer for `PATIENCE_S`.
     """
     try:
         nodes = list(expand(env["SLURM_JOB_NODELIST"]))
@@ -45,9 +58,8 @@ def allocation(env: Mapping[str, str], client: SlurmClient) -> Allocation:
         raise EnvironmentProblem(f"{missing} is not set", hint="this runs in a job of Slurm: submit the run") from None
     if here in nodes:
         nodes.sort(key=lambda name: name != here)
-    addresses: dict[str, str] = {}
-    with contextlib.suppress(UnreachableError):  # their names will do
-        addresses = _addresses(client.call("scontrol", "--oneliner", "show", "nodes", ",".join(nodes)))
+    shown = ("--oneliner", "show", "nodes", ",".join(nodes))
+    addresses = _addresses(client.call_patiently(PATIENCE_S, clock, "scontrol", *shown))
     return Allocation(
         job=job,
         nodes=tuple(nodes),
@@ -119,10 +131,28 @@ class StepHosts:
             *process.python_module("trainworks.backends.slurm.node", *arguments)[1:],
         ]
 
+    def killed_by(self, exit_code: int) -> int | None:
+        """Signal of an agent that was killed alone: `srun` ends with 128 + signal, and Slurm still runs the job.
+
+        When Slurm ends or requeues a job, because of a lost node or for another job, it changes the job's state before
+        it kills the processes. The signals by which Slurm asks for an end do not count.
+        """
+        number = exit_code - 128
+        if number not in signal.valid_signals() or number in ENDING:
+            return None
+        with contextlib.suppress(TrainworksError):
+            return number if self._client.call("squeue", *state_query(self._got.job)).strip() == "RUNNING" else None
+        return None
+
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
         with contextlib.suppress(TrainworksError):  # the agents that are gone need no signal
             self._client.call("scancel", "--signal=URG", self._got.job)
+
+
+def state_query(job: str) -> tuple[str, ...]:
+    """Arguments of `squeue` that print the state of a job as one word."""
+    return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20")
 
 
 def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:

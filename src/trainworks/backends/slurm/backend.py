@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,14 @@ from typing import ClassVar, Literal, Self, final
 
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import check_node, entering
-from trainworks.backends.job_tag import find_patiently, mark_of
+from trainworks.backends.job_tag import find_patiently
 from trainworks.backends.slurm.allocation import ending_of_turn
 from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
+from trainworks.backends.slurm.job_lists import HISTORY_FORMAT, QUEUE_FORMAT, in_history, in_the_queue
+from trainworks.backends.slurm.node_status import AWAY, NODE_FORMAT, able_nodes, kinds_of, node_statuses
 from trainworks.backends.slurm.render import check, render, updates
-from trainworks.backends.slurm.states import (
-    accelerator_names,
-    accelerators_in,
-    cause_of,
-    expand,
-    job_state,
-    node_state,
-)
+from trainworks.backends.slurm.run_copies import RunCopies
+from trainworks.backends.slurm.states import accelerator_names, controller_times, expand
 from trainworks.backends.submission import submit_lock
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import Cluster
@@ -43,16 +38,14 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a datab
 _HELD_BY_SLURM = "launch failed requeued held"
 _ANY = "gpu"
 """The name of any accelerator, in Slurm's gres and in the run file."""
+_NO_SUCH_NODES = re.compile(r"requested node configuration is not available", re.IGNORECASE)
+_NODES_ANSWER_S, _RETRY_S = 10.0, 2.0
 _LOGIN_S = 10.0
 """Longest time for which a list of jobs waits for a login node to which no connection is open."""
 _MOST_RELEASES = 3
 """Restarts after which a job whose launch fails stays held."""
-_JOB = "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Reason:256"
-_LEAF = re.compile(r"SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)")
-"""A line of `scontrol show topology`."""
-_NODE = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
+_CLOCKS_DIFFER_S = 30.0
 _ON_NODES = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
-_HISTORY = "JobIDRaw,State,ExitCode,Start,End,NodeList"
 
 
 @final
@@ -61,7 +54,7 @@ class SlurmBackend(Backend):
 
     Args:
         options: what the run file says about Slurm.
-        python: interpreter with Trainworks, on all nodes; this one when left out.
+        python: interpreter with Trainworks, on all nodes; that of the options or this one when None.
         client: calls the programs.
         clock: waits between two looks for a job whose submission was not answered.
     """
@@ -73,12 +66,12 @@ class SlurmBackend(Backend):
         self,
         options: Slurm,
         *,
-        python: str = sys.executable,
+        python: str | None = None,
         client: SlurmClient | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._options = options
-        self._python = python
+        self._python = python or options.python or sys.executable
         self._client = client or SlurmClient(options.login)
         self._clock = clock or SystemClock()
         self._accounting = True  # until sacct says that there is none
@@ -108,7 +101,7 @@ class SlurmBackend(Backend):
         """Check partition, account, QOS, limits and nodes with `sbatch --test-only`."""
         rendered = self.render(self.adapted(replace(spec, depends_on=())), RunDir(Path("/run")))
         try:
-            self._client.submit(rendered.text, "--test-only")
+            self._until_nodes_answer(rendered.spec, lambda: self._client.submit(rendered.text, "--test-only"))
         except SlurmRefusedError as refused:
             refused.hint = self._what_there_is()
             raise
@@ -140,17 +133,22 @@ class SlurmBackend(Backend):
 
     def _what_there_is(self) -> str | None:
         with suppress(TrainworksError):
-            kinds = Counter((node.cores, node.accelerators, node.accelerator) for node in self.nodes())
-            each = [
-                f"{count} node(s) of {cores:g} cores" + (f" and {devices} {name or 'accelerators'}" if devices else "")
-                for (cores, devices, name), count in kinds.items()
-            ]
-            return f"there are {', '.join(each)}" if each else None
+            return kinds_of(self.nodes())
         return None
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """The batch script."""
-        return RenderedJob(spec, render(spec, self._options, RunDir(run_dir.path.absolute()), python=self._python))
+        there, tag = self._copies.spec_there(spec, run_dir), self._copies.tag(run_dir)
+        text = render(there, self._options, self._copies.place(run_dir), python=self._python, tag=tag)
+        return RenderedJob(spec, text)
+
+    @property
+    def _copies(self) -> RunCopies:
+        return RunCopies(self._options, self._client, self._clock)
+
+    def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
+        """Fetch records from `cluster.slurm.folder`; see `run_copies`."""
+        return self._copies.fetch(run_dirs)
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Submit the script, unless a job with this run's mark waits or runs already.
@@ -159,6 +157,7 @@ class SlurmBackend(Backend):
 
         Raises:
             SlurmRefusedError: by sbatch, in its words.
+            UnreachableError: sbatch refuses the job while nodes that it needs are away.
             UnansweredError: sbatch was not answered; if Slurm has the job, another `submit` finds it.
             UnreachableError: Slurm does not answer, and does not have the job.
             EnvironmentProblem: another process submits the same run now.
@@ -166,15 +165,47 @@ class SlurmBackend(Backend):
         with submit_lock(run_dir) as lock:
             if found := self.find(run_dir):
                 return found
+            self._copies.send(run_dir)
             try:
-                answer = self._client.submit(rendered.text, lock=lock)
-            except UnreachableError as silent:
-                return find_patiently(lambda: self.find(run_dir), silent, self._clock)
+                answer = self._until_nodes_answer(rendered.spec, lambda: self._send(rendered.text, run_dir, lock))
+            except SlurmRefusedError:
+                with suppress(TrainworksError):
+                    self._copies.discard(run_dir)
+                raise
         return answer.strip().partition(";")[0]
+
+    def _send(self, script: str, run_dir: RunDir, lock: int) -> str:
+        try:
+            return self._client.submit(script, lock=lock)
+        except UnreachableError as silent:
+            return find_patiently(lambda: self.find(run_dir), silent, self._clock)
+
+    def _until_nodes_answer(self, spec: JobSpec, send: Callable[[], str]) -> str:
+        """Call sbatch; again for some seconds if it calls a job impossible for which there are nodes.
+
+        slurmctld does so after its start, until the nodes have answered, and while too many of them are down.
+        """
+        deadline = self._clock.now() + _NODES_ANSWER_S
+        while True:
+            try:
+                return send()
+            except SlurmRefusedError as refused:
+                if not _NO_SUCH_NODES.search(refused.message):
+                    raise
+                able = able_nodes(spec, nodes := self.nodes())
+                if len(able) < spec.min_nodes:
+                    raise
+                if self._clock.now() >= deadline:
+                    if sum(node.state not in AWAY for node in able) >= spec.min_nodes:
+                        raise
+                    away = sum(node.state in AWAY for node in nodes)
+                    message = f"Slurm refuses the job while {away} of {len(nodes)} nodes are away: {refused.message}"
+                    raise UnreachableError(message, hint="try again when they are back: trainworks nodes") from None
+            self._clock.sleep(_RETRY_S)
 
     def find(self, run_dir: RunDir) -> str | None:
         """Find the job by the tag in its comment."""
-        mark = mark_of(RunDir(run_dir.path.absolute()))
+        mark = self._copies.tag(run_dir)
         said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
         rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
         return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
@@ -197,16 +228,25 @@ class SlurmBackend(Backend):
     def _in_the_queue(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         wanted = f"--jobs={','.join(handles)}"
         try:
-            said = self._client.call("squeue", "--noheader", "--states=all", wanted, f"--Format={_JOB}")
+            said = self._client.call("squeue", "--me", "--noheader", "--states=all", wanted, f"--Format={QUEUE_FORMAT}")
         except SlurmRefusedError as refused:
             if _GONE.search(refused.message):
                 return {}
             raise
-        return dict(_job_status(line) for line in said.splitlines() if line.count("|") >= _JOB.count("|"))
+        return in_the_queue(said)
 
     def _in_history(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """Status of jobs from sacct, which need not exist; UNKNOWN if it does not answer."""
-        options = ("--allocations", "--noheader", "--parsable2", f"--jobs={','.join(handles)}", f"--format={_HISTORY}")
+        """Status of ended jobs from sacct, which need not exist; UNKNOWN if it does not answer.
+
+        A job that slurmctld has lost waits or runs there for ever.
+        """
+        options = (
+            "--allocations",
+            "--noheader",
+            "--parsable2",
+            f"--jobs={','.join(handles)}",
+            f"--format={HISTORY_FORMAT}",
+        )
         try:
             said = self._client.call("sacct", *options)
         except UnreachableError as silent:
@@ -217,8 +257,7 @@ class SlurmBackend(Backend):
                 raise
             self._accounting = False
             return {}
-        rows = (line.split("|") for line in said.splitlines())
-        return {row[0]: _remembered(*row[1:]) for row in rows if len(row) == _HISTORY.count(",") + 1}
+        return in_history(said)
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """Cancel a waiting job, or send SIGINT to the supervisor of a running one, which asks it to stop."""
@@ -233,6 +272,20 @@ class SlurmBackend(Backend):
         except SlurmRefusedError as refused:
             if not _GONE.search(refused.message):
                 raise
+
+    def requeue(self, handle: str) -> None:
+        """Return a job to the queue that slurmctld believes to run."""
+        self._client.call("scontrol", "requeue", handle)
+
+    def has_lost(self, seen_at: float, now: float) -> bool:
+        """Whether slurmctld has restarted since, and a job that had ended since, or was cancelled, would be listed.
+
+        slurmctld answers sbatch before a thread of its own saves the job: a crash loses the jobs of the last seconds.
+        It lists a job that has ended for MinJobAge, 300 s by default; 0 is for ever.
+        """
+        started_at, listed_s = controller_times(self._client.call("scontrol", "show", "config"))
+        is_listed = listed_s == 0 or now - seen_at < listed_s - _CLOCKS_DIFFER_S
+        return is_listed and started_at > seen_at - _CLOCKS_DIFFER_S
 
     def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
         """Cause and time that slurmstepd wrote into the log of the batch script, else a lost node."""
@@ -251,7 +304,11 @@ class SlurmBackend(Backend):
 
         Raises:
             SlurmRefusedError: in Slurm's words; users may not raise a priority or a time limit in every cluster.
+            UsageError: the job reads a copy of its run directory, which may start to change at any moment.
         """
+        if self._options.folder is not None:
+            hint = "stop the job and submit it again"
+            raise UsageError("cannot edit a job whose run directory was copied to `cluster.slurm.folder`", hint=hint)
         if words := updates(before, after, self._options):
             try:
                 self._client.call("scontrol", "update", f"JobId={handle}", *words)
@@ -271,7 +328,7 @@ class SlurmBackend(Backend):
         check_node(node, len(names))
         place = ["--nodes=1", "--ntasks=1", f"--nodelist={names[node]}", "--overlap", "--mem=0", "--cpu-bind=none"]
         streams = ["--pty"] if terminal else ["--unbuffered"]
-        words = entering(str(run_dir.path.absolute()), command, node=node, python=self._python)
+        words = entering(str(self._copies.place(run_dir).path), command, node=node, python=self._python)
         step = ["srun", f"--jobid={handle}", *place, *streams, "--quiet", "--job-name=exec", *words]
         return self._client.attached(step, terminal=terminal)
 
@@ -286,13 +343,11 @@ class SlurmBackend(Backend):
     def nodes(self) -> list[NodeStatus]:
         """All nodes of the partition, in order of their names."""
         nodes, running, topology = self._client.calls(
-            ("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={_NODE}"),
+            ("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={NODE_FORMAT}"),
             ("squeue", "--noheader", _ON_NODES, "--Format=JobID:20|,NodeList:4096"),
             ("scontrol", "show", "topology"),
         )
-        rows = [[field.strip() for field in line.split("|", _NODE.count("|"))] for line in nodes().splitlines()]
-        jobs, switches = _jobs_by_node(running()), _switch_by_node(topology)
-        return [_facts(row, jobs, switches) for row in sorted({row[0]: row for row in rows if len(row) > 1}.values())]
+        return node_statuses(nodes(), running(), topology)
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""
@@ -311,94 +366,5 @@ class SlurmBackend(Backend):
         self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
 
-def _jobs_by_node(said: str) -> dict[str, list[str]]:
-    """Jobs on each node, from a list of jobs and their nodes."""
-    jobs: dict[str, list[str]] = {}
-    for job, _, nodes in (line.partition("|") for line in said.splitlines()):
-        for node in expand(nodes.strip()):
-            jobs.setdefault(node, []).append(job.strip())
-    return jobs
-
-
-def _switch_by_node(topology: Callable[[], str]) -> dict[str, str]:
-    """Leaf switch of every node that topology.conf names; empty without one."""
-    try:
-        return {node: switch for switch, nodes in _LEAF.findall(topology()) for node in expand(nodes)}
-    except SlurmRefusedError:
-        return {}
-
-
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _job_status(line: str) -> tuple[str, JobStatus]:
-    """One line of squeue; the reason stands last, because it may hold anything."""
-    parts = (part.strip() for part in line.split("|", _JOB.count("|")))
-    job, word, restarts, code, starts, ends, nodes, reason = parts
-    why = reason if reason not in ("None", "") else None
-    state = _ended(job_state(word, why))
-    return job, JobStatus(
-        state=state,
-        raw=word,
-        reason=why,
-        cause=cause_of(word, why),
-        nodes=expand(nodes),
-        restarts=int(restarts or 0),
-        exit_code=_exit_code(code) if state.is_final else None,
-        starts_at=_time(starts),
-        ended_at=_time(ends) if state.is_final else None,
-    )
-
-
-def _time(text: str) -> float | None:
-    """Seconds since the epoch; None for `N/A`, `Unknown` and their like."""
-    return float(text) if text.isdecimal() else None
-
-
-def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> JobStatus:
-    """One line of sacct, which counts no restarts in old versions."""
-    state = _ended(job_state(word, None))
-    return JobStatus(
-        state=state,
-        raw=word,
-        cause=cause_of(word, None),
-        nodes=expand(nodes) if nodes != "None assigned" else (),
-        exit_code=_exit_code(code),
-        starts_at=_time(start),
-        ended_at=_time(end) if state.is_final else None,
-    )
-
-
-def _ended(state: JobState) -> JobState:
-    """Map PREEMPTED to FAILED: in Slurm such a job has ended, and a requeued one is PENDING."""
-    return JobState.FAILED if state is JobState.PREEMPTED else state
-
-
-def _exit_code(text: str) -> int | None:
-    """Exit code as a shell reports it, from sacct's `code:signal` (`7:0`, `0:9`) or squeue's status of wait(2)."""
-    code, colon, number = text.partition(":")
-    if not code.isdecimal() or (colon and not number.isdecimal()):
-        return None
-    ended, killed_by = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
-    return 128 + killed_by if killed_by else ended
-
-
-def _facts(row: Sequence[str], jobs: Mapping[str, Sequence[str]], switches: Mapping[str, str]) -> NodeStatus:
-    name, raw, cores, memory, gres, gres_used, reason = row
-    taken, _, _, total = (float(part) for part in cores.split("/"))
-    count, accelerator = accelerators_in(gres)
-    return NodeStatus(
-        name=name,
-        state=node_state(raw),
-        raw=raw,
-        reason=reason if reason.lower() != "none" else None,
-        cores=total,
-        cores_taken=taken,
-        accelerators=count,
-        accelerators_taken=accelerators_in(gres_used)[0],
-        accelerator=accelerator,
-        memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0,
-        jobs=tuple(jobs.get(name, ())),
-        switch=switches.get(name),
-    )

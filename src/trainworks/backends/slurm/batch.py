@@ -29,6 +29,7 @@ from trainworks.agent.node_agents import CommandNodes, Hosts, ThisMachine, Train
 from trainworks.agent.observers import await_observers
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.slurm.allocation import (
+    PATIENCE_S,
     Allocation,
     StepCommand,
     StepHosts,
@@ -36,10 +37,12 @@ from trainworks.backends.slurm.allocation import (
     ending_of_turn,
     log_of,
     processes_in,
+    state_query,
     unhealthy_nodes,
 )
-from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.states import ENDING, FORWARDED, cause_of_the_kill
+from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
+from trainworks.backends.slurm.states import ENDING, FORWARDED, cause_of_the_kill, controller_times
+from trainworks.backends.slurm.step_watch import start_step_watch
 from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
@@ -50,7 +53,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart, record_waits
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")
 """Variables that srun would read as options, and refuse beside `--mem=0`."""
@@ -98,18 +101,19 @@ class _Batch:
 
     def run(self) -> int:
         """Supervise the job for one allocation, unless it has ended; returns the exit code of the script."""
-        state = parse_state(self.run_dir.read_status().state)
         turn = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         begun = self._launches()[-1:]
         if begun and (begun[0].get("job"), begun[0].get("turn")) == (os.environ.get("SLURM_JOB_ID"), turn):
             return self._after_a_kill()
-        if state.is_final and not turn:
-            return 0  # submitted twice, and another job has run it
         if (lock := take_lock_from_before(self.run_dir, self._clock)) is None:
             sys.stderr.write("another supervisor still holds the run\n")
             return ExitCode.ENVIRONMENT
-        has_ended = state in (JobState.SUCCEEDED, JobState.FAILED)  # a user has requeued it, as `retry` does
-        self._is_next_turn = turn > 0 and not has_ended
+        status = self.run_dir.read_status()
+        if (ended := self._code_of_end(status, turn)) is not None:
+            return ended
+        has_ended = parse_state(status.state) is JobState.FAILED  # a user has requeued it, as `retry` does
+        was_lost = status.cause is not None and record_waits(read_events(self.run_dir.events_file))  # by Slurm itself
+        self._is_next_turn = (turn > 0 or was_lost) and not has_ended
         if self._is_next_turn and not self._note_the_last_turn():
             return 1
         code = supervise(self.run_dir, self.supervisor, lock=lock, heard=self.hear, signals=_ENDING)
@@ -119,12 +123,32 @@ class _Batch:
         await_observers(self._clock)
         return code
 
+    def _code_of_end(self, status: RunStatus, turn: int) -> int | None:
+        """Exit code of the script of a job that has ended and does not run again; None if it runs."""
+        state = parse_state(status.state)
+        if state is JobState.SUCCEEDED or (state.is_final and not turn):
+            return 0  # submitted twice, and another job has run it; or a slurmctld that crashed forgot its success
+        is_forgotten = state is JobState.FAILED and self._is_forgotten(status)
+        return (status.exit_code or 1) if is_forgotten else None
+
+    def _is_forgotten(self, end: RunStatus) -> bool:
+        """Whether slurmctld has started since the end on record: it requeues a job whose end it lost in a crash."""
+        try:
+            config = self._client.call_patiently(PATIENCE_S, self._clock, "scontrol", "show", "config")
+        except TrainworksError:
+            return False
+        started_at, _ = controller_times(config)
+        if not started_at >= int(end.updated_at):  # also if Slurm does not say it: NaN
+            return False
+        sys.stderr.write("not started: the run has failed, and slurmctld has started since; see `trainworks retry`\n")
+        return True
+
     def _launches(self) -> list[Event]:
         return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "submitted"]
 
     def _after_a_kill(self) -> int:
         """Requeue the job if a restart is left; Slurm ends the processes that the killed supervisor left behind."""
-        self._got = allocation(os.environ, self._client)
+        self._got = allocation(os.environ, self._client, self._clock)
         self._resolved = self.run_dir.read_resolved()
         status = self.run_dir.read_status()
         if parse_state(status.state).is_final:
@@ -159,7 +183,7 @@ class _Batch:
 
     def supervisor(self, lock: int) -> Supervisor:
         """Build the supervisor for the allocated nodes."""
-        self._got = got = allocation(os.environ, self._client)
+        self._got = got = allocation(os.environ, self._client, self._clock)
         self._begin_turn()
         steps = StepHosts(got, self._step, self._client)
         resolved = self._resolve_run(got, steps)
@@ -171,7 +195,7 @@ class _Batch:
             hosts=list(got.nodes),
             job=got.job,
             turn=got.restarts,
-            restarts=got.restarts if self._is_next_turn else 0,
+            restarts=(got.restarts or 1) if self._is_next_turn else 0,
             started_at=self._started_at,
         )
         self._resolved = resolved
@@ -181,6 +205,7 @@ class _Batch:
             hosts = steps if self._step.is_container else ThisMachine(1)
             for number in _SIGNALS.keys() - _ENDING.keys():
                 signal.signal(number, _pass_on)
+        start_step_watch(self._client, self._clock)
         kind = TrainingNodes if resolved.is_workload else CommandNodes
         return Supervisor(self.run_dir, resolved, kind(self.run_dir, resolved, (lock,), hosts), self._clock, steps)
 
@@ -242,13 +267,13 @@ class _Batch:
     def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str) -> None:
         """Let Slurm end this job; if this script ended first, Slurm would take that for the end of the job."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._client.call(program, *arguments)
+        self._client.call_patiently(PATIENCE_S, self._clock, program, *arguments)
         self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
 
     def _why_it_left(self, got: Allocation) -> Cause | None:
         """Why Slurm requested the end; None if a user cancelled the job, or the reason is unknown."""
         with contextlib.suppress(TrainworksError):
-            said = self._client.call("squeue", "--noheader", "--states=all", f"--jobs={got.job}", "--Format=State:20")
+            said = self._client.call_patiently(_UNTIL_QUEUED_S, self._clock, "squeue", *state_query(got.job))
             if said.strip() != "RUNNING":
                 found = cause_of_the_kill(log_of(self.run_dir), got.job, self._started_at)
                 return found[0] if found else None
@@ -278,7 +303,7 @@ class _Batch:
         names = ",".join(excluded | dict.fromkeys(unfit))
         self._enter(JobState.QUEUED, cause, f"{message}; the job waits for other nodes")
         try:
-            self._client.call("scontrol", "requeue", got.job)
+            self._client.call_patiently(PATIENCE_S, self._clock, "scontrol", "requeue", got.job)
             self._update_soon(f"JobId={got.job}", f"ExcNodeList={names}")
         except TrainworksError as error:
             self._enter(JobState.FAILED, cause, f"{message}; no other nodes: {error.message}")
@@ -309,7 +334,10 @@ class _Batch:
         try:
             self._end_with("scontrol", "requeue", got.job)
         except TrainworksError as error:
-            self._enter(JobState.FAILED, cause, f"{message}; it could not be put back into the queue: {error.message}")
+            is_lost = isinstance(error, SlurmRefusedError) and error.is_of_unknown_job
+            if not is_lost:  # else the next poll submits it again
+                why = f"{message}; it could not be put back into the queue: {error.message}"
+                self._enter(JobState.FAILED, cause, why)
         return 1
 
     def _enter(self, state: JobState, cause: Cause, message: str | None, **words: float) -> None:

@@ -13,11 +13,13 @@ from typing import Literal, Self, final
 from trainworks.backends.slurm.shared_ssh import SharedSsh
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
+from trainworks.host.clock import Clock
 
 Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 
 _TIMEOUT_S = 60.0
 _CONNECT_S = 10.0
+_RETRY_S = 2.0
 _SSH_FAILED = 255
 _NOT_FOUND = 127
 _END = "trainworks: end of answer"
@@ -37,7 +39,8 @@ _SITE_DEFAULTS = {
 """Variables that would beat what the script says; they hold where it says nothing."""
 _SILENT = re.compile(
     r"unable to contact|connection (refused|timed out|reset)|timed out|zero bytes|transport endpoint|"
-    r"unable to establish|message receive failure|no route to host|unexpected message received|slurm backup controller|"
+    r"unable to establish|message (receive|send) failure|communication (connection|shutdown) failure|"
+    r"missing socket error|no route to host|unexpected message received|slurm backup controller|"
     r"configuration source",
     re.IGNORECASE,
 )
@@ -45,6 +48,11 @@ _SILENT = re.compile(
 
 class SlurmRefusedError(UsageError):
     """Slurm understood, and says no; the message is its own."""
+
+    @property
+    def is_of_unknown_job(self) -> bool:
+        """Whether slurmctld does not know the job: it ended a while ago, or slurmctld lost it in a crash."""
+        return "invalid job id" in self.message.lower()
 
 
 @final
@@ -55,6 +63,9 @@ class SlurmClient:
         login: where its programs are, as ssh names it; this machine when None.
         run: runs a command; `host.process.run`.
         env: variables of this shell; those of this process when None.
+
+    Attributes:
+        timeout_s: longest time of each call, if it names no other.
     """
 
     def __init__(
@@ -65,7 +76,7 @@ class SlurmClient:
     ) -> None:
         self._login = login
         self._run = run
-        self._timeout_s, self._connect_s = _TIMEOUT_S, _CONNECT_S
+        self.timeout_s, self._connect_s = _TIMEOUT_S, _CONNECT_S
         self._env = dict(os.environ if env is None else env)
         self._ssh = None if login is None else SharedSsh(login, run, self._env)
 
@@ -77,7 +88,7 @@ class SlurmClient:
     def within(self, seconds: float, *, connect_s: float = _CONNECT_S) -> Self:
         """A client of the same programs that waits for each answer, and for the greeting of ssh, only so long."""
         hurried = copy.copy(self)
-        hurried._timeout_s, hurried._connect_s = seconds, connect_s
+        hurried.timeout_s, hurried._connect_s = seconds, connect_s
         return hurried
 
     def call(self, program: Program, *arguments: str) -> str:
@@ -89,6 +100,26 @@ class SlurmClient:
             EnvironmentProblem: the program is missing.
         """
         return self._said(self._query([program, *arguments]))
+
+    def call_patiently(self, patience_s: float, clock: Clock, program: Program, *arguments: str) -> str:
+        """What a program says, even if slurmctld is away for a while: a job outlives it.
+
+        Args:
+            patience_s: time from which on a slurmctld that does not answer is an error.
+            clock: waits between two calls.
+            program: to call.
+            arguments: of the program.
+
+        Raises: as `call`.
+        """
+        deadline = clock.now() + patience_s
+        while True:
+            try:
+                return self.call(program, *arguments)
+            except UnreachableError:
+                if clock.now() >= deadline:
+                    raise
+                clock.sleep(_RETRY_S)
 
     def _query(self, command: list[str]) -> process.Output:
         env = {name: value for name, value in self._env.items() if not name.startswith(_OPTIONS_OF_A_USER)}
@@ -129,6 +160,22 @@ class SlurmClient:
         held = () if lock is None else (lock,)
         return self._said(self._call(["sbatch", "--parsable", *options], inherited | defaults, {}, script, held))
 
+    def on_login(self, command: Sequence[str], text: str, *, timeout_s: float | None = None) -> process.Output:
+        """Run a program on the login node that may run twice: again on a new connection, if an old one is broken.
+
+        Args:
+            command: argument vector.
+            text: for its standard input.
+            timeout_s: longest time; that of every other call when None.
+
+        Raises:
+            UnreachableError: the login node does not answer.
+        """
+        output = self._call(list(command), self._env, {}, text, is_repeatable=True, timeout_s=timeout_s)
+        if output.exit_code == _SSH_FAILED:
+            self._said(output)
+        return output
+
     def attached(self, command: Sequence[str], *, terminal: bool) -> list[str]:
         """Argument vector that runs a program of Slurm with the streams of its caller, also on the login node.
 
@@ -151,12 +198,17 @@ class SlurmClient:
         remote_env: dict[str, str],
         stdin: str | None,
         held: Sequence[int] = (),
+        *,
+        is_repeatable: bool = False,
+        timeout_s: float | None = None,
     ) -> process.Output:
         try:
             if self._ssh is not None:
                 assignments = [f"{name}={value}" for name, value in remote_env.items()]
-                return self._over(self._ssh, shlex.join(["env", *assignments, *command]), env, stdin)
-            return self._run(command, timeout_s=self._timeout_s, env=env, stdin=stdin, pass_fds=held)
+                line = shlex.join(["env", *assignments, *command])
+                is_repeatable = is_repeatable or stdin is None
+                return self._over(self._ssh, line, env, stdin, timeout_s or self.timeout_s, again=is_repeatable)
+            return self._run(command, timeout_s=timeout_s or self.timeout_s, env=env, stdin=stdin, pass_fds=held)
         except FileNotFoundError:
             missing = "ssh" if self._ssh else command[0]
             hint = None if self._ssh else "set `cluster.slurm.login` to the node that has it"
@@ -164,16 +216,18 @@ class SlurmClient:
         except EnvironmentProblem as slow:
             raise UnreachableError(f"Slurm does not answer: {slow.message}", hint="try again later") from None
 
-    def _over(self, ssh: SharedSsh, line: str, env: Mapping[str, str], stdin: str | None) -> process.Output:
+    def _over(
+        self, ssh: SharedSsh, line: str, env: Mapping[str, str], stdin: str | None, timeout_s: float, *, again: bool
+    ) -> process.Output:
         """Run a line of shell on the login node.
 
-        A query that fails on an open connection is asked once more on a new one: the network may have changed since.
-        A script is sent once.
+        If `again`, a line that fails on an open connection is run once more on a new one: the network may have changed
+        since. A script is sent once.
         """
 
         def ask() -> process.Output:
             command = ssh.command(line, connect_s=self._connect_s)
-            return self._run(command, timeout_s=self._timeout_s, env=env, stdin=stdin, keeps_stderr=True)
+            return self._run(command, timeout_s=timeout_s, env=env, stdin=stdin, keeps_stderr=True)
 
         was_open = ssh.is_open()
         try:
@@ -186,7 +240,7 @@ class SlurmClient:
                 raise
             output, problem = process.Output(_SSH_FAILED, "", ""), slow
         ssh.drop()
-        if stdin is None:
+        if again:
             return ask()
         if problem is not None:
             raise problem

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from trainworks.host import process
+from trainworks.host import forking, process
 
 _MARKS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME")
 _ROUNDS = 5
@@ -47,7 +47,7 @@ def sweep_after(pid: int, env: Mapping[str, str]) -> None:
     """Leave a process behind that sweeps after the end of process `pid`; only in a step of a job."""
     marks = marks_of(env)
     if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
-        process.leave_behind(lambda: _wait_and_sweep(pid, marks))
+        forking.leave_behind(lambda: _wait_and_sweep(pid, marks))
 
 
 def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:

@@ -62,7 +62,7 @@ def check(spec: JobSpec, options: Slurm) -> None:
             raise UsageError(f"`--{name}` cannot be set: Trainworks submits a run as one job", hint="remove it")
 
 
-def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> str:
+def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: str | None = None) -> str:
     """Render the batch script of a job, which starts the job's supervisor on the first node.
 
     Args:
@@ -70,6 +70,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> st
         options: the run file's `cluster.slurm`.
         run_dir: absolute, on a file system that all nodes share.
         python: interpreter with Trainworks, on all nodes.
+        tag: of the job; that of `run_dir` when None.
 
     Raises:
         UsageError: a name or path that a batch script cannot hold.
@@ -78,7 +79,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str) -> st
     if strange := [one.job for one in map(parse_dependency, spec.depends_on) if not one.job.isdecimal()]:
         raise UsageError(f"`{strange[0]}` is not the number of a Slurm job")
     lines = [_Line("", option) for option in options.options]
-    lines += _without_those_of_the_user(_lines(spec, options, run_dir), options)
+    lines += _without_those_of_the_user(_lines(spec, run_dir, options, tag or mark_of(run_dir)), options)
     supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
     command = [*supervisor, *_step(options.container, run_dir, spec)]
     return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
@@ -134,13 +135,13 @@ def _supervise(command: Sequence[str]) -> list[str]:
     ]
 
 
-def _lines(spec: JobSpec, options: Slurm, run_dir: RunDir) -> list[_Line]:
+def _lines(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[_Line]:
     node = spec.node
     nodes = [spec.min_nodes, spec.max_nodes]
     gres = ["gpu", *([node.accelerator] if node.accelerator else []), str(node.accelerators)]
     return [
         _Line("job-name", spec.name),
-        _Line("comment", mark_of(run_dir)),
+        _Line("comment", tag),
         _Line("nodes", "-".join(map(str, dict.fromkeys(nodes)))),
         _Line("ntasks-per-node", str(spec.tasks_per_node)),
         _Line("cpus-per-task", str(math.ceil(node.cores / spec.tasks_per_node)) if node.cores else None),

@@ -91,10 +91,22 @@ _NODE_STATES: dict[str, NodeState] = {
 _SILENT = "*"
 """Suffix of the state of a node that does not answer."""
 
+_CONTROLLER_TIME = re.compile(r"^(BOOT_TIME|MinJobAge)\s*=\s*(\d+)", re.MULTILINE)
+
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
 ENDING = FORWARDED[:3]
 """Forwarded signals that ask the job to end."""
+
+
+def controller_times(config: str) -> tuple[float, float]:
+    """Start of slurmctld in whole seconds, and the seconds for which it lists a job that has ended; NaN if not said.
+
+    Args:
+        config: text of `scontrol show config`.
+    """
+    said = dict(_CONTROLLER_TIME.findall(config))
+    return float(said.get("BOOT_TIME", "nan")), float(said.get("MinJobAge", "nan"))
 
 
 def job_state(word: str, reason: str | None) -> JobState:
@@ -159,3 +171,12 @@ def accelerator_names(gres: str) -> list[str]:
 def expand(node_list: str) -> tuple[str, ...]:
     """The nodes of `gpu[1-3,7],login`; none of an empty list."""
     return expand_nodes(node_list) if node_list else ()
+
+
+def exit_code_of(text: str) -> int | None:
+    """Exit code as a shell reports it, from sacct's `code:signal` (`7:0`, `0:9`) or squeue's status of wait(2)."""
+    code, colon, number = text.partition(":")
+    if not code.isdecimal() or (colon and not number.isdecimal()):
+        return None
+    ended, killed_by = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
+    return 128 + killed_by if killed_by else ended

@@ -14,13 +14,16 @@ from trainworks.cli.output import show_document
 
 def command(job: JobArgument, as_json: AsJson = False) -> None:
     """After a failure it shows the first failing rank, its host and the end of its log."""
+    from trainworks.api.observing.job_details import first_failure_lines
     from trainworks.report import jobs as view
 
     found, attempts = trainworks.describe(job, notify=warn)
-    row = found.row
+    row, code = found.row, found.kept_code
     if as_json:
-        typer.echo(json.dumps(view.facts(row) | {"attempts": list(map(view.facts, attempts))}, indent=2))
+        kept = code.model_dump(mode="json") if code else None
+        facts = view.facts(row) | {"code": kept, "attempts": list(map(view.facts, attempts))}
+        typer.echo(json.dumps(facts, indent=2))
         return
     price = found.usd_per_accelerator_hour if attempts else None
-    failure = found.first_failure() if row.cause and row.state.is_final else []
-    show_document(view.detail_document(row, attempts, price=price, failure=failure, now=time.time()))
+    failure = first_failure_lines(found) if row.cause and row.state.is_final else []
+    show_document(view.detail_document(row, attempts, price=price, code=code, failure=failure, now=time.time()))

@@ -20,7 +20,7 @@ def command(
 ) -> None:
     """Running jobs continue; no other job starts."""
     if undo:
-        from trainworks.api.jobs import undrain
+        from trainworks.api.nodes import undrain
 
         undrain(node, cluster=cluster)
         say(f"{node} takes jobs again")

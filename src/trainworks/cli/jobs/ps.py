@@ -30,7 +30,8 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Newest first: waiting and running jobs, or all. The jobs of an array share a line."""
-    from trainworks.api.jobs import JobState, array_states, costs_so_far, missing_runs
+    from trainworks.api.jobs import JobState
+    from trainworks.api.observing.job_details import array_states, costs_so_far, missing_runs
     from trainworks.report import jobs as view
 
     states = None if everything else [each for each in JobState if not each.is_final]

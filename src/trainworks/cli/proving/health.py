@@ -52,9 +52,9 @@ def command(
         raise UsageError("`--nodes` and files belong together", hint=hint)
     if files:
         raise typer.Exit(_compare(files, drain, as_json=as_json))
-    with option_errors():
-        result = trainworks.health(expect)
     is_text = reader is HealthFormat.TEXT or as_json
+    with option_errors():
+        result = trainworks.health(expect, with_history=is_text)  # the other readers get failures alone
     if is_text:
         show(result, as_json=as_json)
     else:

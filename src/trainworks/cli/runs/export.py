@@ -43,7 +43,7 @@ def command(
     under its own names. A run with an `adapter` exports it as `peft` stores it, or the whole model with `--merge`. The
     folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in memory at a time.
     """
-    from trainworks.api.worker_tasks import export_model
+    from trainworks.api.checkpointing.export import export_model
     from trainworks.errors import UsageError
     from trainworks.report.rendering.progress_bar import byte_bar
     from trainworks.units import format_bytes

@@ -18,7 +18,7 @@ def command(
     runs: RunsOption = None,
 ) -> None:
     """Works while the run is starting or running. The traces go to `profiles/`, a summary to the report."""
-    from trainworks.api.profile import profile, profile_request
+    from trainworks.api.observing.profile import profile, profile_request
     from trainworks.report.rendering.console import SafeConsole
     from trainworks.report.runs.profile import profile_lines
 

@@ -16,7 +16,7 @@ from trainworks.cli.launch import (
     prepare,
     wanted,
 )
-from trainworks.cli.options import RunsOption
+from trainworks.cli.options import Env, RunsOption
 from trainworks.cli.output import show_unused
 
 
@@ -25,6 +25,7 @@ def command(
     nodes: Nodes = None,
     nproc: ProcessesPerNode = None,
     name: Name = None,
+    env: Env = None,
     runs: RunsOption = None,
     dry_run: DryRun = False,
     review: Review = True,
@@ -40,7 +41,7 @@ def command(
     from trainworks.report.rendering.console import SafeConsole
 
     talk = SafeConsole(stderr=True)
-    request = wanted(target, nodes=nodes, nproc=nproc, name=name)
+    request = wanted(target, nodes=nodes, nproc=nproc, name=name, env=env)
     show_unused(request)
     launch = prepare(
         request,

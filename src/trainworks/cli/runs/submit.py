@@ -21,7 +21,7 @@ from trainworks.cli.launch import (
     prepare,
     wanted,
 )
-from trainworks.cli.options import RunsOption
+from trainworks.cli.options import Env, RunsOption
 from trainworks.cli.output import show_unused
 from trainworks.errors import UsageError
 
@@ -44,6 +44,7 @@ def command(
     nodes: Nodes = None,
     nproc: ProcessesPerNode = None,
     name: Name = None,
+    env: Env = None,
     runs: RunsOption = None,
     dry_run: DryRun = False,
     review: Review = True,
@@ -69,7 +70,7 @@ def command(
     from trainworks.report.rendering.console import SafeConsole
 
     talk = SafeConsole(stderr=True)
-    request = wanted(target, nodes=nodes, nproc=nproc, name=name)
+    request = wanted(target, nodes=nodes, nproc=nproc, name=name, env=env)
     if language is not None:
         if not dry_run:
             raise UsageError(f"`--as {language}` cannot submit", hint="add `--dry-run`, and submit the text yourself")

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trainworks.config.load import FieldPath
 from trainworks.config.manifests.own_job import OWN_CONTAINER_SECURITY, OWN_VARIABLES, OwnJob
 from trainworks.config.manifests.reading import ManifestReading, at
 from trainworks.config.manifests.words import expand, references, shell_text
+from trainworks.config.source import FieldPath
 
 _SET_BY_TRAINWORKS = frozenset({
     "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK",

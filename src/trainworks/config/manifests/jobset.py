@@ -10,10 +10,10 @@ import re
 from functools import partial
 from typing import Any
 
-from trainworks.config.load import FieldPath
 from trainworks.config.manifests.own_job import OwnJob
 from trainworks.config.manifests.pod import PodPlace, read_template
 from trainworks.config.manifests.reading import Handler, ManifestReading, at, drop_none, time_limit
+from trainworks.config.source import FieldPath
 
 _ALIKE = "all nodes of a run are alike"
 _TOGETHER = "the nodes of a job start, restart and end together"

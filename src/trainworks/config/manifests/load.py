@@ -14,13 +14,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.load import FieldPath, Source, name_from, parse_run_file, problems_of, read_text, split_documents
+from trainworks.config.load import name_from, parse_run_file, problems_of
 from trainworks.config.manifests.jobset import read_jobset
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
 from trainworks.config.manifests.pytorchjob import read_pytorchjob
 from trainworks.config.manifests.reading import Handler, ManifestReading, ManifestSource, at
 from trainworks.config.manifests.trainjob import read_trainjob
 from trainworks.config.run_file import RunFile
+from trainworks.config.source import FieldPath, Source, read_text, split_documents
 from trainworks.errors import RunFileError, UsageError
 
 KINDS = {

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainworks.config.load import FieldPath
 from trainworks.config.manifests.amounts import read_quantity, read_resources
 from trainworks.config.manifests.container import read_container
 from trainworks.config.manifests.own_job import OWN_POD_SECURITY, OwnJob
 from trainworks.config.manifests.reading import ManifestReading, at, drop_none, time_limit
+from trainworks.config.source import FieldPath
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108, in the pods

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trainworks.config.load import FieldPath
 from trainworks.config.manifests.jobset import hold, keep
 from trainworks.config.manifests.pod import PodPlace, read_template
 from trainworks.config.manifests.reading import Handler, ManifestReading, at, time_limit
+from trainworks.config.source import FieldPath
 
 _ROLES = ("Master", "Worker")
 _FIXED = "the number of nodes is fixed: a JobSet starts all of them, or none"

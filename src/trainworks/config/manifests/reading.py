@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainworks.config.load import FieldPath, Source
 from trainworks.config.pod_patch import POD_CONTAINER
+from trainworks.config.source import FieldPath, Source
 from trainworks.errors import TrainworksError, UsageError, suggest
 
 Handler = Callable[[Any, FieldPath], None] | str | None

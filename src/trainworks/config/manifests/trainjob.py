@@ -10,12 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from trainworks.config.load import FieldPath
 from trainworks.config.manifests.jobset import hold
 from trainworks.config.manifests.own_job import OwnJob
 from trainworks.config.manifests.pod import PodPlace, read_template
 from trainworks.config.manifests.reading import Handler, ManifestReading, at, time_limit
 from trainworks.config.pod_patch import POD_CONTAINER, patched
+from trainworks.config.source import FieldPath
 
 _OTHER_LAUNCHERS = ("mpi", "mlx", "flux", "deepspeed", "xgboost")
 """Runtimes whose own launcher starts the ranks."""

@@ -13,11 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.load import FieldPath, Source, name_from, problems_of, read_text
+from trainworks.config.load import name_from, problems_of
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch_amounts import AMOUNTS, Amounts, amounts_of
 from trainworks.config.slurm.sbatch_options import KNOWN_OPTIONS, MAGIC, PYXIS, Option, read_options
 from trainworks.config.slurm.slurm_words import expand_nodes, parse_slurm_time
+from trainworks.config.source import FieldPath, Source, read_text
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
 _INTERPRETER = re.compile(r"#![ \t]*/\S+.*")

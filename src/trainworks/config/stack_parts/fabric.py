@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Version
 
 InterfaceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")]

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import StringConstraints, model_validator
 
 from trainworks.config.autoscale import DnsName
-from trainworks.config.quantities import FieldError, SizeBytes
-from trainworks.config.spec import Spec
+from trainworks.config.quantities import SizeBytes
+from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Version
 
 ImageDigest = Annotated[
@@ -56,5 +56,13 @@ class KubernetesBundle(Spec):
     """Release of NVIDIA's network operator, for RDMA in pods."""
     jobset: Release
     kueue: Release
+    """Release of Kueue, 0.15 or newer: the first one that serves the API v1beta2."""
     prometheus_operator: bool = True
     """The cluster has the Prometheus operator: render PodMonitors."""
+
+    @model_validator(mode="after")
+    def _kueue_serves_the_queues(self) -> KubernetesBundle:
+        major, minor = (int(part) for part in self.kueue.removeprefix("v").split(".")[:2])
+        if (major, minor) < (0, 15):
+            raise FieldError(f"`kueue` {self.kueue} does not serve the API v1beta2", hint="take v0.15.0 or newer")
+        return self

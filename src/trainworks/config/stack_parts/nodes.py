@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, StringConstraints
 
 from trainworks.config.autoscale import NodeList
-from trainworks.config.quantities import FieldError, SizeBytes
+from trainworks.config.quantities import SizeBytes
 from trainworks.config.slurm.slurm_words import expand_nodes
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Role
 from trainworks.errors import QuantityError
 

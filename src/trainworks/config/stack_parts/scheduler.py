@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from trainworks.config.autoscale import Command, Name
-from trainworks.config.quantities import DurationS, FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.quantities import DurationS
+from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import AccountName, PublicKey, Version
 
 SlurmTime = Annotated[str, StringConstraints(pattern=r"^[0-9:-]+$|^UNLIMITED$")]
@@ -50,6 +50,9 @@ class SlurmAccount(Spec):
     """Share of the cluster, in proportion to the others of its parent."""
     max_gpus: Annotated[int, Field(ge=1)] | None = None
     """Most GPUs that all running jobs of the account hold together."""
+    accelerator_hours_per_month: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Hours times GPUs that all jobs of the account hold in a calendar month, after which Slurm ends those that run and
+    starts none until the next month; not on Kubernetes, whose queues have no limit of hours."""
     qos: tuple[AccountName, ...] = ()
     """QOS that its jobs may ask for, beside `normal`; the first one is the default."""
 

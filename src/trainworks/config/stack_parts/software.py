@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import StringConstraints, model_validator
 
 from trainworks.config.autoscale import ConfigPath, Name
-from trainworks.config.quantities import FieldError
-from trainworks.config.spec import Spec
+from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Requirement, Version
 
 

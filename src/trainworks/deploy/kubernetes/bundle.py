@@ -1,6 +1,6 @@
 """A kustomize folder for Kubernetes on the nodes of a stack: each team's namespace with queue, volumes and policies.
 
-Source: Kueue's API v1beta1 (ClusterQueue, LocalQueue, ResourceFlavor), Kubernetes' guides to volumes and network
+Source: Kueue's API v1beta2 (ClusterQueue, LocalQueue, ResourceFlavor), Kubernetes' guides to volumes and network
 policies, the Prometheus operator's API (PodMonitor), and the values of NVIDIA's GPU operator and network operator.
 """
 
@@ -13,9 +13,9 @@ from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.images import KubernetesBundle
 from trainworks.deploy.hardware import hardware_of
 from trainworks.deploy.kubernetes.teams import TeamShare, teams
+from trainworks.deploy.kueue import KUEUE_API
 from trainworks.jobs.formats.manifest import to_yaml
 
-_KUEUE = "kueue.x-k8s.io/v1beta1"
 _LABEL = "trainworks.dev/accelerator"
 """Label of a node with the kind of its GPUs, which `install.sh` sets."""
 _RDMA = "rdma/rails"
@@ -87,12 +87,12 @@ def _namespace(team: TeamShare) -> dict[str, Any]:
 def _queues(stack: Stack) -> Iterator[dict[str, Any]]:
     for kind in dict.fromkeys(_kinds(stack).values()):
         spec = {"nodeLabels": {_LABEL: kind}, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
-        yield {"apiVersion": _KUEUE, "kind": "ResourceFlavor", "metadata": {"name": kind}, "spec": spec}
+        yield {"apiVersion": KUEUE_API, "kind": "ResourceFlavor", "metadata": {"name": kind}, "spec": spec}
     for team in teams(stack):
         yield _cluster_queue(stack, team)
         spec = {"clusterQueue": team.namespace}
         metadata = {"name": team.namespace, "namespace": team.namespace}
-        yield {"apiVersion": _KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": spec}
+        yield {"apiVersion": KUEUE_API, "kind": "LocalQueue", "metadata": metadata, "spec": spec}
 
 
 def _cluster_queue(stack: Stack, team: TeamShare) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def _cluster_queue(stack: Stack, team: TeamShare) -> dict[str, Any]:
     flavors = [_quota(stack, team, kind) for kind in dict.fromkeys(_kinds(stack).values())]
     covered = [resource["name"] for resource in flavors[0]["resources"]]
     spec = {
-        "cohort": stack.name,
+        "cohortName": stack.name,
         "namespaceSelector": selector,
         "queueingStrategy": "BestEffortFIFO",
         "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
         "resourceGroups": [{"coveredResources": covered, "flavors": flavors}],
     }
-    return {"apiVersion": _KUEUE, "kind": "ClusterQueue", "metadata": {"name": team.namespace}, "spec": spec}
+    return {"apiVersion": KUEUE_API, "kind": "ClusterQueue", "metadata": {"name": team.namespace}, "spec": spec}
 
 
 def _quota(stack: Stack, team: TeamShare, kind: str) -> dict[str, Any]:

@@ -210,6 +210,10 @@ class SlurmSandbox:
         self._check_node(name)
         (self.paths.spool / name).mkdir(exist_ok=True)
         booted = [] if name in fixed_nodes(self.size) else ["-b"]  # Slurm expects a new boot time
+        if booted:
+            # slurmd's boot time is in whole seconds and up to one second early. slurmctld ignores a node that booted
+            # before the second in which its start was requested, and slurmd does not register twice.
+            self._clock.sleep(1)
         self._start(f"slurmd-{name}", ["slurmd", "-N", name, *booted, "-f", str(self.paths.conf)])
 
     def start_controller(self) -> None:

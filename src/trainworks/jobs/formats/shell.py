@@ -16,7 +16,7 @@ from trainworks.errors import UsageError
 from trainworks.jobs.frameworks import Rendezvous, command_environment
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 MASTER_PORT = 29500
 """torchrun's default; a free port cannot be chosen before the nodes are known."""

@@ -13,7 +13,7 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
-from trainworks.record.bench import unique_names
+from trainworks.record.measured.bench import unique_names
 from trainworks.results import Result
 
 

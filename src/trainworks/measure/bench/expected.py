@@ -18,8 +18,9 @@ from trainworks.catalog.facts import Processor
 from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.collectives import Collective, collective_s, link_rates
+from trainworks.plan.collectives import Collective, collective_s
 from trainworks.plan.compute import device_rates, product_s
+from trainworks.plan.rates import link_rates
 
 _LARGE_BYTES = 16 * 2**30
 """Size of a collective that does not say its size: large enough that latency has no part."""

@@ -37,7 +37,7 @@ from trainworks.measure.bench.node_record import (
 )
 from trainworks.measure.bench.program_output import read_part
 from trainworks.measure.bench.storage import measure_storage
-from trainworks.record.bench import BenchRequest
+from trainworks.record.measured.bench import BenchRequest
 
 _DEVICES = "trainworks.worker.bench.devices"
 _RANKS = "trainworks.worker.bench.ranks"

@@ -13,8 +13,8 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.files import write_atomic
 from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement
-from trainworks.record.bench import BenchRequest
 from trainworks.record.environment import HostFacts
+from trainworks.record.measured.bench import BenchRequest
 
 FOLDER = "bench"
 """Folder of the records in a run directory."""

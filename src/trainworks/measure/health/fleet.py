@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.errors import UsageError
+from trainworks.measure.health.history_checks import history
 from trainworks.results import Result
 
 _HINT = "write it with `trainworks health --json > NODE.json` on each node"
@@ -23,6 +24,8 @@ class FleetNode:
     failed: tuple[str, ...]
     """Complaints of the checks that failed."""
     facts: Mapping[str, str]
+    history: str = ""
+    """Complaint about its failures under earlier jobs; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,14 @@ def odd_ones_out(nodes: Mapping[str, Mapping[str, str]]) -> list[OddOneOut]:
 def _read(path: Path) -> FleetNode:
     try:
         report: Any = json.loads(path.read_text(encoding="utf-8"))
-        failed = tuple(
-            f"{each['check']}: {each['problems'][0]}" for each in report["checks"] if each["verdict"] == "failed"
+        found = [(each["check"], str(each["problems"][0])) for each in report["checks"] if each["problems"]]
+        failed = {each["check"] for each in report["checks"] if each["verdict"] == "failed"}
+        return FleetNode(
+            str(report["node"]),
+            tuple(f"{check}: {problem}" for check, problem in found if check in failed),
+            {str(key): str(value) for key, value in report["facts"].items()},
+            next((problem for check, problem in found if check == history.name), ""),
         )
-        return FleetNode(str(report["node"]), failed, {str(key): str(value) for key, value in report["facts"].items()})
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {error.strerror}", place="--nodes", hint=_HINT) from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):

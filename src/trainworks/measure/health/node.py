@@ -24,6 +24,7 @@ from trainworks.host.fabric import NicPort, rdma_ports
 from trainworks.measure.health.amd_gpus import read_amd_driver
 from trainworks.measure.health.expectation import Expectation
 from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
+from trainworks.recover.node_history import NodeHistory
 
 NVIDIA = "0x10de"
 _LOG_TIMEOUT_S = 1.0
@@ -101,6 +102,8 @@ class NodeView:
     """Program that asks a file system; the folder is appended."""
     cuda: Callable[[], str] = field(default=cuda_of_wheels)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    history: Callable[[str, str | None], NodeHistory | None] = lambda _name, _accelerator: None
+    """Looks up what jobs have seen of the node, by its name and accelerator; None where no job is on record."""
 
     def path(self, name: str) -> Path:
         """Path of a file of the node."""
@@ -128,6 +131,12 @@ class NodeView:
     def files(self, pattern: str) -> list[Path]:
         """Files of the node that match a pattern, in order."""
         return sorted(self.root.glob(pattern.lstrip("/")))
+
+    @property
+    def name(self) -> str:
+        """Name of the node in its cluster, else its host name without the domain."""
+        own = next(filter(None, map(self.environment.get, ("SLURMD_NODENAME", "NODE_NAME"))), "")
+        return own or self.text("/proc/sys/kernel/hostname").partition(".")[0]
 
     @property
     def inside_job(self) -> bool:

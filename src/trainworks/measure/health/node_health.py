@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from trainworks.measure.health import fabric_checks, gpu_checks, host_checks, log_checks
+from trainworks.measure.health import fabric_checks, gpu_checks, history_checks, host_checks, log_checks
 from trainworks.measure.health.check import CheckResult, HealthCheck, HealthVerdict
 from trainworks.measure.health.node import NodeView, NotApplicable, listed
 from trainworks.results import Result
@@ -15,11 +15,11 @@ from trainworks.units import format_gib
 
 HEALTH_CHECKS = tuple(
     each
-    for module in (gpu_checks, fabric_checks, host_checks, log_checks)
+    for module in (gpu_checks, fabric_checks, host_checks, log_checks, history_checks)
     for each in vars(module).values()
     if isinstance(each, HealthCheck)
 )
-"""All checks: GPUs, fabric, host, kernel log."""
+"""All checks: GPUs, fabric, host, kernel log, earlier jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,8 @@ def check_node(node: NodeView) -> NodeHealth:
     start_s = time.perf_counter()
     with suppress(OSError):  # reported by its check
         node.asked  # noqa: B018, file servers answer while the other checks run
-    own = next(filter(None, map(node.environment.get, ("SLURMD_NODENAME", "NODE_NAME"))), "")
-    name = own or node.text("/proc/sys/kernel/hostname").partition(".")[0]
     results = tuple(each.result(node) for each in HEALTH_CHECKS)
-    return NodeHealth(name, node.expected.text, results, node_facts(node), time.perf_counter() - start_s)
+    return NodeHealth(node.name, node.expected.text, results, node_facts(node), time.perf_counter() - start_s)
 
 
 def node_facts(node: NodeView) -> dict[str, str]:

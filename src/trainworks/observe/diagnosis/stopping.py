@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.observe.diagnosis.run_facts import RunFacts
-from trainworks.plan.checkpoint import optimal_interval_s
+from trainworks.plan.reliability.checkpoint_interval import optimal_interval_s
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.events import Event
 from trainworks.recover.failures import is_consequence

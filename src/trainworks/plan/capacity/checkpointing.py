@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 
-from trainworks.plan import checkpoint
 from trainworks.plan.capacity.policy import Spot
+from trainworks.plan.reliability import checkpoint_interval
 
 
 def optimal_interval_s(spot: Spot, nodes: int) -> float:
     """Checkpoint interval that loses least in all, with a job MTTF of M / n: its nodes die independently."""
-    return checkpoint.optimal_interval_s(stall_s=spot.checkpoint_write_s, mttf_s=spot.mean_life_s / nodes)
+    return checkpoint_interval.optimal_interval_s(stall_s=spot.checkpoint_write_s, mttf_s=spot.mean_life_s / nodes)
 
 
 def slowdown(spot: Spot, nodes: int, own_interval_s: float) -> float:

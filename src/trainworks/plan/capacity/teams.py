@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from trainworks.config.load import Source, invalid_value
+from trainworks.config.load import invalid_value
 from trainworks.config.quantities import DurationS
+from trainworks.config.source import Source
 from trainworks.config.spec import Spec
 from trainworks.errors import RunFileError, UsageError
 from trainworks.plan.capacity.jobs import TraceJob

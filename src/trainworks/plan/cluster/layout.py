@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from trainworks.config.layout import Layout, check_micro_batch, check_written, divisors, next_multiple, one_of
 from trainworks.config.limits import above_limit
 from trainworks.errors import LayoutError, UsageError, suggest
-from trainworks.plan.conv_net import AnyJob, ConvJob
-from trainworks.plan.layouts import Recompute, fixed_of
+from trainworks.plan.degrees import fixed_of
+from trainworks.plan.job import AnyJob
+from trainworks.plan.layouts import Recompute
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.space import LARGEST_INTERLEAVE, Fixed
 from trainworks.plan.states import chunk_counts
 from trainworks.plan.step_time import LARGEST_MICRO_BATCH
@@ -169,7 +171,7 @@ def why_nothing(job: AnyJob, fixed: Fixed, rejected: Sequence[str], *, global_ba
 def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutError]:
     world_size = job.cluster.num_accelerators
     whole = divisors(world_size)
-    if isinstance(job, ConvJob):
+    if isinstance(job.shape, ConvNetShape):
         for name in ("tp", "pp", "cp"):
             if fixed.get(name, 1) > 1:
                 yield _blame(name, fixed, "cannot split a convolutional network: only data parallelism can", "1")
@@ -189,7 +191,7 @@ def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutErr
 
 def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
     """What the model allows of each degree, and what to say of any other."""
-    assert not isinstance(job, ConvJob)
+    assert not isinstance(job.shape, ConvNetShape)
     shape, length = job.shape, job.sequence_length
     widths = [width for width in (shape.heads, shape.feed_forward) if width]
     mlp = f" and {shape.feed_forward} columns of the MLP" if shape.feed_forward else ""
@@ -211,7 +213,7 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
 
 def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     """Options that are never offered together."""
-    if fixed.get("micro_batch", 1) > LARGEST_MICRO_BATCH and not isinstance(job, ConvJob):
+    if fixed.get("micro_batch", 1) > LARGEST_MICRO_BATCH and not isinstance(job.shape, ConvNetShape):
         yield _blame("micro_batch", fixed, f"is more than {LARGEST_MICRO_BATCH}, the largest that is searched", "less")
     if fixed.get("recompute") == Recompute.SELECTIVE and job.software.fused_attention:
         text = "recompute (selective) saves nothing: fused attention keeps no scores"
@@ -225,7 +227,7 @@ def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
         yield _blame("sequence_parallel", fixed, "splits over the ranks of tp, which is 1", "auto")
     if fixed.get("zero") == 2 and fixed.get("pp", 1) > 1:
         yield _blame("zero", fixed, "would scatter the gradients of every micro-batch of a pipeline", "1 or 3")
-    if fixed.get("interleave", 1) > 1 and not isinstance(job, ConvJob):
+    if fixed.get("interleave", 1) > 1 and not isinstance(job.shape, ConvNetShape):
         yield from _of_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
 
 

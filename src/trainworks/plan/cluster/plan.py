@@ -20,7 +20,7 @@ from trainworks.plan.cluster.scaling import (
     offloading_note,
     scales,
 )
-from trainworks.plan.conv_net import AnyJob
+from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trainworks.catalog.catalog import find_row, load_catalog
-from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.job import AnyJob
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, not_compared
 
 _EXTRAPOLATED = 10
@@ -39,7 +40,7 @@ def above_published(job: AnyJob, mfu: float) -> str | None:
         job: on its cluster; of convolutional networks, encoders and long sequences no run is listed.
         mfu: model FLOPs over the dense peak, as planned.
     """
-    if isinstance(job, ConvJob) or not job.shape.causal or job.sequence_length >= _LONGEST_LISTED:
+    if isinstance(job.shape, ConvNetShape) or not job.shape.causal or job.sequence_length >= _LONGEST_LISTED:
         return None
     count, part = job.cluster.num_accelerators, job.cluster.accelerator.name
     kind = (part, _BITS.get(job.precision, 16), bool(job.shape.experts))

@@ -12,7 +12,7 @@ from trainworks.config.limits import LIMITS
 from trainworks.config.run_file import Goal
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.layout import fixed_at
-from trainworks.plan.conv_net import AnyJob
+from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction, describe_layout, predictions
 from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.search import TIGHT_SHARE, Rejection, SearchResult, limit_bytes, search, search_layouts

@@ -8,7 +8,7 @@ Symbols:
     price   of an offer and hour, USD; of spot the median zone, between the cheapest and the dearest
     n, k    accelerators needed, and those of one offer; n/k is rounded up
     h       hours of progress; a spot job runs h / (1 - waste) of them
-    C, T    time to save, and the best time between saves (`plan/checkpoint.py`)
+    C, T    time to save, and the best time between saves (`plan/reliability/checkpoint_interval.py`)
     R, M    time from a preemption to the next step, and mean life of a spot job
 
 A commitment is paid for its full term, however short the run. M is the life of the complete job: preemptions come by
@@ -28,7 +28,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.checkpoint import optimal_interval
+from trainworks.plan.reliability.checkpoint_interval import optimal_interval
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 
 Contract = Literal["on-demand", "reserved", "spot"]

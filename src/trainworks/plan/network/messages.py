@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.compute import element_bytes
-from trainworks.plan.conv_net import AnyJob, ConvJob
+from trainworks.plan.activations import element_bytes
+from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.units import format_bytes
 
 MESSAGE_BYTES = (1e6, 64e6, 1e9)
@@ -53,7 +54,7 @@ def messages_of_job(job: AnyJob, planned: Prediction) -> list[Message]:
     gradients = float(planned.memory.gradients_bytes) * shards
     if copies > 1:
         messages.append(Message("gradient all-reduce", "all_reduce", gradients, copies, layout.tp))
-    if not isinstance(job, ConvJob) and job.shape.experts and layout.ep > 1:
+    if not isinstance(job.shape, ConvNetShape) and job.shape.experts and layout.ep > 1:
         tokens = int(layout.micro_batch) * job.sequence_length / layout.cp
         routed = element_bytes(job.precision) * tokens * job.shape.hidden * job.shape.experts_per_token / layout.tp
         messages.append(Message("expert all-to-all", "all_to_all", routed, layout.ep))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 
 _VENDORS = ("NVIDIA", "AMD")
 """AMD's RCCL reads the same variables."""

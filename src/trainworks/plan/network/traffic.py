@@ -21,11 +21,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.plan.collectives import collective_s, link_rates
+from trainworks.plan.collectives import collective_s
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.messages import Message
+from trainworks.plan.rates import link_rates
 from trainworks.plan.trace import Traced, computed, fact
 
 Placement = Literal["in order", "scattered"]

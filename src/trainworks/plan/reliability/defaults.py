@@ -8,7 +8,7 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Fleet
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.reliability.goodput import Failures
+from trainworks.plan.reliability.failures import Failures
 from trainworks.plan.trace import Traced, fact, maximum
 
 

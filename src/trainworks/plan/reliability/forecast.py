@@ -9,9 +9,9 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import ArgumentError
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.reliability.defaults import fleet_of, planned_failures
+from trainworks.plan.reliability.failures import Failures
 from trainworks.plan.reliability.goodput import (
     ExpectedRun,
-    Failures,
     expected,
     save_in_time,
     spares_needed,

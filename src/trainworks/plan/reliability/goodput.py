@@ -5,7 +5,7 @@
     R   detection and restart; a restart alone after preemption                              q   share of a cause in 1/M
 
     M = 1 / (N / node MTTF + 1 / other MTTF + 1 / life of the capacity)
-    T = the optimal interval of `plan/checkpoint.py`
+    T = the optimal interval of `plan/reliability/checkpoint_interval.py`
     wall clock with nodes at hand = M exp((R + w)/M) (exp((T + C)/M) - 1) W/T
 
 The last is exact where failures are independent and recovery can fail, too; C/T + (T/2 + R + w)/M is its first order.
@@ -29,7 +29,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 
 from trainworks.errors import UsageError
-from trainworks.plan.checkpoint import optimal_interval
+from trainworks.plan.reliability.checkpoint_interval import optimal_interval
+from trainworks.plan.reliability.failures import Failures
 from trainworks.plan.trace import Traced, computed, exp, expm1, fact, total
 from trainworks.units import format_duration
 
@@ -37,41 +38,8 @@ _LEAST_WORK = 0.02
 """Smallest ratio of the work between two checkpoints to the stall of one."""
 _LARGEST_EXPONENT = 4.0
 """(T + C + R)/M beyond which a job has less than exp(-4), about 2 %, of its time left."""
-_SYNCHRONOUS = fact("checkpoint write", 0.0, "s", source="checkpoints are synchronous")
-_NO_NOTICE = fact("notice", 0.0, "s", source="none given")
-_NO_WAIT = fact("wait for capacity", 0.0, "s", source="none given")
 _NEVER = fact("preemptions", 0.0, "", source="the capacity is not taken away")
 _NO_QUEUE = fact("queue", 0.0, "s", source="none asked for")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
-    """Failure rates of a job, and the cost of each failure; times in seconds."""
-
-    num_nodes: Traced
-    node_mttf: Traced
-    """Mean time to a failure that takes the node away for repair."""
-    save: Traced
-    """C: time that training stops for each checkpoint."""
-    restart: Traced
-    repair: Traced
-    detection: Traced
-    """Time from a failure until its detection."""
-    other_mttf: Traced | None = None
-    """Mean time of the job to a failure that leaves all nodes usable."""
-    capacity_life: Traced | None = None
-    """Mean life of preemptible capacity."""
-    notice: Traced = _NO_NOTICE
-    """Warning before the capacity is taken; long enough for a checkpoint, no work is lost."""
-    capacity_wait: Traced = _NO_WAIT
-    """Mean wait for new capacity, without accelerators."""
-    write: Traced = _SYNCHRONOUS
-    """Time from the stall until the checkpoint can be restored."""
-
-    @property
-    def saves_before_preemption(self) -> bool:
-        """True if the notice is long enough for a checkpoint."""
-        return self.capacity_life is not None and self.notice.value >= self.save.value + self.write.value
 
 
 @dataclass(frozen=True, slots=True)

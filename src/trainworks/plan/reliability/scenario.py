@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.goodput import Failures
+from trainworks.plan.reliability.failures import Failures
 from trainworks.plan.uncertainty import Z80
 from trainworks.units import format_duration
 

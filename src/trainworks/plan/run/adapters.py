@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainworks.config.finetune import Adapter
-from trainworks.plan.compute import element_bytes
+from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.parameters import embedding_parameters, output_parameters
-from trainworks.plan.step_time import StepTimes
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ import numpy as np
 
 from trainworks.config.layout import Layout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.plan.degrees import degrees_of, layouts_of, resolved_of
 from trainworks.plan.layouts import Layouts, Recompute, Values
-from trainworks.plan.run.degrees import degrees_of, layouts_of, resolved_of
 from trainworks.plan.run.pricing import RunJob
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.plan.search import AnySpace, fits, limit_bytes, search_first, spaces
 from trainworks.plan.space import ListedSpace
-from trainworks.record.resolved import MemoryTerms, PlannedLayout
+from trainworks.record.memory import MemoryTerms
+from trainworks.record.resolved import PlannedLayout
 from trainworks.units import format_bytes
 
 _NAMES = {

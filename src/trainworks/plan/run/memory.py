@@ -7,17 +7,16 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.plan.activations import activation_bytes, stream_bytes
+from trainworks.plan.activations import activation_bytes, element_bytes, stream_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.compute import element_bytes
+from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import dense_layer_parameters, expert_layer_parameters, expert_parameters
-from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.software import Software, worker_software
 from trainworks.plan.states import dense_blocks, stage_blocks, stage_parameters
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms
 
 FULL_PRECISIONS = ("fp32", "tf32")
 """Precisions whose activations take 4 bytes."""

@@ -10,14 +10,16 @@ from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import LayoutError, UsageError
-from trainworks.plan.checkpoint import checkpoint_interval
 from trainworks.plan.layouts import Array
+from trainworks.plan.reliability.checkpoint_interval import checkpoint_interval
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
 from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.run.steps import samples_left_out, steps_of_epochs
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms, Plan, Processes, StepTimeGroups
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import Plan, StepTimeGroups
 from trainworks.record.trial import Trial
 
 _START_S = 6.0

@@ -7,9 +7,9 @@ import math
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import RunFile
-from trainworks.plan.checkpoint import checkpoint_interval
+from trainworks.plan.degrees import layouts_of
+from trainworks.plan.reliability.checkpoint_interval import checkpoint_interval
 from trainworks.plan.reliability.defaults import usual_node_mttf, usual_write_s
-from trainworks.plan.run.degrees import layouts_of
 from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_flops
@@ -17,7 +17,8 @@ from trainworks.plan.run.pricing import parts_of_step, run_job, step_time_terms,
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import Plan, PlannedLayout, Processes
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import Plan, PlannedLayout
 
 _START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainworks.config.load import Source
+from trainworks.config.source import Source
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.record.environment import HostFacts
 

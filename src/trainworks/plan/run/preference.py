@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainworks.config.run_file import Workload
-from trainworks.plan.compute import element_bytes
+from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import model_flops_per_token
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts
-from trainworks.plan.step_time import StepTimes
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def with_reference_memory(
 ) -> RunMemories:
     """Memory with the frozen copy: b N / s more weights, where b is 4, or 2 in bf16. Adapters need none.
 
-    The copy is always sharded as with zero 3: it is gathered for a micro-batch and given back.
+    Ranks of tp share it, too. It is always sharded as with zero 3: gathered for a micro-batch and given back.
     """
     if workload.adapter is not None:
         return memories
-    shards = np.where(layouts.zero > 0, np.maximum(1.0, layouts.dp_shard * layouts.cp), 1.0)
+    shards = layouts.tp * np.where(layouts.zero > 0, np.maximum(1.0, layouts.dp_shard * layouts.cp), 1.0)
     per_weight = 2.0 if workload.precision == "bf16" else 4.0
     return replace(memories, weights_bytes=memories.weights_bytes + per_weight * shape.num_parameters / shards)
 
@@ -50,6 +50,7 @@ def with_reference_time(times: StepTimes, layouts: Layouts, precision: str) -> S
     forward     twice
     host        4 / 3: of two passes backward has twice the operations of forward
     head        `_HEAD`
+    tp          3 / 2: backward exchanges as much as forward
     dp          shards gather weights three times instead of twice, beside the gradients
     """
     weights, gradients = element_bytes(precision), 4.0
@@ -59,6 +60,7 @@ def with_reference_time(times: StepTimes, layouts: Layouts, precision: str) -> S
         forward_s=2 * times.forward_s,
         host_s=times.host_s * 4 / 3,
         head_s=times.head_s * _HEAD,
+        tp_s=times.tp_s * 3 / 2,
         dp_s=times.dp_s * gathered,
     )
 

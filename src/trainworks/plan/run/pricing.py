@@ -14,15 +14,11 @@ from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.degrees import layouts_of
 from trainworks.plan.flops import model_flops_per_token
+from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.run.adapters import (
-    adapted_flops_per_token,
-    adapted_memories,
-    adapted_times,
-    adapter_parameters,
-)
-from trainworks.plan.run.degrees import layouts_of
+from trainworks.plan.run.adapters import adapted_flops_per_token, adapted_memories, adapted_times, adapter_parameters
 from trainworks.plan.run.memory import RunMemories, held_as, run_memories
 from trainworks.plan.run.optimizer import moment_bytes, update_factor
 from trainworks.plan.run.preference import (
@@ -33,11 +29,13 @@ from trainworks.plan.run.preference import (
 )
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import Software, worker_software
-from trainworks.plan.step_time import StepTimes, TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import parts_s
 from trainworks.record.calibration import Calibration, CalibrationRequest
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import MemoryTerms, Processes, StepTimeTerms
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import StepTimeTerms
 
 _ENOUGH_TOKENS = 8192
 """Tokens per micro-batch above which matrix products do not get faster."""

@@ -8,7 +8,7 @@ from trainworks.config.command import Resources
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.record.environment import AcceleratorFacts, HostFacts
-from trainworks.record.resolved import Processes
+from trainworks.record.processes import Processes
 from trainworks.units import format_bytes
 
 _LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")

@@ -12,7 +12,7 @@ def piece_of(num_bytes: int, shape: ModelShape, layout: ResolvedLayout, *, seque
     b T V for logits, b T f inside an MLP, b T h for a hidden state, b heads T^2 for attention scores, V h for the
     embeddings; in 4 or 2 bytes each.
 
-    >>> from trainworks.plan.model_shape import shape_of_model
+    >>> from trainworks.plan.shapes.transformer import shape_of_model
     >>> from trainworks.config.run_file import Model
     >>> shape = shape_of_model(Model(layers=2, hidden=64, heads=4), vocabulary=1000, sequence_length=128)
     >>> layout = ResolvedLayout(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, micro_batch=8, grad_accum_steps=1)

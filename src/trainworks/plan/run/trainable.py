@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from trainworks.config.layout import ResolvedLayout, divisors, next_multiple, one_of
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
+from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.run.degrees import layouts_of
 from trainworks.record.model_shape import ModelShape
 
 _Mask = NDArray[np.bool_]
@@ -265,13 +265,14 @@ def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Ite
     if not workload.is_fine_tuned:
         return
     what = "an adapter" if workload.adapter else "a model with a reference (`preference`)"
-    for axis in ("tp", "pp", "cp", "ep"):
+    or_tp = "" if workload.adapter else "; `tp` cuts both"
+    for axis in ("tp", "pp", "cp", "ep") if workload.adapter else ("pp", "cp", "ep"):
         yield (
             axis,
             getattr(layouts, axis) > 1,
             lambda one, axis=axis: (  # type: ignore[misc]
                 f"{what} is not cut over {axis} ({getattr(one, axis)})",
-                "use `dp_shard` to spread the model, `dp_replicate` to copy it, or both",
+                f"use `dp_shard` to spread the model, `dp_replicate` to copy it, or both{or_tp}",
             ),
         )
 

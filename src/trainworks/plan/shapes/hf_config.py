@@ -64,7 +64,7 @@ def whole(config: Config, *names: str, default: int | None = None) -> int:
     """Value of the first of these keys that is in the config.
 
     Raises:
-        UsageError: the config has none of them and there is no default, or the value is not a whole number within the
+        UsageError: the config has none of them and `default` is None, or the value is not a whole number within the
             limits.
     """
     for name in names:

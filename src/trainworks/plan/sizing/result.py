@@ -19,7 +19,8 @@ from trainworks.plan.cost.owning import OwnershipCost
 from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
-from trainworks.plan.reliability.goodput import ExpectedRun, Failures
+from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.goodput import ExpectedRun
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric

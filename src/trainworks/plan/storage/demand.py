@@ -1,7 +1,7 @@
 """Storage demand of a run.
 
-Symbols: T time between checkpoints (`plan/checkpoint.py`), M mean time to failure of the whole job, N parameters, s
-share of the time that a synchronous save may take.
+Symbols: T time between checkpoints (`plan/reliability/checkpoint_interval.py`), M mean time to failure of the whole
+job, N parameters, s share of the time that a synchronous save may take.
 
     dataset read        samples per second * bytes of a sample * read overhead
     files opened        samples per second / samples in a file

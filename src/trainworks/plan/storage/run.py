@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.conv_net import AnyJob
+from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
 from trainworks.plan.storage.demand import Demand, checkpoint_size, demand_of, given
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs

@@ -8,11 +8,12 @@ from typing import Any, NoReturn
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.run_file import Checkpoint, Cluster, RunFile, Workload
+from trainworks.config.recovery import Checkpoint
+from trainworks.config.run_file import Cluster, RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.prediction import describe_layout
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
@@ -42,7 +43,7 @@ class HandedJob:
         Raises:
             UsageError: the model is a convolutional network.
         """
-        if isinstance(plan.job, ConvJob) or run_file.workload is None:
+        if isinstance(plan.job.shape, ConvNetShape) or run_file.workload is None:
             raise UsageError("only a transformer can be handed over, and the model is a convolutional network")
         best, written = plan.best[0], run_file.layout
         chosen = best.layout.model_dump() | ({"zero": 3} if best.layout.zero == "auto" else {})

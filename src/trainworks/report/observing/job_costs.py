@@ -20,7 +20,7 @@ class HeldTime:
     """Time that the jobs of one owner and team held in one month; a sum keeps these of the first."""
 
     month: str = ""
-    """`2026-11`, of the start of an attempt; empty in a sum over months, as the names below."""
+    """`2026-11`, in which they held it (UTC); empty in a sum over months, as the names below."""
     owner: str = ""
     team: str = ""
     """`job.team`, else the account of Slurm or the queue of Kueue; empty without one."""
@@ -90,7 +90,7 @@ def document(usage: Usage) -> Document:
             Section("", [Facts(figures, figures=True)]),
             Section(f"By {', '.join(keys)}" if keys else "", [*bars, Table(columns, rows)]),
         ],
-        notes=["A job counts in the month in which each of its attempts started, until the attempt gave up its nodes."],
+        notes=["Hours count in the month (UTC) in which nodes were held, and a job in that of its first start."],
     )
 
 

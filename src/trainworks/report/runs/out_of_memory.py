@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.run.tensor_sizes import piece_of
 from trainworks.record.events import Event
-from trainworks.record.memory import MemoryAtFailure
-from trainworks.record.resolved import MemoryTerms, Plan, ResolvedRun
+from trainworks.record.memory import MemoryAtFailure, MemoryTerms
+from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.recover.failures import first_failure
 from trainworks.report.runs.part import ReportPart, printable
 from trainworks.units import format_bytes

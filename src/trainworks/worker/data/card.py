@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,11 +21,15 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from trainworks.config.spec import Spec
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
+from trainworks.files import fsync_folder
 
 CARD = "dataset.json"
 STYLE = "chat.json"
 _READ_BYTES = 1 << 20
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
 
 
 class Shard(Spec):
@@ -118,6 +124,22 @@ class DataFolders:
     train: Path
     evaluation: Path | None = None
     """None for a run that does not evaluate, and for a module, whose file reads the data."""
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """The folder beside `folder` in which it is made; renamed at the end, kept for another try after a failure."""
+    beside = folder.with_name(f".{folder.name}.making")
+    beside.mkdir(parents=True, exist_ok=True)
+    try:
+        yield beside
+    except DiskFullError as error:
+        hint = f"free some space and ask again: what is finished is kept in `{beside}` and not made again"
+        raise DiskFullError(error.message, hint=hint) from None
+    if folder.exists():  # without a card: not ours to keep
+        shutil.rmtree(folder)
+    beside.rename(folder)
+    fsync_folder(folder.parent)
 
 
 def fingerprint(facts: Iterable[object]) -> str:

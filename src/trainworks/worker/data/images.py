@@ -22,12 +22,11 @@ from trainworks.config.data import STDLIB, DataSource
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
-from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, hash_file, read_card
+from trainworks.worker.data.card import CARD, DatasetCard, Progress, Shard, fingerprint, hash_file, making, read_card
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
 from trainworks.worker.data.shards import Bytes, Shards, stored_data
 from trainworks.worker.data.split import Side, split_prepared
 from trainworks.worker.data.store import extra
-from trainworks.worker.data.token_shards import Progress, making
 
 FILES = "files.jsonl"
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")

@@ -8,11 +8,10 @@ from pathlib import Path
 from trainworks.config.data import Data, Evaluation
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
-from trainworks.worker.data.card import DataFolders
+from trainworks.worker.data.card import DataFolders, Progress
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.split import Side
-from trainworks.worker.data.token_shards import Progress
 
 _PROGRESS_INTERVAL_S = 0.5
 

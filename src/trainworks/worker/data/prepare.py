@@ -22,13 +22,23 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
-from trainworks.worker.data.card import CARD, STYLE, DatasetCard, Part, fingerprint, hash_file, read_card
+from trainworks.worker.data.card import (
+    CARD,
+    STYLE,
+    DatasetCard,
+    Part,
+    Progress,
+    fingerprint,
+    hash_file,
+    making,
+    read_card,
+)
 from trainworks.worker.data.encoding import Recipe
 from trainworks.worker.data.images import prepare_images
 from trainworks.worker.data.inputs import Input, Piece, documents, find_inputs, part_bytes_for, parts_of, records
 from trainworks.worker.data.shards import stored_data
 from trainworks.worker.data.split import Side, split_prepared
-from trainworks.worker.data.token_shards import Progress, make_token_shards, making
+from trainworks.worker.data.token_shards import make_token_shards
 from trainworks.worker.data.tokenizer import END_OF_TEXT, load_tokenizer
 
 _TRAINING_SAMPLE_BYTES = 6_000_000

@@ -13,22 +13,20 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from trainworks.errors import DiskFullError, EnvironmentProblem
-from trainworks.files import append_text, fsync_folder, write_atomic
+from trainworks.errors import EnvironmentProblem
+from trainworks.files import append_text, write_atomic
 from trainworks.host.process import die_with_parent
-from trainworks.worker.data.card import CARD, STYLE, ChatCounts, DatasetCard, Shard, fingerprint, hash_file
+from trainworks.worker.data.card import CARD, STYLE, ChatCounts, DatasetCard, Progress, Shard, fingerprint, hash_file
 from trainworks.worker.data.encoding import Recipe, dtype_of, encoder_of
 from trainworks.worker.data.inputs import Piece
 from trainworks.worker.data.packing import Tokens, marked_rows
@@ -105,25 +103,6 @@ def make_in_process(name: str, pieces: Sequence[Piece]) -> Made:
 _FINISHED = "finished.jsonl"
 _TOKENIZER = "tokenizer.json"
 _WORTH_PROCESSES_BYTES = 8_000_000
-
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
-
-
-@contextmanager
-def making(folder: Path) -> Iterator[Path]:
-    """The folder beside `folder` in which it is made; renamed at the end, kept for another try after a failure."""
-    beside = folder.with_name(f".{folder.name}.making")
-    beside.mkdir(parents=True, exist_ok=True)
-    try:
-        yield beside
-    except DiskFullError as error:
-        hint = f"free some space and ask again: what is finished is kept in `{beside}` and not made again"
-        raise DiskFullError(error.message, hint=hint) from None
-    if folder.exists():  # without a card: not ours to keep
-        shutil.rmtree(folder)
-    beside.rename(folder)
-    fsync_folder(folder.parent)
 
 
 def make_token_shards(

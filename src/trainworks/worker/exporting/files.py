@@ -21,7 +21,7 @@ from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lo
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.shards import reader_of
 from trainworks.worker.checkpoint.values import LoadPlannerOfValues
-from trainworks.worker.data_command import print_facts
+from trainworks.worker.data.command import print_facts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats of exported weights."""

@@ -46,6 +46,7 @@ class Watched:
     pid: int
     beat: Beat = _NOT_BEGUN
     changed_at: float = 0.0
+    looked_at: float = 0.0
     asked_at: float | None = None
     peak_bytes: int = 0
     """Memory peak, read while the rank lives."""
@@ -57,8 +58,9 @@ class Watched:
         """Record a new mark. The first step compiles and allocates, so step times count from the second.
 
         If several steps pass between two polls, the marks between them give their least number, at any first step of
-        a resumed run.
+        a resumed run; so do their numbers where the poll before saw the first step.
         """
+        looked_at, self.looked_at = self.looked_at, now
         if beat.count == self.beat.count:
             return
         step, since = self.step_at
@@ -69,6 +71,8 @@ class Watched:
             self.first_step = self.first_step or beat.step
             if step > self.first_step:
                 self.step_times_s.append((now - since) / (beat.step - step))
+            elif step and beat.step > step + 1:
+                self.step_times_s.append((now - looked_at) / (beat.step - step - 1))
             self.step_at = beat.step, now
 
 
@@ -103,7 +107,9 @@ class HangMonitor:
     def begin(self, ranks: Sequence[tuple[int, int]]) -> None:
         """Watch new processes: global rank and process id, in order of the local rank. The board is clear."""
         now = self._looked_at = self._now()
-        self._ranks = [Watched(rank, index, pid, changed_at=now) for index, (rank, pid) in enumerate(ranks)]
+        self._ranks = [
+            Watched(rank, index, pid, changed_at=now, looked_at=now) for index, (rank, pid) in enumerate(ranks)
+        ]
 
     def look(self) -> Hang | None:
         """The verdict, if one of this node's ranks is its first culprit; twice a second there is something to do."""

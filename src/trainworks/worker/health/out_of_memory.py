@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,12 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from trainworks.host import memory
 from trainworks.record.memory import MemoryAtFailure
-from trainworks.units import parse_bytes
+from trainworks.worker.health.allocation_errors import requested_bytes
 from trainworks.worker.health.heartbeat import Heartbeat
 from trainworks.worker.optimizer import StepOptimizer
-
-_WORDS = re.compile(r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory")
-_REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:[KMGT]iB|bytes))")
 
 
 @dataclass
@@ -30,15 +25,6 @@ class RankState:
     device: torch.device = field(default_factory=functools.partial(torch.device, "cpu"))
     parts: Sequence[torch.nn.Module] = ()
     optimizer: StepOptimizer | None = None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if an allocation failed, in any library."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
 
 
 def memory_at_failure(error: BaseException, rank_state: RankState) -> MemoryAtFailure:
@@ -66,12 +52,6 @@ def memory_at_failure(error: BaseException, rank_state: RankState) -> MemoryAtFa
         requested_bytes=requested_bytes(error),
         **terms,
     )
-
-
-def requested_bytes(error: BaseException) -> int | None:
-    """Bytes named in the error of torch's allocators: `20.00 GiB` on accelerators, `12884901888 bytes` on CPUs."""
-    found = _REQUESTED.search(str(error))
-    return None if found is None else parse_bytes(found[1].replace(" bytes", " B"))
 
 
 def _terms(rank_state: RankState) -> dict[str, int]:

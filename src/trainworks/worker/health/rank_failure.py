@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import CheckpointException
 from trainworks.errors import DiskFullError, DivergedError, EnvironmentProblem, TrainworksError
 from trainworks.record.exit_code import ExitCode
 from trainworks.units import format_bytes
-from trainworks.worker.health.out_of_memory import is_out_of_memory, requested_bytes
+from trainworks.worker.health.allocation_errors import is_out_of_memory, requested_bytes
 from trainworks.worker.tasks.user_module import place_in_user_code
 
 _PEER_LOST = re.compile(

@@ -209,6 +209,11 @@ class OutputHead(nn.Module):
         self.gather_positions: Callable[[Tensor], Tensor] = _as_it_is
         self.gather_logits: Callable[[Tensor], Tensor] = _as_it_is
 
+    def compile_loss(self) -> None:
+        """See `ChunkedCrossEntropy.compile`."""
+        if isinstance(self.loss, ChunkedCrossEntropy):
+            self.loss.compile()
+
     def forward(self, x_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor | None, at: int | None) -> Tensor:
         """See `Decoder.forward`."""
         x_BTD = self.gather_positions(x_BTD)

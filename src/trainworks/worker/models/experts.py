@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
+from trainworks.worker.loss import dtype_of_products
+
 
 class MixtureOfExperts(nn.Module):
     """Each token passes its best experts, weighted by the router (Mixtral, Jiang et al. 2024). No token is dropped.
@@ -136,6 +138,7 @@ class Experts(nn.Module):
 
     def forward(self, x_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Outputs [R, D] of tokens sorted by expert, `counts_E` for each."""
+        x_RD = x_RD.to(dtype_of_products(x_RD))  # autocast does not know grouped products, and norms leave fp32
         if self.dispatch is None:
             return self.compute(x_RD, counts_E)
         return self.dispatch(self.compute, x_RD, counts_E)

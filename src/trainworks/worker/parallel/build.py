@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import ResolvedLayout, stage_layers
-from trainworks.worker.guard import spread_nonfinite
-from trainworks.worker.loss import weighted
+from trainworks.worker.loss import spread_nonfinite, weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
@@ -290,7 +289,11 @@ def distribute_decoder(
         if frozen is not None:
             freeze(part, frozen)
         _cut(part, mesh, positions)
+        if frozen is not None:
+            part.requires_grad_(False)  # what is cut has new parameters
         _prepare_blocks(part.blocks, setup)
+        if setup.compiled and setup.device.type != "cpu" and part.output is not None:
+            part.output.compile_loss()
         if _is_sharded(setup, experts=config.experts):
             shard(part, part.blocks, mesh, precision=setup.precision, device=setup.device)
     for part in parts:

@@ -12,8 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.worker.guard import spread_nonfinite
-from trainworks.worker.loss import weighted
+from trainworks.worker.loss import spread_nonfinite, weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import PackedTokens
 

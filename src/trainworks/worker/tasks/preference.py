@@ -7,7 +7,7 @@ With prompt x, preferred answer y_w, other answer y_l, model p and reference r, 
 The log-probability of an answer is the sum over its tokens; those that both conversations share cancel out. The loss
 of a batch is the mean over its pairs. Source: Rafailov et al. 2023, equation 7.
 
-Shape suffixes: M micro-batches, B pairs, T positions, N tokens, D hidden, V vocabulary.
+Shape suffixes: M micro-batches, B pairs, T positions, N tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, logsigmoid
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from trainworks.config.run_file import Workload
-from trainworks.worker.loss import CHUNK_BYTES, IGNORED
+from trainworks.worker.loss import IGNORED, ChunkedCrossEntropy
 from trainworks.worker.models.adapters import without_adapters
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.transformer import CausalTransformer
@@ -129,27 +128,11 @@ def _objective_of_reference(model: nn.Module, pairs: Pairs, labels_B: Tensor) ->
 def _return_log_probabilities(model: nn.Module) -> None:
     """Let a model return log p of each label [N] instead of their mean loss."""
     if isinstance(model, Decoder):
-        assert model.output is not None
-        model.output.loss = _of_hidden_states
+        assert model.output is not None and isinstance(model.output.loss, ChunkedCrossEntropy)
+        model.output.loss = model.output.loss.log_probabilities
     else:
         assert isinstance(model, CausalTransformer)
         model.loss = _of_logits
-
-
-def _of_hidden_states(x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """The logits of a batch never exist together: backward computes each piece again, because the gradient of the loss
-    is not known before all log-probabilities are.
-    """
-    step = max(1, CHUNK_BYTES // (4 * len(weight_VD)))
-    pieces = [
-        checkpoint(_of_piece, x_CD, weight_VD, labels_C, use_reentrant=False, preserve_rng_state=False)
-        for x_CD, labels_C in zip(x_ND.split(step), labels_N.split(step), strict=True)
-    ]
-    return torch.cat(pieces)
-
-
-def _of_piece(x_CD: Tensor, weight_VD: Tensor, labels_C: Tensor) -> Tensor:
-    return _of_logits(linear(x_CD, weight_VD), labels_C)
 
 
 def _of_logits(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

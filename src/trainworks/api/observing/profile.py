@@ -80,7 +80,7 @@ def _ranks(text: str, world_size: int) -> tuple[int, ...]:
         raise UsageError(f"`{text}` names no ranks", hint="write them like `--ranks 0,1`")
     ranks = sorted({int(part) for part in text.split(",")})
     if ranks[-1] >= world_size:
-        raise UsageError(f"there is no rank {ranks[-1]}: the run has ranks 0 to {world_size - 1}")
+        raise UsageError(f"rank {ranks[-1]} does not exist: the run has ranks 0 to {world_size - 1}")
     return tuple(ranks)
 
 

@@ -1,4 +1,4 @@
-"""`python -m trainworks.worker.data_command prepare|verify REQUEST_JSON PARENT_PID`: the worker's half of `data`.
+"""`python -m trainworks.worker.data.command prepare|verify REQUEST_JSON PARENT_PID`: the worker's half of `data`.
 
 Prints one JSON object per line: `{"done": .., "total": ..}` in bytes while it works, at the end the result, or
 `{"error": .., "hint": .., "exit_code": ..}`.
@@ -20,13 +20,12 @@ from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.corpus import anchored_source
 from trainworks.host.folders import cache_folder
 from trainworks.host.process import die_with_parent
-from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint, read_card
+from trainworks.worker.data.card import CARD, DatasetCard, Progress, Shard, fingerprint, read_card
 from trainworks.worker.data.images import image_files, make_image_shards, read_files
 from trainworks.worker.data.preparation import num_samples, prepare_evaluation, training_side
 from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.shards import put, stored_data
 from trainworks.worker.data.store import Store, naming_store
-from trainworks.worker.data.token_shards import Progress
 
 _INTERVAL_S = 0.2
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainworks.config.quantities import CheckpointInterval
-from trainworks.plan.checkpoint import checkpoint_interval, optimal_interval_s
+from trainworks.plan.reliability.checkpoint_interval import checkpoint_interval, optimal_interval_s
 
 STALL_S = st.floats(1e-3, 100)
 MTTF_S = st.floats(1e3, 1e5)

@@ -11,7 +11,8 @@ from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.reliability.defaults import planned_failures
-from trainworks.plan.reliability.goodput import ExpectedRun, Failures, expected, save_in_time, spares_needed
+from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.goodput import ExpectedRun, expected, save_in_time, spares_needed
 from trainworks.plan.reliability.scenario import Scenario, SimulationOutcome, scenario_of, spread_of
 from trainworks.plan.reliability.simulation import simulate_all
 from trainworks.plan.sizing.result import Reliability, SizingRequest

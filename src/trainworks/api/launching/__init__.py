@@ -1,0 +1,1 @@
+"""Runs between their request and their start."""

@@ -1,0 +1,175 @@
+"""Resolve a run in four steps: anchor, probe, decide, plan. The same code runs here and on the nodes of a job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks import __version__
+from trainworks.api.anchor import AnchoredRun, anchor
+from trainworks.api.environments.files import read_environment, with_image
+from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
+from trainworks.api.launching.planning import AS_USUAL, Planning
+from trainworks.config.run_file import RunFile
+from trainworks.config.source import Source
+from trainworks.errors import LayoutError, UsageError
+from trainworks.host.probe import probe_host
+from trainworks.measure.calibrate import Machines
+from trainworks.plan.run.precision import check_precision, default_precision
+from trainworks.plan.run.processes import (
+    ResourceError,
+    as_asked,
+    choose_command_processes,
+    choose_workload_processes,
+)
+from trainworks.record.environment import HostFacts
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.processes import Processes
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_environment import ResolvedEnvironment
+
+
+def resolve(
+    run_file: RunFile,
+    source: Source | None,
+    *,
+    run_id: str,
+    runs: Path,
+    command: list[str] | None = None,
+    host: HostFacts | None = None,
+    machines: Machines | None = None,
+    shape: ModelShape | None = None,
+    node_planner: str | None = None,
+    planning: Planning = AS_USUAL,
+    environment: ResolvedEnvironment | None = None,
+) -> ResolvedRun:
+    """Decide everything that the run file leaves open, and predict the run.
+
+    Args:
+        run_file: the run to resolve.
+        source: text of the run file, for the place of an error.
+        run_id: of the run directory.
+        runs: folder of all runs.
+        command: argument vector, where one is given instead of a text.
+        host: all nodes of the job as one machine; when left out, this machine is probed, and a workload for another
+            backend is planned later, on its nodes.
+        machines: how to start a process on these nodes.
+        shape: of a preset, which can be planned and not trained; the model's own when left out.
+        node_planner: module that plans a workload on its nodes later, with the run directory as its argument.
+        planning: what is measured for the plan.
+        environment: packages of the ranks as an earlier launch recorded them; read from their file when left out.
+
+    Raises:
+        TrainworksError: the run cannot be resolved, with the line of the run file at fault.
+    """
+    run_file = with_image(run_file)
+    anchored = anchor(run_file, source, on_nodes=host is not None, shape=shape)
+    environment = environment or read_environment(run_file, source)
+    probed = probe(anchored, runs, host=host, environment=environment)
+    try:
+        resolved = decide(probed, run_id=run_id, command=command, node_planner=node_planner)
+        workload = resolved.run_file.workload
+        if workload is None or probed.is_planned_later:
+            planning.refuse_tuning()
+            return resolved
+        from trainworks.api.launching.workload_plan import ReadyWorkload, plan_workload  # noqa: PLC0415 - imports the planner
+
+        ready = ReadyWorkload(resolved, workload, probed.interpreter, machines, anchored.shape)
+        return plan_workload(ready, runs, planning)
+    except LayoutError as error:
+        if source is None:
+            raise
+        raise source.locate(error) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedRun:
+    """A run and the machine, or the nodes of its job, that it starts on."""
+
+    anchored: AnchoredRun
+    host: HostFacts
+    is_planned_later: bool
+    """Whether the nodes are not known yet: what the run file requests stands in for them."""
+    environment: ResolvedEnvironment | None = None
+    interpreter: RanksInterpreter = OWN_INTERPRETER
+    """Python of a workload that is planned now."""
+
+
+def probe(
+    anchored: AnchoredRun,
+    runs: Path,
+    *,
+    host: HostFacts | None,
+    environment: ResolvedEnvironment | None = None,
+) -> ProbedRun:
+    """Probe this machine and build the environment of a workload, unless the nodes of the job come later."""
+    run_file = anchored.run_file
+    if host is None and run_file.cluster.engine != "local":
+        return ProbedRun(anchored, as_asked(run_file), is_planned_later=True, environment=environment)
+    interpreter = ranks_interpreter(environment if run_file.workload else None)
+    host = interpreter.seen_by(host or probe_host(runs))
+    return ProbedRun(anchored, host, False, environment, interpreter)
+
+
+def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_planner: str | None) -> ResolvedRun:
+    """Choose processes and precision; a workload has no plan yet.
+
+    Raises:
+        UsageError: the run requests what the machine does not have.
+    """
+    anchored, host = probed.anchored, probed.host
+    run_file, source = anchored.run_file, anchored.source
+    processes = _with_nccl(_processes(run_file, source, host), run_file, source)
+    is_planned_later = probed.is_planned_later and run_file.workload is not None
+    if not probed.is_planned_later:
+        run_file = _with_precision(run_file, source, host, processes.device)
+    return ResolvedRun(
+        run_id=run_id,
+        created_at=time.time(),
+        trainworks=__version__,
+        run_file=run_file,
+        command=tuple(command) if command else None,
+        working_folder=str(anchored.working_folder),
+        environment=probed.environment,
+        processes=processes,
+        host=host,
+        planner=(node_planner,) if node_planner and is_planned_later else (),
+    )
+
+
+def _processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Processes:
+    choose = choose_workload_processes if run_file.workload else choose_command_processes
+    try:
+        return choose(run_file, host)
+    except ResourceError as error:
+        place = source.place(("resources", error.field)) if source else None
+        raise UsageError(error.message, place=place, hint=error.hint) from None
+
+
+def _with_nccl(processes: Processes, run_file: RunFile, source: Source | None) -> Processes:
+    """The same processes with the NCCL settings of the cluster, where the run file describes it."""
+    described = run_file.cluster.of
+    if described is None:
+        return processes
+    from trainworks.catalog.cluster import parse_cluster  # noqa: PLC0415 - a catalogue that few runs need
+    from trainworks.plan.network.nccl import nccl_environment  # noqa: PLC0415
+
+    try:
+        cluster = parse_cluster(described)
+    except UsageError as error:
+        place = source.place(("cluster", "of")) if source else None
+        raise UsageError(error.message, place=place, hint=error.hint) from None
+    return processes.model_copy(update={"nccl_environment": nccl_environment(cluster, processes)})
+
+
+def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, device: str) -> RunFile:
+    """The same run file with a precision that the machine has."""
+    workload = run_file.workload
+    if workload is None:
+        return run_file
+    if "precision" in workload.model_fields_set:
+        check_precision(workload.precision, host, source)
+        return run_file
+    chosen = workload.model_copy(update={"precision": default_precision(host, device)})
+    return run_file.model_copy(update={"workload": chosen})

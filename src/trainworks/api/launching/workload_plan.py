@@ -1,0 +1,261 @@
+"""The plan of a workload on the machine, or the nodes, that it starts on: choose its layout, measure, predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.api.environments.planning import RanksInterpreter
+from trainworks.api.launching.planning import Planning
+from trainworks.api.planned_model import has_formula, model_shape
+from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
+from trainworks.catalog.catalog import accelerator
+from trainworks.catalog.facts import Accelerator
+from trainworks.catalog.prices import known_accelerator
+from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import Workload
+from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
+from trainworks.files import free_bytes
+from trainworks.host.folders import FINISHED_RUNS, cache_folder, data_folder
+from trainworks.host.installed import check_versions
+from trainworks.jobs.environment import agent_environment
+from trainworks.measure.calibrate import Machines, calibrate
+from trainworks.measure.trial import TrialOutOfMemoryError, try_out
+from trainworks.plan.learning import with_learning
+from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
+from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
+from trainworks.plan.run.plan import make_plan
+from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
+from trainworks.plan.run.processes import memory_per_rank
+from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
+from trainworks.record.calibration import Calibration
+from trainworks.record.environment import HostFacts
+from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import FewerNodes, Plan, PlannedLayout, ResolvedRun
+from trainworks.record.trial import Trial, TrialRequest
+from trainworks.units import format_bytes
+
+_USABLE_SHARE = 0.8
+"""Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyWorkload:
+    """A run with its processes and precision, whose nodes are known."""
+
+    resolved: ResolvedRun
+    workload: Workload
+    interpreter: RanksInterpreter
+    """Python of its ranks."""
+    machines: Machines | None
+    """How to start a process on the nodes; None for this machine."""
+    shape: ModelShape | None
+    """The shape of a preset, which can be planned and not trained; None for the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DescribedModel:
+    """A model that formulas describe, on its ranks."""
+
+    job: RunJob
+    micro_batch: int
+    """Sequences of the micro-batch to measure."""
+    steps: int
+    samples_left_out: int
+
+
+def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> ResolvedRun:
+    """Choose layout and steps, measure what the cache lacks, and predict the run.
+
+    Args:
+        ready: the run without its plan.
+        runs: folder of all runs, whose disk has to hold a checkpoint.
+        planning: what is measured for the plan.
+
+    Raises:
+        MissingExtraError: torch or transformers is not installed.
+        UsageError: the model cannot be trained; or layouts are to be tuned, and the model is measured or its ranks are
+            elsewhere.
+        LayoutError: the layout does not fit the ranks or the batch.
+        EnvironmentProblem: a package is too old, or the model does not fit.
+        DiskFullError: a checkpoint does not fit on the disk.
+    """
+    resolved, workload = ready.resolved, ready.workload
+    if missing := [package for package in ("torch", "transformers") if package not in resolved.host.packages]:
+        raise MissingExtraError(missing[0], "train")
+    check_versions(resolved.host.packages, "train")
+    if workload.task != "causal-lm" or (ready.shape is None and not has_formula(workload)):
+        layouts = measured_layouts(workload, resolved.run_file.layout, world_size=resolved.processes.world_size)
+        planning.refuse_tuning()
+        changes: dict[str, object] = {"plan": _plan_by_trial(ready, layouts, again=planning.again)}
+    else:
+        described = _described(ready)
+        if ready.machines is not None:
+            planning.refuse_tuning()
+        changes = _plan_by_calibration(ready, described, planning)
+    resolved = _with_learning(resolved.model_copy(update=changes), learning=planning.learning)
+    assert resolved.plan is not None
+    _check_disk(resolved.plan.checkpoint_bytes, runs)
+    return resolved
+
+
+def _described(ready: ReadyWorkload) -> _DescribedModel:
+    """The micro-batch to measure, and the steps."""
+    resolved, workload = ready.resolved, ready.workload
+    shape = ready.shape or model_shape(workload)
+    if not shape.causal:
+        raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
+    written = resolved.run_file.layout
+    memory = memory_per_rank(resolved.host, resolved.processes)
+    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
+    size = largest_micro_batch(job, written)
+    tokens = tokens_in_data(workload)
+    steps = num_steps(workload, tokens_in_data=tokens)
+    sequences = None if tokens is None else sequences_in(workload.data, tokens)
+    return _DescribedModel(job, size, steps, samples_left_out(workload, samples=sequences))
+
+
+def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
+    """The plan after learning from finished runs on this kind of machine."""
+    assert resolved.plan is not None
+    finished = read_finished(data_folder(FINISHED_RUNS), machine_of(resolved.host)) if learning else []
+    plan = with_learning(resolved.plan, finished, software=software_of(resolved))
+    return resolved.model_copy(update={"plan": plan})
+
+
+def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, planning: Planning) -> dict[str, object]:
+    """The plan of a model that formulas describe, from the measured rates of the machine."""
+    resolved, written, job = ready.resolved, ready.resolved.run_file.layout, described.job
+    host, processes = resolved.host, resolved.processes
+    request = calibration_request(
+        job.shape,
+        processes,
+        micro_batch=described.micro_batch * job.workload.sequences_per_sample,
+        sequence_length=job.sequence_length,
+        precision=job.precision,
+        machines=processes.nodes if ready.machines else 1,
+    )
+    calibration = calibrate(
+        request,
+        host,
+        cache_folder("calibration"),
+        environment=agent_environment(processes),
+        again=planning.again,
+        machines=ready.machines,
+        python=ready.interpreter.python,
+    )
+    job = job.calibrated(calibration)
+    compared = choose_layouts(job, written)
+    if planning.tune:
+        compared = _tuned(compared, ready, job, planning)
+    plan = make_plan(
+        resolved.run_file,
+        job.shape,
+        fastest(compared).layout,
+        processes,
+        calibration,
+        steps=described.steps,
+        samples_left_out=described.samples_left_out,
+        held_out_samples=held_out_samples(job.workload),
+        compared=compared,
+        accelerator=_catalogued(host),
+    )
+    fewer = _plan_fewer_nodes(resolved, job, calibration, steps=described.steps)
+    return {"plan": plan, "calibration": calibration, "fewer": fewer}
+
+
+def _plan_fewer_nodes(
+    resolved: ResolvedRun, job: RunJob, calibration: Calibration, *, steps: int
+) -> tuple[FewerNodes, ...]:
+    """The best plan for each smaller number of nodes down to `job.min_nodes`, on which the run may continue.
+
+    The global batch stays. Numbers without a layout that fits are left out. A layout of the run file is one for all
+    nodes, so it is searched anew.
+    """
+    run_file, processes = resolved.run_file, resolved.processes
+    memory = memory_per_rank(resolved.host, processes)
+    found = []
+    for count in range(run_file.job.min_nodes or processes.nodes, processes.nodes):
+        ranks = processes.model_copy(update={"nodes": count})
+        smaller = run_job(job.workload, job.shape, ranks, calibration=calibration, memory_per_rank_bytes=memory)
+        with suppress(LayoutError, EnvironmentProblem):
+            layout = fastest(choose_layouts(smaller, None)).layout
+            plan = make_plan(run_file, job.shape, layout, ranks, calibration, steps=steps)
+            found.append(FewerNodes(processes=ranks, plan=plan))
+    return tuple(found)
+
+
+def _tuned(
+    compared: tuple[PlannedLayout, ...], ready: ReadyWorkload, job: RunJob, planning: Planning
+) -> tuple[PlannedLayout, ...]:
+    """The same layouts, the first of them with the step time of a few steps; one that runs out of memory has none."""
+    folder = prepared_folder(job.workload)
+    measured = []
+    for one in compared[: planning.tune]:
+        request = TrialRequest(
+            workload=job.workload.model_copy(update={"eval": None}),
+            layout=one.layout,
+            processes=ready.resolved.processes,
+            shape=job.shape,
+            data_folder=folder,
+        )
+        trial = _trial(request, ready, again=planning.again)
+        measured.append(one.model_copy(update={"measured_s": trial.step_time.total_s if trial else None}))
+    return (*measured, *compared[planning.tune :])
+
+
+def _trial(request: TrialRequest, ready: ReadyWorkload, *, again: bool) -> Trial | None:
+    """A few steps of the model; None if its layout needs too much memory."""
+    interpreter, written = ready.interpreter, ready.resolved.run_file.written_envs  # a module may read them
+    environment = agent_environment(ready.resolved.processes) | written
+    cache, host = cache_folder("trials", *interpreter.cache), ready.resolved.host
+    try:
+        return try_out(request, host, cache, environment=environment, again=again, python=interpreter.python)
+    except TrialOutOfMemoryError:
+        return None
+
+
+def _plan_by_trial(ready: ReadyWorkload, layouts: Iterable[ResolvedLayout], *, again: bool) -> Plan:
+    """The plan of the first layout that fits, from a few steps of the model itself."""
+    resolved, workload = ready.resolved, ready.workload
+    host, processes = resolved.host, resolved.processes
+    usable = _USABLE_SHARE * memory_per_rank(host, processes)
+    largest = 0
+    folder = prepared_folder(workload)
+    held_out = held_out_samples(workload)
+    tried = workload if workload.task == "module" else workload.model_copy(update={"eval": None})
+    for layout in layouts:
+        request = TrialRequest(workload=tried, layout=layout, processes=processes, data_folder=folder)
+        trial = _trial(request, ready, again=again)
+        if trial is None:
+            continue
+        plan = make_measured_plan(
+            resolved.run_file, layout, processes, trial, held_out_samples=held_out, accelerator=_catalogued(host)
+        )
+        largest = plan.memory.total_bytes
+        if largest <= usable:
+            check_own_optimizer(workload, trial)
+            return plan
+    raise EnvironmentProblem(
+        f"the model does not fit: {format_bytes(largest) if largest else 'more memory than there is'} per rank, "
+        f"{format_bytes(usable)} usable",
+        hint="set a smaller `layout.micro_batch`, shard the model over more ranks, or start fewer ranks per node",
+    )
+
+
+def _catalogued(host: HostFacts) -> Accelerator | None:
+    """The accelerator of the machine in the catalogue; None without one, or where the catalogue lacks it."""
+    name = known_accelerator(host.accelerators[0].name) if host.accelerators else None
+    return None if name is None else accelerator(name)
+
+
+def _check_disk(checkpoint_bytes: int, runs: Path) -> None:
+    """Refuse a run that cannot save one checkpoint."""
+    if (free := free_bytes(runs)) < checkpoint_bytes:
+        raise DiskFullError(
+            f"one checkpoint takes {format_bytes(checkpoint_bytes)}, `{runs}` has {format_bytes(free)} free",
+            hint="free some space or point `checkpoint.to` at another disk",
+        )

@@ -1,0 +1,37 @@
+"""Use cases of nodes: the backend of a cluster drains one, and lets jobs start there again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainworks.backends.backend import Backend, NodeStatus
+from trainworks.backends.registry import backend_for, local_backend
+
+__all__ = ["NodeStatus", "backend_on", "drain", "undrain"]
+
+
+def backend_on(cluster: str | None) -> Backend:
+    """The backend of a cluster: this machine when None, else a name such as `slurm`, or a run file.
+
+    Raises:
+        UsageError: no such backend.
+        RunFileError: a problem in the run file.
+    """
+    if cluster is None:
+        return local_backend()
+    from trainworks.config.load import load_run_file  # noqa: PLC0415, a list of local jobs does without
+    from trainworks.config.run_file import RunFile  # noqa: PLC0415
+
+    if cluster.endswith((".yaml", ".yml")):
+        return backend_for(load_run_file(Path(cluster))[0].cluster)
+    return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
+
+
+def drain(node: str, reason: str, *, cluster: str | None = None) -> None:
+    """Start no more jobs on a node; running jobs continue."""
+    backend_on(cluster).drain(node, reason)
+
+
+def undrain(node: str, *, cluster: str | None = None) -> None:
+    """Let jobs start on a node again."""
+    backend_on(cluster).undrain(node)

@@ -1,0 +1,162 @@
+"""The text of a YAML file with the line of each field, for errors that say where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainworks.errors import LayoutError, RunFileError, UsageError, suggest
+
+FieldPath = tuple[str | int, ...]
+
+_DEEPEST = 100
+"""Deepest nesting of a run file."""
+_MOST_FIELDS = 100_000
+"""Most fields of a run file, repeats by aliases included."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which `20:25` is text; YAML 1.1 reads it as a number of base 60."""
+
+    _depth = 0
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: bool | tuple[bool, bool]) -> str:
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        return "tag:yaml.org,2002:str" if is_number and ":" in value else tag
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(
+                problem=f"nested more than {_DEEPEST} levels deep",
+                problem_mark=self.peek_event().start_mark,  # type: ignore[no-untyped-call]
+            )
+        try:
+            node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        finally:
+            self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)  # type: ignore[no-untyped-call]
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            problem = f"`{str(node.value)[:40]}` is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+
+class Source:
+    """The text of a run file and the line of each field, for errors found later in the program."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.unused: list[str] = []
+        """Keys without effect on the engine of the run, each with its line."""
+        self._lines: dict[tuple[str, ...], int] = {}
+
+    def move(self, moves: Mapping[FieldPath, FieldPath]) -> None:
+        """Say of fields at new places the lines of those in the file."""
+        for origin, place in moves.items():
+            line, start = self.line(origin), tuple(map(str, origin))
+            inner = {path[len(start) :]: at for path, at in self._lines.items() if path[: len(start)] == start}
+            new = tuple(map(str, place))
+            self._lines |= {new: line, (*new, start[-1]): line} | {(*new, *path): at for path, at in inner.items()}
+
+    def place(self, field: FieldPath) -> str:
+        """`file:line  a.b.c`; a field that the file lacks points at its nearest parent in the file."""
+        return f"{self.name}:{self.line(field)}  {'.'.join(str(part) for part in field)}".rstrip()
+
+    def line(self, field: FieldPath) -> int:
+        """Line of a field, or of its nearest parent in the file."""
+        path = tuple(str(part) for part in field)
+        while path not in self._lines and path:
+            path = path[:-1]
+        return self._lines.get(path, 1)
+
+    def locate(self, error: LayoutError) -> RunFileError:
+        """The error with the place of its layout field; that of the batch if the file has no layout."""
+        path = ("layout", error.field) if ("layout",) in self._lines else ("workload", "global_batch")
+        place = self.place(path)
+        return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
+
+    def parse(self) -> Any:
+        """Parse the YAML into plain Python values and remember the line numbers.
+
+        Raises:
+            RunFileError: the text is not YAML, is nested or repeated by aliases beyond the limits, or has a key twice.
+        """
+        self._lines.clear()
+        try:
+            node = yaml.compose(self.text, Loader=_Loader)
+            self._remember(node, ())
+            return yaml.load(self.text, Loader=_Loader)  # noqa: S506, a safe loader
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            several = error.problem == "but found another document"
+            hint = "`trainworks submit` takes a pipeline of SkyPilot" if several else None
+            problem = UsageError(f"invalid YAML: {error.problem}", place=f"{self.name}:{line}", hint=hint)
+            raise RunFileError([problem]) from None
+        except yaml.YAMLError as error:
+            raise RunFileError([UsageError(f"invalid YAML: {error}", place=self.name)]) from None
+
+    def _remember(self, node: yaml.Node | None, path: tuple[str, ...], above: tuple[yaml.Node, ...] = ()) -> None:
+        if node is None:
+            return
+        self._check_aliases(node, above)
+        above = (*above, node)
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                field = (*path, str(key.value))
+                if field in self._lines:
+                    raise yaml.MarkedYAMLError(problem=f"duplicate key `{key.value}`", problem_mark=key.start_mark)
+                self._lines[field] = key.start_mark.line + 1
+                self._remember(value, field, above)
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._lines[(*path, str(index))] = item.start_mark.line + 1
+                self._remember(item, (*path, str(index)), above)
+
+    def _check_aliases(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
+        problem = None
+        if node in above:
+            problem = "an alias contains itself"
+        elif len(self._lines) > _MOST_FIELDS:
+            problem = f"more than {_MOST_FIELDS:,} fields"
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def split_documents(text: str) -> Iterator[str]:
+    """Each document of a YAML file, after as many empty lines as the file has lines before it.
+
+    `---` at the start of a line is always a boundary.
+    """
+    lines = text.split("\n")
+    starts = [index for index, line in enumerate(lines) if re.match(r"---(\s|$)", line)]
+    for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
+        yield "\n" * start + "\n".join(lines[start:end])
+
+
+def read_text(path: Path, what: str = "run file") -> str:
+    """Text of a run file, or of another one that an error names.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{what} `{path}` not found", hint=_nearest_file(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read `{path}`: {error}") from None
+
+
+def _nearest_file(path: Path) -> str | None:
+    folder = path.parent if path.parent.is_dir() else Path()
+    return suggest(str(path), [str(file) for file in sorted(folder.glob("*.y*ml"))])

@@ -1,0 +1,118 @@
+"""A job that can be planned, with any model, and the times of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, fields
+from operator import attrgetter
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
+from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.memory import Memories
+from trainworks.plan.shapes.conv_net import ConvNetShape
+from trainworks.plan.software import Software
+from trainworks.record.model_shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step by term, shape [n]; the terms add up."""
+
+    forward_s: Array
+    backward_s: Array
+    recompute_s: Array
+    head_s: Array
+    """Embedding, logits and loss on the slowest stage."""
+    tp_s: Array
+    """Exposed tensor-parallel communication."""
+    cp_s: Array
+    ep_s: Array
+    offload_s: Array
+    """Offloading of activations that computing does not hide."""
+    pp_s: Array
+    """Exposed transfers between stages."""
+    bubble_s: Array
+    dp_s: Array
+    """Exposed gradient and weight communication of the data-parallel group."""
+    optimizer_s: Array
+    host_s: Array
+    """Work per step that no accelerator does: data, logging."""
+    straggle_s: Array
+    """Waiting for the slowest of many nodes."""
+
+    @property
+    def total_s(self) -> Array:
+        """Sum of the terms."""
+        total: Array = sum(_TERMS(self))
+        return total
+
+    def take(self, chosen: NDArray[np.generic]) -> StepTimes:
+        """The times of the layouts at these positions, or where a mask is true."""
+        return StepTimes(*(term[chosen] for term in _TERMS(self)))
+
+
+_TERMS = attrgetter(*(field.name for field in fields(StepTimes)))
+
+
+class AnyJob(Protocol):
+    """Everything about a training job except its layout; an immutable dataclass, such as `TrainingJob` or `ConvJob`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    complication: ClassVar[float]
+    """Share of the step that a layout has to save for each thing that it does beyond plain data parallelism."""
+    context_pieces: ClassVar[int]
+    """Pieces of a sequence per context-parallel rank."""
+
+    @property
+    def shape(self) -> ModelShape | ConvNetShape:
+        """The model."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sequence; 1 for the image of a convolutional network."""
+
+    @property
+    def precision(self) -> str:
+        """Format of the products with weights."""
+
+    @property
+    def cluster(self) -> ClusterDescription:
+        """Hardware that the job runs on."""
+
+    @property
+    def software(self) -> Software:
+        """Framework that trains it."""
+
+    @property
+    def slowdowns(self) -> Slowdowns:
+        """What measurements of this kind of cluster taught."""
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """Samples of one rank that a search tries at most."""
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a sequence, or patches of an image; 1 for the image of a convolutional network."""
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs of one sample, forward and backward."""
+
+    def runnable(self, layouts: Layouts) -> NDArray[np.bool_] | slice:
+        """The layouts that the software can run."""
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout.
+
+        Raises:
+            UsageError: the accelerator cannot compute in the job's precision.
+        """
+
+    def memories(self, layouts: Layouts) -> Memories:
+        """Peak memory of the fullest rank of every layout."""

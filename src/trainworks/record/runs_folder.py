@@ -1,0 +1,73 @@
+"""The folder of all runs: make, list and find run directories."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from trainworks.errors import UnknownRunError
+from trainworks.record.run_dir import RunDir
+
+
+def create_run_dir(root: Path, name: str) -> RunDir:
+    """Create `root/name-N` with the first free N; creating the folder is atomic.
+
+    Only this user can write the folder, under any umask, because a dispatcher executes its contents.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    taken = [int(run.path.name[len(name) + 1 :]) for run in list_runs(root) if _is_run_of(run.path.name, name)]
+    number = max(taken, default=0) + 1
+    while True:
+        path = root / f"{name}-{number}"
+        try:
+            path.mkdir(mode=0o755)
+        except FileExistsError:
+            number += 1
+            continue
+        run_dir = RunDir(path)
+        run_dir.logs.mkdir(mode=0o755)
+        run_dir.checkpoints.mkdir(mode=0o755)
+        return run_dir
+
+
+def _is_run_of(folder: str, name: str) -> bool:
+    return re.fullmatch(re.escape(name) + r"-\d+", folder) is not None
+
+
+def list_runs(root: Path) -> list[RunDir]:
+    """Every run directory below `root`, oldest first."""
+    return sorted(run_dirs(root), key=lambda run: (_created_at(run), run.run_id))
+
+
+def run_dirs(root: Path) -> list[RunDir]:
+    """Every run directory below `root` in no order; none is opened."""
+    folders = root.iterdir() if root.is_dir() else ()
+    found = (RunDir(folder) for folder in folders if folder.name[0] != ".")
+    return [run_dir for run_dir in found if run_dir.logs.is_dir()]
+
+
+def _created_at(run_dir: RunDir) -> float:
+    """Time of resolving the run; the times of the folder change with every file in it."""
+    try:
+        return float(json.loads(run_dir.resolved_file.read_bytes())["created_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return run_dir.path.stat().st_ctime
+
+
+def find_run(root: Path, wanted: str | None) -> RunDir:
+    """Find a run.
+
+    Raises:
+        UnknownRunError: it does not exist; the hint names known runs.
+    """
+    runs = list_runs(root)
+    if wanted is None:
+        if not runs:
+            raise UnknownRunError(f"no runs in `{root}`", hint="start one: trainworks run run.yaml")
+        return runs[-1]
+    for candidate in (RunDir(root / wanted), RunDir(Path(wanted))):
+        if candidate.logs.is_dir():
+            return candidate
+    known = ", ".join(run.run_id for run in runs[-5:]) or "none"
+    raise UnknownRunError(f"no run `{wanted}` in `{root}`", hint=f"known runs: {known}")

@@ -1,0 +1,42 @@
+"""`--env`: variables of a command beside its run file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainworks.api.run_request import read_request
+from trainworks.errors import UsageError
+
+COMMAND = {"name": "t", "run": "true", "envs": {"A": "1"}}
+
+
+@pytest.mark.parametrize(
+    ("target", "env", "message"),
+    [
+        (COMMAND, "1A=x", "`1A` is not the name of a variable"),
+        (COMMAND, "=x", "`` is not the name of a variable"),
+        (COMMAND, "A B=x", "`A B` is not the name of a variable"),
+        (COMMAND, "A=x\0", "`A` cannot hold the character of code 0"),
+        (COMMAND, "NOT_SET_ANYWHERE", "environment variable `NOT_SET_ANYWHERE` has no value"),
+        ("examples/stdlib-lm.yaml", "A=x", "a workload reads no variables"),
+    ],
+)
+def test_an_error_names_the_option(target: object, env: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        read_request(target, env=[env])
+    assert refused.value.place == "--env"
+
+
+def test_variables_are_set_in_every_task_of_a_pipeline(tmp_path: Path) -> None:
+    file = tmp_path / "chain.yaml"
+    file.write_text("name: chain\n---\nname: first\nrun: 'true'\n---\nname: second\nrun: 'true'\nenvs: {A: 1, B: 2}\n")
+    first = read_request(str(file), env=["A=3", "A=4"])
+    assert [task.run_file.envs for task in (first, *first.following)] == [{"A": "4"}, {"A": "4", "B": "2"}]
+
+
+def test_a_secret_on_the_command_line_is_remarked_on() -> None:
+    assert read_request(COMMAND, env=["HF_TOKEN=x", "LR=1"]).notes == (
+        "the record of the run keeps the value of HF_TOKEN; `--env HF_TOKEN` keeps it out",
+    )
