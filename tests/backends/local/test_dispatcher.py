@@ -438,6 +438,35 @@ def test_a_job_that_never_begins_is_given_up_after_some_launches(queue: Queue) -
     assert len(queue.machine.launched) == 5
 
 
+def test_a_launch_that_the_end_of_its_dispatcher_cut_short_does_not_count(queue: Queue) -> None:
+    job = queue.submit()
+    queue.machine.begins = False
+    for _ in range(20):
+        queue.look()
+        if job in queue.machine.jobs:
+            queue.machine.kill(job)
+            queue.restart()
+    assert queue.state(job).waits or queue.state(job) is JobState.STARTING
+    assert len(queue.machine.launched) > 5
+    waits = [event["cause"] for event in queue.machine.records[job] if event["kind"] == "state"]
+    assert set(waits) == {"controller_error"}
+    queue.machine.begins = True
+    queue.look()
+    queue.look()
+    assert (queue.state(job), queue.job(job).restarts) == (JobState.STARTING, 0)
+
+
+def test_earlier_attempts_of_a_preempted_job_do_not_count_as_refusals(queue: Queue) -> None:
+    job = queue.submit()
+    queue.look()
+    for attempt in range(3):
+        queue.machine.refuses = "no space left on device" if attempt == 2 else None
+        queue.store.change(job, now=queue.clock.now(), asked_to_end="preempt", asked_by=os.getuid())
+        queue.machine.end(job, "STOPPED")
+        queue.look()
+    assert (queue.job(job).attempt, queue.state(job)) == (4, JobState.QUEUED)
+
+
 def test_a_launch_that_is_refused_is_tried_again_and_then_failed(queue: Queue) -> None:
     queue.machine.refuses = "no space left on device"
     job = queue.submit()

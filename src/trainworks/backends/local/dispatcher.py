@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -46,7 +47,7 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import restarts_counted
 
 _MOST_REFUSALS = 3
-"""Attempts to launch a job that the machine refuses, e.g. because of a full disk."""
+"""Attempts in a row to launch a job that the machine refuses, e.g. because of a full disk."""
 
 
 class Dispatcher:
@@ -79,6 +80,7 @@ class Dispatcher:
         self._jobs = {job.id: _trusted(job) for job in reversed(live)}
         self._running: dict[int, Supervised] = {}
         self._asked_at: dict[int, float] = {}
+        self._failed_launches: Counter[int] = Counter()  # in a row, of this dispatcher
         self._explained: dict[int, tuple[str, str, int, float | None]] = {}
 
     @property
@@ -115,7 +117,7 @@ class Dispatcher:
         self._version = newest
 
     def _forget(self, job_id: int) -> None:
-        for kept in (self._jobs, self._running, self._asked_at, self._explained):
+        for kept in (self._jobs, self._running, self._asked_at, self._failed_launches, self._explained):
             kept.pop(job_id, None)
 
     def _follow(self, job: JobRow) -> None:
@@ -157,11 +159,15 @@ class Dispatcher:
         status = self._launcher.last_words(job)
         if status is None:
             return
-        events = self._launcher.events(job)
-        outcome = outcome_of(job, status, events)
-        ended_at = _ended_at(job, status, events, self._clock.now())
-        self._running.pop(job.id, None)
+        launched = self._running.pop(job.id, None) is not None
         self._asked_at.pop(job.id, None)
+        if parse_state(status.state) is not JobState.CREATED:
+            del self._failed_launches[job.id]
+        elif launched:
+            self._failed_launches[job.id] += 1
+        events = self._launcher.events(job)
+        outcome = outcome_of(job, status, events, self._failed_launches[job.id])
+        ended_at = _ended_at(job, status, events, self._clock.now())
         if outcome.state.waits:
             self._launcher.back_in_line(job, outcome, ended_at)
         else:
@@ -298,7 +304,8 @@ class Dispatcher:
         try:
             self._running[job.id] = self._launcher.launch(started)
         except (TrainworksError, OSError) as error:  # one bad run directory must not keep the others waiting
-            is_final = job.attempt >= _MOST_REFUSALS or isinstance(error, NotOwnerError)
+            self._failed_launches[job.id] += 1
+            is_final = self._failed_launches[job.id] >= _MOST_REFUSALS or isinstance(error, NotOwnerError)
             state = JobState.FAILED if is_final else JobState.QUEUED
             self._store.move(
                 job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3

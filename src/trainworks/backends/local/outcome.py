@@ -10,10 +10,10 @@ from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events import Event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.status import RunStatus
-from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart, restarts_used
+from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
 _MAX_LAUNCHES = 5
-"""Launches of a supervisor that dies before it has started anything."""
+"""Launches in a row of a supervisor that dies before it has started anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,26 @@ class Outcome:
     exit_code: int | None = None
 
 
-def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outcome:
+def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event], failed_launches: int) -> Outcome:
     """The next state of a job whose supervisor, agents and ranks are all gone.
 
-    | last status        | requested end          | next                                 |
-    |--------------------|------------------------|--------------------------------------|
-    | succeeded, failed  | any                    | the same                             |
-    | stopped            | none, or by a user     | stopped                              |
-    | stopped            | for another job        | waits again, no restart counted      |
-    | stopped            | time limit reached     | failed, `time_limit`                 |
-    | not launched yet   | none                   | waits again                          |
-    | none               | none                   | waits again, five times              |
-    | running            | by a user, time limit  | stopped, or failed with `time_limit` |
-    | running            | none                   | waits again if it may; else failed   |
+    | last status        | requested end          | next                                                       |
+    |--------------------|------------------------|------------------------------------------------------------|
+    | succeeded, failed  | any                    | the same                                                   |
+    | stopped            | none, or by a user     | stopped                                                    |
+    | stopped            | for another job        | waits again, no restart counted                            |
+    | stopped            | time limit reached     | failed, `time_limit`                                       |
+    | not launched yet   | none                   | waits again                                                |
+    | created            | none                   | waits again; failed after the fifth failed launch in a row |
+    | running            | by a user, time limit  | stopped, or failed with `time_limit`                       |
+    | running            | none                   | waits again if it may; else failed                         |
+
+    Args:
+        job: the job.
+        status: its last status.
+        events: of its run.
+        failed_launches: supervisors in a row that this dispatcher launched and saw end before they began. A launch that
+            is cut short by the end of its dispatcher is not the job's fault, and does not count.
     """
     state = parse_state(status.state)
     if state in (JobState.SUCCEEDED, JobState.FAILED):
@@ -47,7 +54,7 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event]) -> Outco
         return _ended_on_request(job, status)
     if state is JobState.QUEUED:  # its dispatcher was killed before it launched it
         return Outcome(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed before the launch")
-    return _never_began(job, events) if state is JobState.CREATED else _in_the_middle(job, events)
+    return _never_began(failed_launches) if state is JobState.CREATED else _in_the_middle(job, events)
 
 
 def _in_the_middle(job: JobRow, events: Sequence[Event]) -> Outcome:
@@ -69,9 +76,11 @@ def _over(job: JobRow) -> str:
     return f"its time limit of {job.spec.time_limit_s or 0.0:.0f} s was over"
 
 
-def _never_began(job: JobRow, events: Sequence[Event]) -> Outcome:
+def _never_began(failed_launches: int) -> Outcome:
+    if failed_launches == 0:
+        return Outcome(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed during the launch")
     message = "its supervisor ended before it had started anything"
-    if job.attempt < _MAX_LAUNCHES + restarts_used(events):
+    if failed_launches < _MAX_LAUNCHES:
         return Outcome(JobState.QUEUED, Cause.LAUNCH_FAILED, message)
     return launch_failed(message)
 
