@@ -116,7 +116,6 @@ def book(folder: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> None:
     chance = random.Random(7)
     kills = submitted = 0
@@ -257,7 +256,6 @@ MAX_RESTARTS = 3
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_has_one_life_more_than_restarts_whoever_is_killed(folder: Path, seed: int) -> None:
     chance = random.Random(seed)

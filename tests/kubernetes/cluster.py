@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -224,9 +224,10 @@ def _kubeconfig(port: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _crd(group: str, version: str, kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _crd(group: str, versions: Sequence[str], kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """A kind of objects with one schema in all its versions, of which the first is stored."""
     plural = f"{kind.lower()}s"
-    served = {"name": version, "served": True, "storage": True, "subresources": {"status": {}}}
+    served = {"served": True, "subresources": {"status": {}}, "schema": {"openAPIV3Schema": schema}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -238,7 +239,7 @@ def _crd(group: str, version: str, kind: str, schema: dict[str, Any]) -> dict[st
             "group": group,
             "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()},
             "scope": "Namespaced",
-            "versions": [{**served, "schema": {"openAPIV3Schema": schema}}],
+            "versions": [{"name": version, "storage": version == versions[0], **served} for version in versions],
         },
     }
 
@@ -247,10 +248,10 @@ def _crd_of_jobsets() -> dict[str, Any]:
     """With upstream's schema and rules."""
     schema = json.loads((ROOT / "tests" / "data" / "jobset_v1alpha2.json").read_text(encoding="utf-8"))
     del schema["$comment"]
-    return _crd("jobset.x-k8s.io", "v1alpha2", "JobSet", schema)
+    return _crd("jobset.x-k8s.io", ["v1alpha2"], "JobSet", schema)
 
 
 def _crds_of_kueue() -> Iterator[dict[str, Any]]:
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     for kind in ("Workload", "LocalQueue"):
-        yield _crd("kueue.x-k8s.io", "v1beta1", kind, anything)
+        yield _crd("kueue.x-k8s.io", ["v1beta2", "v1beta1"], kind, anything)

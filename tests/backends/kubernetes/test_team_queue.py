@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,25 +16,39 @@ from trainworks.errors import UnreachableError, UsageError
 from trainworks.jobs.formats.manifest import QUEUE_LABEL
 from trainworks.record.run_dir import RunDir
 
-QUEUES = "/apis/kueue.x-k8s.io/v1beta1/namespaces/ml/localqueues"
+KUEUE = "/apis/kueue.x-k8s.io"
 
 
 class Server:
-    """An API server of one namespace with these LocalQueues, or with this answer to whoever lists them."""
+    """An API server of one namespace with these LocalQueues, or with this answer to whoever lists them.
 
-    def __init__(self, *queues: str, refuses: Exception | None = None) -> None:
+    Args:
+        queues: names of the LocalQueues.
+        refuses: the answer instead.
+        versions: of Kueue's API that it serves; None where users may not ask.
+    """
+
+    def __init__(
+        self, *queues: str, refuses: Exception | None = None, versions: Sequence[str] | None = ("v1beta2", "v1beta1")
+    ) -> None:
         self.queues = queues
         self.refuses = refuses
+        self.versions = versions
         self.objects: dict[str, dict[str, Any]] = {}
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        if path != QUEUES:
+        if not path.endswith("/localqueues"):
             return []
         if self.refuses is not None:
             raise self.refuses
+        version = path.removeprefix(f"{KUEUE}/").removesuffix("/namespaces/ml/localqueues")
+        if version not in (self.versions or ("v1beta1",)):
+            raise NotServed(f"the API server does not serve `{path}`")
         return [{"metadata": {"name": name}} for name in self.queues]
 
     def get(self, path: str) -> dict[str, Any]:
+        if path == KUEUE and self.versions is not None:
+            return {"kind": "APIGroup", "versions": [{"version": version} for version in self.versions]}
         if path not in self.objects:
             raise NotFound(f"no {path}")
         return self.objects[path]
@@ -77,6 +91,12 @@ def queue_of(jobset: dict[str, Any]) -> str | None:
 def test_a_job_enters_the_queue_of_its_team_at_once_or_when_it_is_released(run_dir: RunDir, hold: bool) -> None:
     jobset = submitted(Server("language", "vision-lab"), run_dir, hold=hold)
     assert (queue_of(jobset), jobset["spec"]["suspend"]) == ("vision-lab", True)
+
+
+@pytest.mark.parametrize("versions", [["v1beta2", "v1beta1"], ["v1beta1"], ["v1beta2"], None])
+def test_the_queue_is_found_in_every_version_of_kueue(run_dir: RunDir, versions: list[str] | None) -> None:
+    jobset = submitted(Server("vision-lab", versions=versions), run_dir)
+    assert queue_of(jobset) == "vision-lab"
 
 
 @pytest.mark.parametrize(

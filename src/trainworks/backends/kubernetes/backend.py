@@ -6,6 +6,7 @@ import copy
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, Self, final
 
 import yaml
@@ -22,6 +23,7 @@ from trainworks.backends.kubernetes.client import (
 from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_forward
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, annotations_of, labels_of, node_facts
 from trainworks.backends.kubernetes.job_secret import secret, secret_content
+from trainworks.backends.kubernetes.kueue_api import kueue_path
 from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
 from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
@@ -164,7 +166,11 @@ class KubernetesBackend(Backend):
         return f"/api/v1/namespaces/{self._options.namespace}/{kind}/{name}".rstrip("/")
 
     def _workloads(self, name: str = "") -> str:
-        return f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{self._options.namespace}/workloads/{name}".rstrip("/")
+        return f"{self._kueue}/workloads/{name}".rstrip("/")
+
+    @cached_property
+    def _kueue(self) -> str:
+        return kueue_path(self._client, self._options.namespace)
 
     def _existing(self, name: str, tag: str) -> Object | None:
         """The JobSet of this run, unless it is being deleted; raises if the name belongs to another one."""

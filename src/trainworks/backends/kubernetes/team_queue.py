@@ -1,6 +1,6 @@
 """The queue of Kueue that a job enters for its team, where the run file names no queue.
 
-Source: Kueue's API v1beta1, LocalQueue; a JobSet with the label of a queue must be suspended when it is created.
+Source: Kueue's API, LocalQueue; a JobSet with the label of a queue must be suspended when it is created.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError, NotServed
+from trainworks.backends.kubernetes.kueue_api import kueue_path
 from trainworks.backends.kubernetes.render import HELD
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
@@ -35,11 +36,11 @@ def enter_team_queue(manifest: dict[str, Any], team: str, options: Kubernetes, c
     """
     if not team or options.queue is not None:
         return
-    path = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{options.namespace}/localqueues"
     try:
-        there = sorted(str(one["metadata"]["name"]) for one in client.list(path))
+        queues = client.list(f"{kueue_path(client, options.namespace)}/localqueues")
     except (NotServed, KubernetesRefusedError):
         return
+    there = sorted(str(one["metadata"]["name"]) for one in queues)
     queue = queue_of_team(team)
     if queue not in there:
         hint = f"the namespace has: {', '.join(there) or 'none'}; name one in `cluster.kubernetes.queue`, or set "
