@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -164,20 +165,24 @@ def test_a_job_that_has_succeeded_does_not_run_again_if_slurm_requeues_it(run_di
 
 
 @pytest.mark.parametrize(
+    ("state", "words", "code"), [(JobState.FAILED, "has failed", 9), (JobState.STOPPED, "was stopped", -signal.SIGTERM)]
+)
+@pytest.mark.parametrize(
     ("config", "is_started"),
     [(f"BOOT_TIME = {LAUNCH_AT + 60}", False), (f"BOOT_TIME = {LAUNCH_AT - 60}", True), ("", True)],
     ids=["slurmctld started after its end", "slurmctld has run since", "slurmctld does not say"],
 )
-def test_a_job_that_has_failed_runs_again_if_a_user_requeues_it(
-    run_dir: RunDir, tmp_path: Path, config: str, is_started: bool
+def test_a_job_that_has_ended_runs_again_if_a_user_requeues_it(
+    run_dir: RunDir, tmp_path: Path, state: JobState, words: str, code: int, config: str, is_started: bool
 ) -> None:
-    """A slurmctld that crashed may have forgotten the failure, and requeues the job by itself."""
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\necho '{config}'\n")
-    scontrol.chmod(0o755)
-    run_dir.write_status(RunStatus(state=JobState.FAILED, exit_code=9, updated_at=LAUNCH_AT))
+    """A slurmctld that crashed may have forgotten its end, and requeues the job by itself."""
+    for name, line in (("scontrol", f"echo '{config}'"), ("scancel", "kill -TERM $PPID")):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    run_dir.write_status(RunStatus(state=state, exit_code=9 if state is JobState.FAILED else 0, updated_at=LAUNCH_AT))
     command = [sys.executable, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
     env = dict(os.environ) | BATCH | {"SLURM_RESTART_COUNT": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
-    assert (done.returncode == 9, "has failed" in done.stderr) == (not is_started, not is_started)
+    assert (done.returncode == code, words in done.stderr) == (not is_started, not is_started)
     assert (run_dir.read_status().updated_at > LAUNCH_AT) is is_started

@@ -128,8 +128,9 @@ class _Batch:
         state = parse_state(status.state)
         if state is JobState.SUCCEEDED or (state.is_final and not turn):
             return 0  # submitted twice, and another job has run it; or a slurmctld that crashed forgot its success
-        is_forgotten = state is JobState.FAILED and self._is_forgotten(status)
-        return (status.exit_code or 1) if is_forgotten else None
+        if state not in (JobState.FAILED, JobState.STOPPED) or not self._is_forgotten(status):
+            return None
+        return status.exit_code or 1 if state is JobState.FAILED else self._cancelled(os.environ["SLURM_JOB_ID"])
 
     def _is_forgotten(self, end: RunStatus) -> bool:
         """Whether slurmctld has started since the end on record: it requeues a job whose end it lost in a crash."""
@@ -140,7 +141,8 @@ class _Batch:
         started_at, _ = controller_times(config)
         if not started_at >= int(end.updated_at):  # also if Slurm does not say it: NaN
             return False
-        sys.stderr.write("not started: the run has failed, and slurmctld has started since; see `trainworks retry`\n")
+        how = "has failed" if end.state == JobState.FAILED else "was stopped"
+        sys.stderr.write(f"not started: the run {how}, and slurmctld has started since; see `trainworks retry`\n")
         return True
 
     def _launches(self) -> list[Event]:
@@ -239,7 +241,7 @@ class _Batch:
             by_itself = signal.SIGINT in self._signals or cause is Cause.IDLE
             found = None if by_itself else self._why_it_left(self._got)
             if found is None:
-                return self._cancelled(self._got)
+                return self._cancelled(self._got.job)
             cause = found
             if cause is not Cause.TIME_LIMIT:  # Slurm itself requeues or ends it
                 self._leave_to_slurm(self._resolved, cause)
@@ -258,10 +260,10 @@ class _Batch:
         else:
             self._enter(JobState.FAILED, cause, no_restart_left(cause, resolved.run_file.max_restarts))
 
-    def _cancelled(self, got: Allocation) -> int:
+    def _cancelled(self, job: str) -> int:
         """Cancel the job in Slurm too, which would otherwise report a success or a failure."""
         with contextlib.suppress(TrainworksError):
-            self._end_with("scancel", got.job)
+            self._end_with("scancel", job)
         return 0
 
     def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str) -> None:
