@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +221,29 @@ def test_a_script_that_asks_for_requeue_is_requeued_as_slurm_would(cluster: Clus
     run = cluster.command(FIRST_TIME_FOR_EVER, nodes=1, slurm={"options": ["--requeue"]}).start()
     cluster.call("scontrol", "requeue", run.handle)
     assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
+
+
+def test_jobs_whose_ends_a_crashed_slurmctld_has_forgotten_do_not_run_again(cluster: Cluster) -> None:
+    """It comes back with a state from before their ends, misses them on their nodes, and requeues them."""
+    sandbox, book = cluster.sandbox, cluster.folder / "book"
+    command = f"echo begin >> {book}; while [ ! -e {book}.fail ]; do sleep 0.1; done; exit 9"
+    failed, stopped = (cluster.command(command, nodes=1).start() for _ in range(2))
+    state, earlier = sandbox.paths.folder / "state", cluster.folder / "earlier-state"
+    sandbox.stop_controller()  # saves its state
+    shutil.copytree(state, earlier)
+    sandbox.start_controller()
+    stopped.backend.stop(stopped.handle)
+    assert stopped.end().state is JobState.STOPPED
+    Path(f"{book}.fail").touch()
+    assert failed.end().state is JobState.FAILED
+    sandbox.stop_controller()
+    shutil.rmtree(state)
+    shutil.copytree(earlier, state)
+    sandbox.start_controller()
+    wait_until(lambda: "slurmctld has started since" in failed.run_dir.supervisor_log.read_text())
+    wait_until(lambda: "slurmctld has started since" in stopped.run_dir.supervisor_log.read_text())
+    assert (failed.end().state, stopped.end().state) == (JobState.FAILED, JobState.STOPPED)
+    assert book.read_text().splitlines() == ["begin"] * 2
 
 
 def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(cluster: Cluster) -> None:
