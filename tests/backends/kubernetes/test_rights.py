@@ -35,7 +35,8 @@ def test_the_backend_uses_all_rights_that_it_gets_and_no_others(kube: Kube, monk
     call = KubernetesClient._call
 
     def noted(self: KubernetesClient, verb: str, path: str, *arguments: Any, **options: Any) -> Any:
-        used.add(right_of(verb, path))
+        if path.count("/") > 2:  # else it asks for the versions of a group, which the server allows every user
+            used.add(right_of(verb, path))
         return call(self, verb, path, *arguments, **options)
 
     with monkeypatch.context() as patched:
