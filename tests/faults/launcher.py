@@ -20,7 +20,7 @@ from tests.fakes import effective_rows, read_rows
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import list_runs
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 540.0  # below the time limit of a test
 
 
 class Program:

@@ -13,7 +13,7 @@ from trainworks.measure.drill.drill_fault import IN_RUNS_OF_THEIR_OWN, DrillFaul
 
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 SHORT = TWO_NODES | {"workload__train_for": "240 steps", "checkpoint__every": "20 steps"}
-LONG = TWO_NODES | {"workload__train_for": "1400 steps", "checkpoint__every": "20 steps"}
+LONG = TWO_NODES | {"workload__train_for": "1200 steps", "checkpoint__every": "20 steps"}
 IN_ONE_RUN = [fault for fault in DrillFault if fault not in IN_RUNS_OF_THEIR_OWN]
 
 

@@ -21,7 +21,7 @@ _PRELOADED = [
 """What the one fork server of a test process imports: everything that some rank needs."""
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(_PRELOADED)
-_TIMEOUT_S = 280.0  # below the time limit of a test; two ranks compile for minutes on a busy machine
+_TIMEOUT_S = 540.0  # below the time limit of a test; two ranks compile for minutes on a busy machine
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
