@@ -23,7 +23,7 @@ from trainworks.backends.kubernetes.client import (
 from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_forward
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, annotations_of, labels_of, node_facts
 from trainworks.backends.kubernetes.job_secret import secret, secret_content
-from trainworks.backends.kubernetes.kueue_api import kueue_path
+from trainworks.backends.kubernetes.kueue_api import kueue_path, workloads_by_owner
 from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
 from trainworks.backends.kubernetes.render import (
     DEFAULT_USER,
@@ -50,7 +50,6 @@ from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
 _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
-_JOB_UID = "kueue.x-k8s.io/job-uid"
 _KEPT_PODS, _KEPT_LINES = 64, 1000
 """Pods whose last lines are kept with the run, and how many of each."""
 _DELETED_AFTER_S = 120.0
@@ -165,9 +164,6 @@ class KubernetesBackend(Backend):
     def _core(self, kind: str, name: str = "") -> str:
         return f"/api/v1/namespaces/{self._options.namespace}/{kind}/{name}".rstrip("/")
 
-    def _workloads(self, name: str = "") -> str:
-        return f"{self._kueue}/workloads/{name}".rstrip("/")
-
     @cached_property
     def _kueue(self) -> str:
         return kueue_path(self._client, self._options.namespace)
@@ -258,10 +254,9 @@ class KubernetesBackend(Backend):
     def _workloads_by_uid(self) -> dict[str, Object]:
         """Workloads of Kueue by the UID of their JobSet; empty without Kueue."""
         try:
-            found = self._client.list(self._workloads())
+            return workloads_by_owner(self._client, self._kueue)
         except NotServed:
             return {}
-        return {uid: one for one in found for uid in _owners(one)}
 
     def _with_warnings(self, statuses: dict[str, JobStatus]) -> dict[str, JobStatus]:
         """Statuses in which jobs that wait for pods have the last warning as their reason."""
@@ -306,7 +301,7 @@ class KubernetesBackend(Backend):
         workload = self._workloads_by_uid().get(jobset["metadata"]["uid"])
         if workload is None:
             return False
-        self._client.patch(self._workloads(workload["metadata"]["name"]), {"spec": {"active": active}})
+        self._client.patch(f"{self._kueue}/workloads/{workload['metadata']['name']}", {"spec": {"active": active}})
         return True
 
     def hold(self, handle: str) -> None:
@@ -388,12 +383,6 @@ class KubernetesBackend(Backend):
         """Uncordon the node."""
         change = {"metadata": {"annotations": {DRAINED: None}}, "spec": {"unschedulable": False}}
         self._client.patch(f"/api/v1/nodes/{node}", change)
-
-
-def _owners(workload: Object) -> set[str]:
-    owners = {str(one["uid"]) for one in workload["metadata"].get("ownerReferences") or []}
-    label = labels_of(workload).get(_JOB_UID)
-    return owners | ({label} if label else set())
 
 
 def _by_jobset(pods: Iterable[Object]) -> dict[str, list[Object]]:
