@@ -51,3 +51,31 @@ def test_what_a_run_needs_is_imported_before_its_ranks_start(module, changes):
 
 def test_the_trainer_comes_last_and_freezes_what_is_imported():
     assert modules(pp=2)[-1] == "trainworks.worker.preloaded"
+
+
+FORK_SERVER = """
+import multiprocessing, os, sys, torch
+from trainworks.worker.fork_server import start_fork_server
+
+def rank(queue):
+    queue.put(("tabnanny" in sys.modules, os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]))
+
+if __name__ == "__main__":
+    torch.cuda._is_in_bad_fork = lambda: {bad}
+    start_fork_server(["torch._dynamo", "tabnanny"])
+    context = multiprocessing.get_context("forkserver")
+    queue = context.SimpleQueue()
+    process = context.Process(target=rank, args=(queue,))
+    process.start()
+    print(*queue.get())
+    process.join()
+"""
+
+
+@pytest.mark.parametrize(("bad", "printed"), [(False, "True 1"), (True, "False 1")])
+def test_ranks_are_not_forked_from_a_process_that_an_import_has_made_call_cuda(tmp_path, bad, printed):
+    script = tmp_path / "ranks.py"
+    script.write_text(FORK_SERVER.format(bad=bad))
+    assert subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.split() == (
+        printed.split()
+    )

@@ -12,6 +12,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import sys
 import traceback
 from collections.abc import Sequence
 
@@ -24,18 +25,38 @@ def start_fork_server(modules: Sequence[str]) -> None:
     Only for a process without threads. A fork server that is killed is replaced by `multiprocessing`, with a new
     interpreter that imports the modules again.
 
+    A process that has called CUDA cannot use it in a fork. `torch.cuda.is_available()` calls it, and libraries ask that
+    while they are imported; with PYTORCH_NVML_BASED_CUDA_CHECK the question goes to NVML. If a module calls CUDA all the
+    same, ranks are forked from a new interpreter without these modules, and import what they need themselves.
+
     Args:
         modules: what a rank finds imported. A missing one is not an error here: the rank that needs it says so.
     """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import_all(modules)
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    forks_have_cuda = _forks_have_cuda()
+    preloaded = list(modules) if forks_have_cuda else []
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     multiprocessing.resource_tracker.ensure_running()
+    if not forks_have_cuda:
+        multiprocessing.forkserver.ensure_running()
+        return
     start_interpreter = multiprocessing.util.spawnv_passfds
     multiprocessing.util.spawnv_passfds = _fork_instead  # type: ignore[assignment]
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
         multiprocessing.util.spawnv_passfds = start_interpreter
+
+
+def _forks_have_cuda() -> bool:
+    """Whether a fork of this process can use CUDA, found out in a fork; True without torch."""
+    if (torch := sys.modules.get("torch")) is None:
+        return True
+    pid = os.fork()
+    if not pid:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def _fork_instead(_: object, __: object, passed_fds: Sequence[int]) -> int:
