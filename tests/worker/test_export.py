@@ -156,7 +156,7 @@ def test_an_export_that_fails_leaves_nothing(tensor_run, tmp_path, monkeypatch):
     def fail(*_):
         raise EnvironmentProblem("no")
 
-    monkeypatch.setattr(exporting, "_write_tokenizer", fail)
+    monkeypatch.setattr(exporting, "write_tokenizer", fail)
     with pytest.raises(EnvironmentProblem):
         export(tensor_run.run_dir, 8, tmp_path / "model", dtype="fp32")
     assert list(tmp_path.iterdir()) == []

@@ -30,9 +30,10 @@ from trainworks.config.finetune import Adapter, Chat
 from trainworks.errors import UsageError
 from trainworks.record.evaluations import read_evaluations
 from trainworks.record.events import append_event
-from trainworks.worker.data.chats import BUILT_IN, ChatStyle, pair_of
+from trainworks.worker.data.chats import pair_of
 from trainworks.worker.data.inputs import Record
 from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.tokenization import BUILT_IN, ChatStyle
 from trainworks.worker.export import export
 
 __all__ = ["checkpoint"]
