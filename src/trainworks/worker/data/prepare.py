@@ -228,7 +228,7 @@ def _tokenization(
     side: Side | None,
     given: Tokenization | None,
 ) -> Tokenization:
-    """That of all sources: the given one, the written one, that of the prepared sources, or one trained now.
+    """The tokenization of all sources: given, written in the run file, of the prepared sources, or trained now.
 
     Held-out documents do not train a tokenizer.
 

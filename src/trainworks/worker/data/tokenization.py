@@ -118,7 +118,7 @@ class Tokenization:
         return parse_tokenizer(self.tokenizer_json, self.place)
 
     def write(self, folder: Path) -> None:
-        """Put it beside the shards of prepared data."""
+        """Write the files of prepared data that `read` reads."""
         write_atomic(folder / TOKENIZER, self.tokenizer_json)
         if self.chat is not None:
             write_atomic(folder / STYLE, json.dumps(asdict(self.chat)))
@@ -128,7 +128,7 @@ class Tokenization:
 
         Raises:
             EnvironmentProblem: the template cannot be read.
-            UsageError: the data are conversations, and there is no template for them.
+            UsageError: the data are conversations without a template.
         """
         if chat is None:
             return self
@@ -158,7 +158,7 @@ def agreed(found: Sequence[Tokenization]) -> Tokenization:
             )
         if other.chat is not None and other.chat != first.chat:
             raise UsageError(
-                f"{pair} have different chat templates",
+                f"{pair} have different chat templates or special tokens",
                 hint="prepare all data of a run with the same `data.chat.template`, or set `data.tokenizer` to the "
                 "tokenizer.json of the prepared folder, whose template then counts",
             )
