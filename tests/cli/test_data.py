@@ -7,8 +7,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from tests.worker.chat_data import CHATML, letters_tokenizer, write_chats
+from trainworks.api.anchor import anchor
 from trainworks.cli.app import app
+from trainworks.config.load import load_run_file
 from trainworks.errors import MissingExtraError, TrainworksError, UsageError
+from trainworks.host.folders import cache_folder
+from trainworks.record.events import read_events
 
 pytest.importorskip("tokenizers", reason="preparing data needs trainworks[train]")
 
@@ -38,23 +43,61 @@ def test_prepare_says_what_it_made_and_where(trainworks):
     assert made["num_tokens"] == made["num_items"] > 1000
 
 
-def test_prepare_of_a_run_file_holds_out_what_the_run_will(trainworks, tmp_path):
-    """The run then finds both sides made."""
+def run_finds(run_file, events):
+    """What a run prepares from a run file, with its own functions."""
+    from trainworks.worker.data.preparation import prepare_for_run
+
+    workload = anchor(*load_run_file(run_file), on_nodes=True).run_file.workload
+    folders = prepare_for_run(
+        workload.data, cache_folder("data"), events, model_vocabulary=10**6, evaluation=workload.eval
+    )
+    (ready,) = (event for event in read_events(events) if event["kind"] == "data_ready")
+    return folders, ready
+
+
+def test_prepare_of_a_run_file_makes_what_the_run_then_finds(trainworks, tmp_path):
+    """The tokenizer is that of the checkpoint, with its chat template, on both sides of a split."""
+    (tmp_path / "model").mkdir()
+    letters_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(CHATML)
+    write_chats(tmp_path / "chats.jsonl", 60)
     workload = {
         "task": "causal-lm",
-        "model": {"layers": 1, "hidden": 16, "heads": 2},
-        "data": {"source": "texts", "sequence_length": 8, "vocabulary": 300},
+        "model": {"hf": "model", "weights": "pretrained"},
+        "data": {"source": "chats.jsonl", "sequence_length": 120, "chat": True},
+        "global_batch": 4,
+        "train_for": "2 steps",
+        "eval": {"split": 0.2, "every": "1 steps"},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "held", "workload": workload}))
+    made = json.loads(trainworks("prepare", "run.yaml", "--json").stdout)
+    folders, ready = run_finds(tmp_path / "run.yaml", tmp_path / "events.jsonl")
+    assert (str(folders.train), str(folders.evaluation)) == (made["folder"], made["held_out"])
+    assert ready["cached"]
+    for name in ("chats", "tokenization", "template"):
+        assert ready[name] == made[name] is not None
+    assert made["vocabulary"] == 259
+    again = trainworks("prepare", "run.yaml").stdout
+    assert f"held out     {made['held_out']}, {made['held_out_samples']:,} samples" in again
+    assert f"template     {tmp_path}/model/chat_template.jinja" in again
+
+
+def test_prepare_of_a_run_file_finds_its_images_as_the_run_does(trainworks, tmp_path):
+    for number in range(8):
+        file = tmp_path / "images" / f"class-{number % 2}" / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"not opened here")
+    workload = {
+        "task": "image-classification",
+        "model": {"hf": "some/model"},
+        "data": {"source": "images", "image_size": 32},
         "global_batch": 4,
         "train_for": "2 steps",
     }
-    evaluation = {"split": 0.2, "every": "1 steps"}
-    whole = json.loads(trainworks("prepare", "texts", "--vocabulary", "300", "--json").stdout)["num_tokens"]
-    (tmp_path / "run.yaml").write_text(json.dumps({"name": "held", "workload": workload | {"eval": evaluation}}))
+    (tmp_path / "run.yaml").write_text(json.dumps({"name": "seen", "workload": workload}))
     made = json.loads(trainworks("prepare", "run.yaml", "--json").stdout)
-    assert made["num_tokens"] < 0.9 * whole
-    assert made["held_out_samples"] * 8 > 0.1 * whole
-    again = trainworks("prepare", "run.yaml").stdout
-    assert f"held out     {made['held_out']}, {made['held_out_samples']:,} samples" in again
+    folders, ready = run_finds(tmp_path / "run.yaml", tmp_path / "events.jsonl")
+    assert (str(folders.train), ready["fingerprint"]) == (made["folder"], made["fingerprint"])
 
 
 def test_verify_finds_a_flipped_byte_and_exits_with_1(trainworks, tmp_path):

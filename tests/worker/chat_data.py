@@ -14,6 +14,15 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+MARKED_CHATML = (
+    "{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{%- generation %}{{ message['content'] + '<|im_end|>' }}{%- endgeneration %}{{ '\n' }}"
+    "{%- else %}{{ message['content'] + '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"
+)
+"""The same text, with marks that end before the line break behind an answer."""
+
 
 def letters_tokenizer(folder: Path) -> Path:
     """A tokenizer of single bytes, with an end-of-text token and ChatML's two: 259 entries."""

@@ -16,10 +16,10 @@ from trainworks.config.data import Data
 from trainworks.errors import UsageError
 from trainworks.plan.run.steps import num_steps
 from trainworks.worker.data.card import read_card
-from trainworks.worker.data.chats import BUILT_IN
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.split import Side
+from trainworks.worker.data.tokenization import BUILT_IN
 
 MARKED = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}A:{% generation %}{{ message['content'] }}\n"

@@ -11,12 +11,17 @@ import torch.distributed.checkpoint as dcp
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from trainworks.config.data import Data
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import take_lock
 from trainworks.record.events import append_event
+from trainworks.record.manifest import read_manifest
 from trainworks.record.run_dir import RunDir
 from trainworks.worker import export as exporting
 from trainworks.worker.checkpoint.shards import reader_of
+from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.tokenization import fingerprint_of
 from trainworks.worker.export import export
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config
@@ -131,6 +136,29 @@ def test_a_model_that_transformers_computes_is_written_by_it(new_run, tmp_path):
     assert all(torch.equal(values[f"model.{name}"], value) for name, value in stored.items())
 
 
+def test_a_tokenizer_that_is_not_that_of_the_checkpoint_is_refused(tensor_run, tmp_path, monkeypatch):
+    manifest = read_manifest(tensor_run.run_dir.checkpoint(8))
+    assert manifest.tokenization == fingerprint_of(tensor_run.data_folder) is not None
+    monkeypatch.setattr(exporting, "fingerprint_of", lambda folder: "0" * 64)
+    with pytest.raises(EnvironmentProblem, match="tokenizer or chat template changed since step 8"):
+        export(tensor_run.run_dir, 8, tmp_path / "model", dtype="fp32")
+
+
+def test_a_mixture_that_is_gone_is_made_again_for_its_tokenizer(tensor_run, corpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINWORKS_CACHE", str(tmp_path))
+    sources = {"source": [str(corpus / f"{number}.txt") for number in range(2)], "sequence_length": 32}
+    mixture = Data.model_validate(sources | {"vocabulary": 400})
+    folder, _ = prepare(mixture, tmp_path / "elsewhere")
+    fingerprints = {
+        "data_fingerprint": open_dataset(folder, mixture).fingerprint,
+        "tokenization": fingerprint_of(folder),
+    }
+    manifest = read_manifest(tensor_run.run_dir.checkpoint(8)).model_copy(update=fingerprints)
+    workload = tensor_run.run_dir.read_resolved().run_file.workload.model_copy(update={"data": mixture})
+    again = exporting._data_folder(RunDir(tmp_path / "tiny-1"), workload, manifest)
+    assert again.parent == tmp_path / "data"
+
+
 def test_a_damaged_checkpoint_is_not_exported(tensor_run, tmp_path):
     run_dir = RunDir(shutil.copytree(tensor_run.run_dir.path, tmp_path / "run-1"))
     shard = run_dir.checkpoint(8) / "rank-1.safetensors"
@@ -156,7 +184,7 @@ def test_an_export_that_fails_leaves_nothing(tensor_run, tmp_path, monkeypatch):
     def fail(*_):
         raise EnvironmentProblem("no")
 
-    monkeypatch.setattr(exporting, "_write_tokenizer", fail)
+    monkeypatch.setattr(exporting, "write_tokenizer", fail)
     with pytest.raises(EnvironmentProblem):
         export(tensor_run.run_dir, 8, tmp_path / "model", dtype="fp32")
     assert list(tmp_path.iterdir()) == []

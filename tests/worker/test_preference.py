@@ -13,7 +13,9 @@ import torch
 from peft import PeftModel
 from torch.nn.functional import log_softmax, logsigmoid
 from transformers import AutoModelForCausalLM
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.worker.chat_data import CHATML, MARKED_CHATML
 from tests.worker.harness import TinyRun, make_run
 from tests.worker.test_adapters import (
     GLOBAL_BATCH,
@@ -30,9 +32,10 @@ from trainworks.config.finetune import Adapter, Chat
 from trainworks.errors import UsageError
 from trainworks.record.evaluations import read_evaluations
 from trainworks.record.events import append_event
-from trainworks.worker.data.chats import BUILT_IN, ChatStyle, pair_of
+from trainworks.worker.data.chats import pair_of
 from trainworks.worker.data.inputs import Record
 from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.tokenization import BUILT_IN, ChatStyle
 from trainworks.worker.export import export
 
 __all__ = ["checkpoint"]
@@ -150,9 +153,34 @@ def test_an_adapter_agrees_with_dpo_by_hand(prefer, checkpoint, tmp_path, family
         assert torch.allclose(opened[name], value, atol=1e-5), name
 
 
+def counted_by_trl(record: dict[str, Any], template: str) -> list[str]:
+    """What its DPOTrainer (1.16.0) counts of the chosen and of the rejected answer: all that follows the question."""
+    style = ChatStyle(template, {}, "test")
+    question, *others = (
+        render_jinja_template([messages], chat_template=template, add_generation_prompt=ask)[0][0]
+        for messages, ask in [
+            (record["prompt"], True),
+            (record["prompt"] + record["chosen"], False),
+            (record["prompt"] + record["rejected"], False),
+        ]
+    )
+    assert [each.text for each in pair_of(Record(record, lambda: "here"), style, loss_on="answers")] == others
+    return [whole.removeprefix(question) for whole in others]
+
+
+@pytest.mark.parametrize(("template", "left_out"), [(CHATML, ""), (MARKED_CHATML, "\n")], ids=["plain", "marked"])
+def test_a_pair_counts_what_trl_counts_but_for_what_marks_leave_out(template, left_out):
+    """The only difference found: with `{% generation %}`, the line break behind an answer does not count here."""
+    record = {"prompt": ASKED, "chosen": answers("4")[1:], "rejected": answers("5")[1:]}
+    pair = pair_of(Record(record, lambda: "here"), ChatStyle(template, {}, "test"), loss_on="answers")
+    ours = [each.text[slice(*each.answers[0])] for each in pair]
+    assert [text + left_out for text in ours] == counted_by_trl(record, template)
+
+
 @pytest.mark.filterwarnings("ignore")  # those of another library
-def test_losses_are_those_of_trl(prefer, checkpoint, tmp_path):
-    """Five steps of its DPOTrainer on the same pairs, as texts behind a prompt."""
+@pytest.mark.parametrize("form", ["texts", "messages"])
+def test_losses_are_those_of_trl(prefer, checkpoint, tmp_path, form):
+    """Five steps of its DPOTrainer on the same pairs: texts behind a prompt, or messages in a chat template."""
     trl = pytest.importorskip("trl", reason="trl is not installed: the comparison with its DPOTrainer is left out")
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
@@ -160,8 +188,14 @@ def test_losses_are_those_of_trl(prefer, checkpoint, tmp_path):
     records = [
         {"prompt": f"{n} + {n % 7} is", "chosen": f" {n + n % 7}.", "rejected": f" {n} or so."} for n in range(20)
     ]
+    if form == "messages":
+        roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+        records = [{name: [{"role": roles[name], "content": text}] for name, text in each.items()} for each in records]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, records)))
-    run = prefer("llama", adapter=None, workload__data__source=str(tmp_path / "texts.jsonl"))
+    (tmp_path / "chatml.jinja").write_text(CHATML)
+    chat = {"pairs": True, "template": str(tmp_path / "chatml.jinja")}
+    changes = {"workload__data__source": str(tmp_path / "texts.jsonl"), "workload__data__chat": chat}
+    run = prefer("llama", adapter=None, **changes)
     assert run.train() == [0, 0]
     workload = run.run_dir.read_resolved().run_file.workload
     assert workload is not None
@@ -173,6 +207,7 @@ def test_losses_are_those_of_trl(prefer, checkpoint, tmp_path):
         output_dir=str(tmp_path / "trl"),
         beta=BETA,
         max_steps=STEPS,
+        max_length=LENGTH + 1,
         per_device_train_batch_size=GLOBAL_BATCH,
         learning_rate=SETTINGS["lr"],
         lr_scheduler_type="constant",
@@ -192,7 +227,9 @@ def test_losses_are_those_of_trl(prefer, checkpoint, tmp_path):
         model=transformer(checkpoint("llama")),
         args=settings,
         train_dataset=Dataset.from_list([records[index] for index in in_order]),
-        processing_class=PreTrainedTokenizerFast(tokenizer_file=tokenizer_file, eos_token=end, pad_token=end),
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_file=tokenizer_file, eos_token=end, pad_token=end, chat_template=CHATML
+        ),
     )
     trainer.train()
     theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.worker.data.inputs import documents, find_inputs, parts_of
 from trainworks.worker.data.packing import START, pack
 from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.tokenization import Tokenization
 
 TEXTS = [f"document {number} says {'word ' * (number % 7)}" for number in range(200)]
 
@@ -305,8 +307,8 @@ def test_sources_of_a_mixture_share_a_tokenizer(corpus, tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     folder, card = prepare(data({str(corpus): 3, str(tmp_path / "a.jsonl"): 1}), tmp_path / "cache")
     assert [part.weight for part in card.parts] == [3, 1]
-    tokenizers = {(tmp_path / "cache" / part.folder / "tokenizer.json").read_bytes() for part in card.parts}
-    assert tokenizers == {(folder / "tokenizer.json").read_bytes()}
+    used = {Tokenization.read(Path(part.folder)).fingerprint for part in card.parts}
+    assert used == {Tokenization.read(folder).fingerprint} == {card.tokenization}
 
 
 def test_sources_prepared_with_different_tokenizers_do_not_mix(corpus, in_one_go, tmp_path):

@@ -184,9 +184,22 @@ def _working_folder(run_file: RunFile, source: Source | None) -> Path:
 
 def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) -> RunFile:
     """The same run file with absolute paths; its data must exist."""
-    workload = run_file.workload
-    if workload is None:
+    if run_file.workload is None:
         return run_file.model_copy(update={"workdir": str(working_folder)} if run_file.workdir else {})
+    return run_file.model_copy(update={"workload": anchored_workload(run_file.workload, source)})
+
+
+def anchored_workload(workload: Workload, source: Source | None) -> Workload:
+    """The same workload with absolute paths and the tokenizer that belongs to its model; its data must exist.
+
+    Args:
+        workload: of a run file.
+        source: text of the run file, for the place of an error.
+
+    Raises:
+        UsageError: a source has no files, a module no file, or pretrained weights have no tokenizer.
+        MissingExtraError: its data need a package.
+    """
     try:
         at = ("workload", "data", "source")
         check_sources(workload.data.sources)
@@ -195,23 +208,28 @@ def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) ->
     except (UsageError, MissingExtraError) as error:
         error.place = source.place(at) if source else None
         raise
-    tokenizer = _tokenizer(workload)
     if workload.model.module is not None:
         module = _module_file(workload.model.module, source)
-        changed: dict[str, Any] = {"model": workload.model.model_copy(update={"module": str(module)})}
-        return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+        return workload.model_copy(update={"model": workload.model.model_copy(update={"module": str(module)})})
+    return _with_absolute_paths(workload)
+
+
+def _with_absolute_paths(workload: Workload) -> Workload:
+    """The same workload with the tokenizer that it trains with, and absolute paths."""
+    tokenizer = _tokenizer(workload)
     data: dict[str, Any] = {"source": anchored_data(workload.data).source}
     if (chat := workload.data.chat) is not None and chat.template is not None:
         data["chat"] = chat.model_copy(update={"template": str(Path(chat.template).expanduser().absolute())})
     data |= {} if tokenizer == "bpe" else {"tokenizer": str(Path(tokenizer).expanduser().absolute())}
     folder = Path(workload.model.hf).expanduser() if workload.model.hf else None
     model = {"hf": str(folder.absolute())} if folder and folder.is_dir() else {}
-    changed = {
-        "data": workload.data.model_copy(update=data),
-        "eval": anchored_evaluation(workload.eval),
-        "model": workload.model.model_copy(update=model),
-    }
-    return run_file.model_copy(update={"workload": workload.model_copy(update=changed)})
+    return workload.model_copy(
+        update={
+            "data": workload.data.model_copy(update=data),
+            "eval": anchored_evaluation(workload.eval),
+            "model": workload.model.model_copy(update=model),
+        }
+    )
 
 
 def _module_file(written: str, source: Source | None) -> Path:
@@ -226,7 +244,7 @@ def _module_file(written: str, source: Source | None) -> Path:
 
 def _tokenizer(workload: Workload) -> str:
     """The tokenizer of the run file; pretrained weights take that of their checkpoint."""
-    if workload.data.tokenizer != "bpe" or workload.model.weights != "pretrained":
+    if workload.data.tokenizer != "bpe" or workload.model.weights != "pretrained" or workload.data.image_size:
         return workload.data.tokenizer
     beside = Path(str(workload.model.hf)).expanduser() / "tokenizer.json"
     if beside.is_file():

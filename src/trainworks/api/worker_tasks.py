@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainworks.api.anchor import anchored_workload
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.load import invalid_value, load_run_file
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.host import process
-from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
+from trainworks.host.corpus import anchored_data, check_sources
 
 _RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
@@ -60,7 +61,7 @@ def _error(answer: dict[str, Any]) -> TrainworksError:
 
 
 def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple[Data, Evaluation | None]:
-    """The data of a run file with its evaluation, or of a source with options.
+    """The data of a run file with its evaluation as the run uses them, or of a source with options.
 
     Args:
         target: path of a run file, or a source as in `data.source`.
@@ -78,8 +79,8 @@ def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple
         run_file, source = load_run_file(Path(target))
         if run_file.workload is None or not run_file.workload.data.sources:
             raise UsageError(f"`{target}` has no `workload.data.source`", place=source.place(("workload", "data")))
-        evaluation = run_file.workload.eval
-        return anchored_data(run_file.workload.data), anchored_evaluation(evaluation)
+        workload = anchored_workload(run_file.workload, source)
+        return workload.data, workload.eval
     try:
         data = Data.model_validate({"source": target} | dict(options) | ({"image_size": 224} if images else {}))
     except ValidationError as error:
@@ -106,6 +107,7 @@ def prepare_data(
     *,
     to: str | None = None,
     processes: int | None = None,
+    images: bool = False,
     progress: ByteProgress,
 ) -> dict[str, Any]:
     """Write shards with checksums; continues after an interruption. Returns counts, folders and fingerprint.
@@ -115,10 +117,11 @@ def prepare_data(
         evaluation: of the same workload; what it holds out is prepared apart.
         to: destination of the shards, which then hold everything: a split of them holds out whole shards.
         processes: that tokenize; as many as there are cores when None.
+        images: pack a folder of images into shards; a run reads the folder itself.
         progress: receives the bytes done.
     """
     check_sources(data.sources)
-    shards_of_images = data.image_size is not None and len(data.sources) == 1
+    shards_of_images = images or (data.image_size is not None and to is not None)
     request = {"data": data.model_dump(mode="json"), "to": to, "processes": processes, "images": shards_of_images}
     if evaluation is not None and to is None and not shards_of_images:
         request["evaluation"] = evaluation.model_dump(mode="json")

@@ -171,7 +171,8 @@ class Data(Spec):
     split: str | None = None
     """Split of a dataset; `train` by default."""
     tokenizer: str = "bpe"
-    """`bpe` trains a byte-pair tokenizer on the text; otherwise a tokenizer.json."""
+    """A tokenizer.json; `bpe` trains a byte-pair tokenizer on the text, and takes that of `model.hf` for pretrained
+    weights."""
     vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
     """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own."""
     pack: bool = False
@@ -256,8 +257,8 @@ class Evaluation(Spec):
     """Evaluation on held-out data: either `data`, or a `split` of the training data."""
 
     data: Annotated[DataSource, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
-    """Source of the held-out data, with the tokenizer and the lengths of `workload.data`: an address, or a mapping with
-    `source`, `column` and `split`. A module has `build_eval_dataset` instead."""
+    """Source of the held-out data, with the tokenizer, chat template and lengths of `workload.data`: an address, or a
+    mapping with `source`, `column` and `split`. A module has `build_eval_dataset` instead."""
     split: Share | None = None
     """Share of the training data to hold out, `5 %`: documents by their content, images by their path, and whole shards
     of prepared data. The run does not train on them."""

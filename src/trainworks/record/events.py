@@ -25,7 +25,8 @@ EventKind = Literal[
     "straggler",  # rank, node, extra_s (beyond the median of its peers), step_s, message
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
     "data_progress",  # done_bytes, total_bytes: tokenizing
-    "data_ready",  # folder, num_tokens, fingerprint, seconds, cached, chats: conversations, cut, dropped, answer_tokens
+    "data_ready",  # folder, num_tokens, fingerprint, tokenization (fingerprint of tokenizer and template), seconds,
+    # cached, template (where it is from), chats: conversations, cut, dropped, answer_tokens
     "compiled",  # compile_s, compiled_s, eager_s: time to compile, and of one forward and backward with and without
     "attempt",  # attempt, world_size, layout, resumed_from_step, pids (by rank), rendezvous: all ranks have met
     "failure",  # rank, node, host, pid, cause, exit_code, signal, message, hint, traceback, step, phase, memory;

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.spec import Spec
+from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, write_atomic
 from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
@@ -38,6 +39,8 @@ class Manifest(Spec):
     """Sequences read so far; with the seed, the complete state of the reader."""
     data_fingerprint: str
     """Fingerprint of the tokenized data; a checkpoint resumes with the same data only."""
+    tokenization: str | None = None
+    """Fingerprint of the tokenizer and the chat template; None for images, modules, and in earlier versions."""
     base_fingerprint: str | None = None
     """Fingerprint of the frozen weights that it was trained beside; None where all weights train."""
     torch: str
@@ -62,6 +65,24 @@ class Damage:
 
     def __str__(self) -> str:
         return f"{self.file}: {self.problem}" if self.file else self.problem
+
+
+def check_tokenization(manifest: Manifest, now: str | None) -> None:
+    """Check that data are tokenized and rendered as those of a checkpoint were.
+
+    Args:
+        manifest: of the checkpoint.
+        now: fingerprint of the tokenizer and the chat template of the data; None if they have none.
+
+    Raises:
+        EnvironmentProblem: they are not.
+    """
+    if None not in (then := manifest.tokenization, now) and then != now:
+        raise EnvironmentProblem(
+            f"tokenizer or chat template changed since step {manifest.step}: fingerprint {str(then)[:12]} then, "
+            f"{str(now)[:12]} now",
+            hint="restore the files of the tokenizer and the template, or start a new run",
+        )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

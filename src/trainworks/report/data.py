@@ -26,6 +26,8 @@ def prepared_lines(result: Mapping[str, Any], num_sources: int) -> list[str]:
         lines.append(f"packed: {result['padding_tokens'] / result['num_items']:.2%} of the tokens are filler")
     if result.get("chats"):
         lines.append(chat_line(result["chats"]))
+    if result.get("template"):
+        lines.append(f"template     {result['template']}")
     if result.get("held_out"):
         lines.append(f"held out     {result['held_out']}, {result['held_out_samples']:,} samples")
     return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]

@@ -9,16 +9,14 @@ one JSON object per line, as `data.command` does.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
@@ -30,14 +28,16 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.folders import cache_folder
 from trainworks.record.events import read_events
-from trainworks.record.manifest import Manifest
+from trainworks.record.manifest import Manifest, check_tokenization
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checksums import undamaged_manifest
-from trainworks.worker.data.card import CARD, STYLE, first_card, hash_file
+from trainworks.worker.data.card import CARD
 from trainworks.worker.data.command import answer
+from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.preparation import training_side
 from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.tokenization import Tokenization, fingerprint_of
 from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.exporting.adapted import write_adapted
 from trainworks.worker.exporting.files import (
@@ -50,16 +50,16 @@ from trainworks.worker.exporting.files import (
     save_tensors,
     state_of,
 )
+from trainworks.worker.exporting.tokenizer import write_tokenizer
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
-from trainworks.worker.models.transformer import checkpoint_folder, model_config
+from trainworks.worker.models.transformer import model_config
 from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling
 
 _FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless a single tensor is larger; the default of `transformers`."""
 _WRAPPER = "model."
 """Prefix of parameter names of a model inside an objective."""
-_BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "added_tokens.json")
 
 
 def main(action: str, request_json: str, parent: str) -> int:
@@ -115,7 +115,7 @@ def export(
             facts = _write_state(folder, part, dtype, file_bytes)
         elif workload.adapter is not None:
             facts = write_adapted(workload, resolved.plan.model, folder, part, dtype, merge=merge)
-            _write_tokenizer(workload, first_card(data)[1] / "tokenizer.json", part)
+            write_tokenizer(workload, Tokenization.read(data), part)
         elif workload.task == "causal-lm":
             facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)
         else:
@@ -128,15 +128,15 @@ def _write_causal(
 ) -> dict[str, Any]:
     """A causal language model with its config and tokenizer."""
     config = model_config(workload.model, plan.model)
-    tokenizer = first_card(data)[1] / "tokenizer.json"
+    tokenization = Tokenization.read(data)
     write = _write_whole if decoder_config(config) is None else _write_decoder
     facts = write(folder, config, part, dtype, file_bytes)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     if workload.model.hf is None:  # given by dimensions: it gets the token that ends its documents
-        end = end_of_text(Tokenizer.from_file(str(tokenizer)))
+        end = end_of_text(tokenization.tokenizer)
         config.bos_token_id, config.eos_token_id = end, end
     _write_config(config, part, dtype)
-    _write_tokenizer(workload, tokenizer, part)
+    write_tokenizer(workload, tokenization, part)
     return facts
 
 
@@ -148,7 +148,7 @@ def _write_transformer(
     if workload.task == "masked-lm":
         config = MaskedLanguageModeling(workload, data, micro_batch=1).config
         architectures: Mapping[str, str] = MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        _write_tokenizer(workload, first_card(data)[1] / "tokenizer.json", part)
+        write_tokenizer(workload, Tokenization.read(data), part)
     else:
         config = ImageClassification(workload, data, micro_batch=1).config
         architectures = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
@@ -273,43 +273,23 @@ def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
         config.save_pretrained(part)
 
 
-def _write_tokenizer(workload: Workload, tokenizer: Path, part: Path) -> None:
-    """Copy the tokenizer of the data, with its other files if it belongs to the checkpoint of the model."""
-    origin = checkpoint_folder(workload.model.hf) if workload.model.hf is not None else None
-    with naming_full_disk(part):
-        beside = origin / "tokenizer.json" if origin is not None else None
-        if origin is not None and beside is not None and beside.is_file() and hash_file(beside) == hash_file(tokenizer):
-            for name in ("tokenizer.json", *_BESIDE_TOKENIZER):
-                if (origin / name).is_file():
-                    shutil.copyfile(origin / name, part / name)
-        if not (part / "tokenizer_config.json").exists():
-            loaded = Tokenizer.from_file(str(tokenizer))
-            end = end_of_text(loaded)
-            special = {} if end is None else {"eos_token": loaded.id_to_token(end)}
-            length = workload.data.sequence_length
-            PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
-        if (
-            style := tokenizer.parent / STYLE
-        ).is_file():  # the words that it was trained on, the tokenizer's own or not
-            write_atomic(part / "chat_template.jinja", json.loads(style.read_bytes())["template"])
-
-
 def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
-    """The prepared data that the run trained on, with its tokenizer or classes: kept, or made again.
+    """The prepared data that the run trained on, with its tokenization or classes: kept, or made again.
 
     Raises:
-        EnvironmentProblem: the source is not what it was.
+        EnvironmentProblem: the source, the tokenizer or the chat template is not what it was.
     """
     ready = [event["folder"] for event in read_events(run_dir.events_file) if event["kind"] == "data_ready"]
     kept = Path(ready[-1]) if ready else None
-    if kept is not None and (kept / CARD).is_file():
-        return kept
-    folder, card = prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))
-    if card.fingerprint != manifest.data_fingerprint:
+    is_kept = kept is not None and (kept / CARD).is_file()
+    folder = kept if is_kept else prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))[0]
+    assert folder is not None
+    if not is_kept and open_dataset(folder, workload.data).fingerprint != manifest.data_fingerprint:
         raise EnvironmentProblem(
             "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",
             hint="restore the files of the source",
         )
+    check_tokenization(manifest, fingerprint_of(folder))
     return folder
 
 

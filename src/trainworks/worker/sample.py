@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
+from trainworks.worker.data.tokenization import Tokenization
 from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.parallel.build import Parallel
 
@@ -24,13 +24,13 @@ def generate(
 
     Args:
         parallel: the model, in any layout.
-        data_folder: holds tokenizer.json.
+        data_folder: of prepared data, with the tokenizer.
         prompt: text to continue.
         num_tokens: most tokens to add.
         window: tokens of context that the model sees, T.
         device: of the model.
     """
-    tokenizer = Tokenizer.from_file(str(data_folder / "tokenizer.json"))
+    tokenizer = Tokenization.read(data_folder).tokenizer
     end = end_of_text(tokenizer)
     tokens: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids or [end or 0]
     prompt_tokens = len(tokens)

@@ -29,6 +29,7 @@ from trainworks.worker.checkpoint.interval import measured_interval
 from trainworks.worker.checkpoint.memory import MemoryTier
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset, Staging
+from trainworks.worker.data.tokenization import fingerprint_of
 from trainworks.worker.evaluation import build_evaluator
 from trainworks.worker.guard import FaultPolicy
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
@@ -216,6 +217,7 @@ def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: JoinedRank, attempt: 
             "attempt": attempt,
             "layout": plan.layout,
             "data_fingerprint": dataset.fingerprint,
+            "tokenization": fingerprint_of(rank.data.train),
             "base_fingerprint": _base_fingerprint(resolved.run_file.workload),
         },
     )

@@ -63,7 +63,9 @@ def command(
     damaged: list[Any] = []
     if action is DataAction.PREPARE:
         with byte_bar("preparing") as progress:
-            result = worker_tasks.prepare_data(data, evaluation, to=to, processes=processes, progress=progress)
+            result = worker_tasks.prepare_data(
+                data, evaluation, to=to, processes=processes, images=images, progress=progress
+            )
         lines = prepared_lines(result, len(data.sources))
     else:
         with byte_bar("verifying") as progress:

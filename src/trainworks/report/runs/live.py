@@ -157,6 +157,7 @@ def event_line(event: Event) -> str | None:
         case "data_ready" if not event["cached"]:
             line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
             line += f": {chat_line(event['chats'])}" if event.get("chats") else ""
+            line += f"; chat template {event['template']}" if event.get("template") else ""
         case "attempt" if event["resumed_from_step"]:
             line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
         case "failure" | "restart_refused":

@@ -31,6 +31,7 @@ from trainworks.record.manifest import (
     Damage,
     Manifest,
     check_manifest,
+    check_tokenization,
     complete_checkpoints,
     delete_checkpoint,
     write_manifest,
@@ -357,6 +358,7 @@ class Checkpointer:
                 f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
             )
+        check_tokenization(manifest, self._template.get("tokenization"))
         if (
             None not in (then := manifest.base_fingerprint, now := self._template.get("base_fingerprint"))
             and then != now

@@ -1,8 +1,8 @@
 """Card of a folder of prepared data.
 
 <folder>/dataset.json           the card; written last, so that the folder is complete or absent
-         tokenizer.json         of tokens
-         chat.json              of conversations: the chat template, and the special tokens that it names
+         tokenizer.json         of tokens, see tokenization.py
+         chat.json              of conversations, see tokenization.py
          tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536, and for marked tokens)
          images-00000.bin ...   encoded images, see images.py
 """
@@ -26,6 +26,7 @@ from trainworks.files import fsync_folder
 
 CARD = "dataset.json"
 STYLE = "chat.json"
+TOKENIZER = "tokenizer.json"
 _READ_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
@@ -87,7 +88,10 @@ class DatasetCard(Spec):
     chats: ChatCounts | None = None
     padding_tokens: int = 0
     """Tokens that only fill up rows of packed documents."""
+    tokenization: str | None = None
+    """Fingerprint of the tokenizer and the chat template; None for images, and in cards of earlier versions."""
     tokenizer_sha256: str | None = None
+    """SHA-256 of the tokenizer alone, in cards of earlier versions."""
     classes: tuple[str, ...] = ()
     """Names of the labels 0, 1, 2 ... of images."""
     parts: tuple[Part, ...] = ()
@@ -98,7 +102,7 @@ class DatasetCard(Spec):
     @property
     def companions(self) -> list[str]:
         """Files beside the shards and the card."""
-        tokenizer = ["tokenizer.json"] if self.kind == "tokens" else []
+        tokenizer = [TOKENIZER] if self.kind == "tokens" else []
         return [*tokenizer, STYLE] if self.chats is not None else tokenizer
 
     @property

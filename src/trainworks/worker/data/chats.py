@@ -13,50 +13,25 @@ lists of messages, which may begin with it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from trainworks.config.finetune import Chat, LossOn
-from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.card import STYLE
+from trainworks.config.finetune import LossOn
+from trainworks.errors import UsageError
 from trainworks.worker.data.inputs import Record
-from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
+from trainworks.worker.data.tokenization import ChatStyle
 
-BUILT_IN = (
-    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-)
-"""Template for tokenizers without one: each message closed by the end-of-text token, which every tokenizer has."""
-TEMPLATE = "chat_template.jinja"
-_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 _ROLES = {"human": "user", "gpt": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FORMS = "`messages`, `conversations`, `prompt` and `completion`, or `instruction` and `output`"
 
 Message = dict[str, Any]
 Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatStyle:
-    """A chat template, and the special tokens that it may name."""
-
-    template: str
-    tokens: dict[str, str]
-    origin: str
-    """Where the template is from."""
-
-    @classmethod
-    def read(cls, folder: Path) -> ChatStyle:
-        """The style that a folder of prepared data was made with."""
-        return cls(**json.loads((folder / STYLE).read_bytes()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,67 +46,12 @@ class Example:
     """Place of the record, for errors."""
 
 
-def find_style(chat: Chat, tokenizer: Path) -> ChatStyle:
-    """The template of the run file, else that beside the tokenizer, else the built-in one.
+def check_style(style: ChatStyle) -> None:
+    """Check that a template is Jinja, by rendering a question with it.
 
     Raises:
-        EnvironmentProblem: a file cannot be read.
-        UsageError: the template is not Jinja.
+        UsageError: it is not.
     """
-    settings = _settings(tokenizer.parent)
-    tokens = {name: text for name in _TOKENS if (text := _text_of_token(settings.get(name)))}
-    if "eos_token" not in tokens:
-        tokens["eos_token"] = _end_of(tokenizer)
-    beside = tokenizer.parent / TEMPLATE
-    if chat.template is not None or beside.is_file():
-        file = Path(chat.template) if chat.template is not None else beside
-        style = ChatStyle(_read(file), tokens, str(file))
-    elif (own := _own_template(settings.get("chat_template"))) is not None:
-        style = ChatStyle(own, tokens, "tokenizer_config.json")
-    else:
-        style = ChatStyle(BUILT_IN, tokens, "built-in")
-    _check(style)
-    return style
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        settings = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise EnvironmentProblem(f"cannot read `{file}`: {error}") from None
-    return settings if isinstance(settings, dict) else {}
-
-
-def _text_of_token(value: Any) -> str | None:
-    """A token is a text, or a mapping with one."""
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
-
-
-def _own_template(value: Any) -> str | None:
-    """A template, or the default one of several."""
-    if isinstance(value, list):
-        value = next((each.get("template") for each in value if each.get("name") == "default"), None)
-    return value if isinstance(value, str) else None
-
-
-def _end_of(tokenizer: Path) -> str:
-    loaded = load_tokenizer(tokenizer)
-    end = end_of_text(loaded)
-    return "" if end is None else str(loaded.id_to_token(end))
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentProblem(f"cannot read chat template `{file}`: {error}") from None
-
-
-def _check(style: ChatStyle) -> None:
     try:
         _rendered(style, [{"role": "user", "content": "?"}], {})
     except TemplateError as error:

@@ -26,6 +26,7 @@ from trainworks.worker.data.preparation import num_samples, prepare_evaluation, 
 from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.shards import put, stored_data
 from trainworks.worker.data.store import Store, naming_store
+from trainworks.worker.data.tokenization import template_origin
 
 _INTERVAL_S = 0.2
 
@@ -78,6 +79,7 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
         put(folder, card, to if scheme_of(to) else anchored_source(to))
     held_out = prepare_evaluation(data, evaluation, folder, cache, _Printer())
     return _facts(card) | {
+        "template": template_origin(folder),
         "held_out": str(held_out) if held_out else None,
         "held_out_samples": num_samples(held_out, data) if held_out else None,
         "folder": to or str(folder),
@@ -107,6 +109,7 @@ def _facts(card: DatasetCard) -> dict[str, Any]:
         "vocabulary": card.vocabulary,
         "classes": len(card.classes),
         "fingerprint": card.fingerprint,
+        "tokenization": card.tokenization,
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -16,7 +15,8 @@ from trainworks.config.spec import Spec
 from trainworks.errors import UsageError
 from trainworks.worker.data.inputs import Piece, Record, documents, records
 from trainworks.worker.data.packing import COUNTED, MARKED_DTYPE, Tokens
-from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
+from trainworks.worker.data.tokenization import ChatStyle, Tokenization
+from trainworks.worker.data.tokenizer import end_of_text
 
 if TYPE_CHECKING:
     from trainworks.worker.data.chats import Example
@@ -54,13 +54,12 @@ class Encoder(Protocol):
         ...
 
 
-def encoder_of(recipe: Recipe, folder: Path) -> Encoder:
-    """The encoder of a recipe, with the tokenizer of a folder, and its chat template if the recipe is for chats."""
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
+def encoder_of(recipe: Recipe, tokenization: Tokenization) -> Encoder:
+    """The encoder of a recipe."""
     if recipe.chat is None:
-        return TextEncoder(tokenizer, recipe)
-    assert recipe.row is not None
-    return ChatEncoder(tokenizer, recipe.chat, row=recipe.row, folder=folder)
+        return TextEncoder(tokenization.tokenizer, recipe)
+    assert recipe.row is not None and tokenization.chat is not None
+    return ChatEncoder(tokenization.tokenizer, recipe.chat, tokenization.chat, row=recipe.row)
 
 
 def dtype_of(recipe: Recipe, vocabulary: int) -> np.dtype[np.unsignedinteger]:
@@ -96,16 +95,16 @@ class ChatEncoder:
     Args:
         tokenizer: of the model.
         chat: what the loss counts, and what becomes of a conversation longer than a row.
+        style: template of the conversations.
         row: tokens per row, T + 1.
-        folder: holds the chat template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, chat: Chat, *, row: int, folder: Path) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat: Chat, style: ChatStyle, *, row: int) -> None:
         from trainworks.worker.data import chats  # noqa: PLC0415  # imports `transformers`
 
         self.counts: Counter[str] = Counter()
         self._examples_of, self._pair_of = chats.examples_of, chats.pair_of
-        self._style = chats.ChatStyle.read(folder)
+        self._style = style
         self._tokenizer = tokenizer
         self._chat = chat
         self._row = row

@@ -8,10 +8,11 @@ from pathlib import Path
 from trainworks.config.data import Data, Evaluation
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
-from trainworks.worker.data.card import DataFolders, Progress
+from trainworks.worker.data.card import DataFolders, Progress, first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import num_tokens, prepare
 from trainworks.worker.data.split import Side
+from trainworks.worker.data.tokenization import Tokenization, agreed, template_origin
 
 _PROGRESS_INTERVAL_S = 0.5
 
@@ -33,7 +34,7 @@ def num_samples(folder: Path, data: Data) -> int:
 def prepare_evaluation(
     data: Data, evaluation: Evaluation | None, train: Path, cache: Path, progress: Progress = _silent
 ) -> Path | None:
-    """The folder of held-out data, with the tokenizer of the training data; None for a run that does not evaluate.
+    """The folder of held-out data, tokenized and rendered as the training data; None for a run that does not evaluate.
 
     Args:
         data: of the workload.
@@ -43,22 +44,40 @@ def prepare_evaluation(
         progress: called while something is made.
 
     Raises:
-        UsageError: no documents are held out, or the source names no files.
+        UsageError: no documents are held out, the source names no files, or it was prepared in another way than the
+            training data.
         EnvironmentProblem: a store does not answer.
         DiskFullError: no space for the shards.
     """
     if evaluation is None:
         return None
-    changes: dict[str, object] = {}
-    if data.image_size is None:
-        changes["tokenizer"] = str(train / "tokenizer.json")
+    tokenization = None if data.image_size is not None else Tokenization.read(train)
     if evaluation.split is not None:
         side = Side(evaluation.split, held_out=True)
-        return prepare(data.model_copy(update=changes), cache, progress, side=side)[0]
+        return prepare(data, cache, progress, side=side, tokenization=tokenization)[0]
     if evaluation.data is None:
         return None
-    changes |= {"source": (evaluation.data,), "column": None, "split": None}
-    return prepare(data.model_copy(update=changes), cache, progress)[0]
+    held_out = data.model_copy(update={"source": (evaluation.data,), "column": None, "split": None})
+    folder, _ = prepare(held_out, cache, progress, tokenization=tokenization)
+    if tokenization is not None:
+        _check_alike(folder, train)
+    return folder
+
+
+def _check_alike(held_out: Path, train: Path) -> None:
+    """Check that prepared held-out data have the template and the form of the training data.
+
+    Raises:
+        UsageError: they differ.
+    """
+    agreed([Tokenization.read(train), Tokenization.read(held_out)])
+    forms = {(card.marked, card.one_per_row, card.pairs) for card, _ in map(first_card, (train, held_out))}
+    if len(forms) > 1:
+        raise UsageError(
+            f"held-out data in `{held_out}` and training data in `{train}` differ: one of them has rows of whole "
+            "documents, or pairs",
+            hint="prepare both with the same `pack` and `chat`",
+        )
 
 
 def prepare_for_run(
@@ -99,6 +118,8 @@ def prepare_for_run(
             num_tokens=num_tokens(folder),
             fingerprint=card.fingerprint,
             seconds=time.monotonic() - started,
+            tokenization=card.tokenization,
+            template=template_origin(folder),
             cached=not made,
             chats=card.chats.model_dump() if card.chats is not None else None,
         )

@@ -8,28 +8,25 @@
 from __future__ import annotations
 
 import fcntl
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainworks.config.data import STDLIB, TRAINED_VOCABULARY, Data, DataSource
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
 from trainworks.worker.data.card import (
     CARD,
-    STYLE,
     DatasetCard,
     Part,
     Progress,
     fingerprint,
-    hash_file,
     making,
     read_card,
 )
@@ -39,7 +36,8 @@ from trainworks.worker.data.inputs import Input, Piece, documents, find_inputs, 
 from trainworks.worker.data.shards import stored_data
 from trainworks.worker.data.split import Side, split_prepared
 from trainworks.worker.data.token_shards import make_token_shards
-from trainworks.worker.data.tokenizer import END_OF_TEXT, load_tokenizer
+from trainworks.worker.data.tokenization import Tokenization, agreed, find_tokenization
+from trainworks.worker.data.tokenizer import END_OF_TEXT
 
 _TRAINING_SAMPLE_BYTES = 6_000_000
 _FORMAT = 2
@@ -51,7 +49,13 @@ def _silent(done: int, total: int) -> None:
 
 
 def prepare(
-    data: Data, cache: Path, progress: Progress = _silent, *, processes: int | None = None, side: Side | None = None
+    data: Data,
+    cache: Path,
+    progress: Progress = _silent,
+    *,
+    processes: int | None = None,
+    side: Side | None = None,
+    tokenization: Tokenization | None = None,
 ) -> tuple[Path, DatasetCard]:
     """The folder of prepared data for `data`, made now if it is not there; one process at a time makes it.
 
@@ -61,9 +65,11 @@ def prepare(
         progress: called while something is made.
         processes: that tokenize; as many as there are cores when None.
         side: of a split, whose documents alone are prepared; everything when None.
+        tokenization: of the training data, for held-out data; found, or trained on the sources, when None.
 
     Raises:
-        UsageError: a source names no files, cannot be read as it is, or holds too little text for one sequence.
+        UsageError: a source names no files, cannot be read as it is, holds too little text for one sequence, or was
+            prepared with another tokenizer or chat template.
         EnvironmentProblem: the tokenizer cannot be read, or a store does not answer.
         DiskFullError: no space for the shards; what is finished is kept for the next try.
     """
@@ -72,14 +78,14 @@ def prepare(
         return _several(data, cache, [prepare_images(source, cache, side) for source in data.sources])
     ready = {source: found for source in data.sources if (found := _prepared_already(source, cache)) is not None}
     raw = {source: find_inputs(source) for source in data.sources if source not in ready}
-    tokenizer = _tokenizer(data, cache, list(ready.values()), raw, side)
+    tokenization = _tokenization(data, cache, list(ready.values()), raw, side, tokenization)
     workers = processes or num_cores()
     if side is not None:
         ready = {source: split_prepared(found, side, cache) for source, found in ready.items()}
     folders = [
         ready[source]
         if source in ready
-        else _tokenized(data, source, raw[source], cache, tokenizer, workers, progress, side)
+        else _tokenized(data, source, raw[source], cache, tokenization, workers, progress, side)
         for source in data.sources
     ]
     folder, card = _several(data, cache, folders)
@@ -112,24 +118,22 @@ def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, Da
         source=data.title,
         fingerprint=fingerprint([(each.fingerprint, part.weight) for each, part in zip(cards, parts, strict=True)]),
         vocabulary=max(each.vocabulary for each in cards),
-        tokenizer_sha256=cards[0].tokenizer_sha256,
+        tokenization=None if data.image_size is not None else agreed([*map(Tokenization.read, folders)]).fingerprint,
         classes=cards[0].classes,
         parts=parts,
     )
     folder = cache / f"mixture-{fingerprint([card.model_dump_json()])[:16]}"
     with _locked(folder), naming_full_disk(folder):
         folder.mkdir(exist_ok=True)
-        if (folders[0] / "tokenizer.json").exists():
-            write_atomic(folder / "tokenizer.json", (folders[0] / "tokenizer.json").read_bytes())
         write_atomic(folder / CARD, card.model_dump_json(indent=2) + "\n")
     return folder, card
 
 
 def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> None:
     cards = [read_card(folder) for folder in folders]
-    if len({(card.marked, card.one_per_row) for card in cards}) > 1:
+    if len({(card.marked, card.one_per_row, card.pairs) for card in cards}) > 1:
         raise UsageError(
-            "some sources have rows of whole documents, others do not",
+            "some sources have rows of whole documents or pairs, others do not",
             hint="prepare all with the same `pack` and `chat`",
         )
     for source, card in zip(data.sources, cards, strict=True):
@@ -167,7 +171,7 @@ def _tokenized(
     source: DataSource,
     inputs: list[Input],
     cache: Path,
-    tokenizer: Path,
+    tokenization: Tokenization,
     processes: int,
     progress: Progress,
     side: Side | None,
@@ -177,39 +181,36 @@ def _tokenized(
         column=source.column,
         row=data.sequence_length + 1 if data.pack or data.chat else None,
         one_per_row=data.chat is not None and not data.pack,
-        chat=data.chat,
+        chat=data.chat.model_copy(update={"template": None}) if data.chat else None,  # the tokenization has it
     )
-    style = _style(data, tokenizer)
-    facts = [(file.address, file.num_bytes, file.version) for file in inputs]
-    as_made = [style, recipe.model_dump_json()] if recipe.marked else [None]
-    facts_of_side = side.facts if side else []
-    key = fingerprint([_FORMAT, hash_file(tokenizer), facts, source.column, *as_made, *facts_of_side])[:16]
+    if data.chat is None:
+        tokenization = replace(tokenization, chat=None)
+    files = [(file.address, file.num_bytes, file.version) for file in inputs]
+    facts = [_FORMAT, tokenization.tokenizer_sha256, files, source.column, tokenization.chat_facts]
+    facts += [recipe.model_dump_json()] if recipe.marked else []
+    key = fingerprint([*facts, *(side.facts if side else [])])[:16]
     folder = cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
     with _locked(folder):
         if not (folder / CARD).exists():
+            _check_template(tokenization)
             with making(folder) as work, naming_full_disk(folder):
-                if not (work / "tokenizer.json").exists():
-                    write_atomic(work / "tokenizer.json", tokenizer.read_bytes())
-                if style is not None:
-                    write_atomic(work / STYLE, style)
                 make_token_shards(
                     work,
                     parts_of(inputs, part_bytes_for(inputs), side),
                     source=source.source,
                     recipe=recipe,
+                    tokenization=tokenization,
                     processes=processes,
                     progress=progress,
                 )
     return folder
 
 
-def _style(data: Data, tokenizer: Path) -> str | None:
-    """The chat template as JSON; None if the data are not chats."""
-    if data.chat is None:
-        return None
-    from trainworks.worker.data.chats import find_style  # noqa: PLC0415  # imports `transformers`
+def _check_template(tokenization: Tokenization) -> None:
+    if tokenization.chat is not None:
+        from trainworks.worker.data.chats import check_style  # noqa: PLC0415  # imports `transformers`
 
-    return json.dumps(asdict(find_style(data.chat, tokenizer)))
+        check_style(tokenization.chat)
 
 
 @contextmanager
@@ -219,33 +220,29 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tokenizer(
-    data: Data, cache: Path, prepared: Sequence[Path], raw: dict[DataSource, list[Input]], side: Side | None
-) -> Path:
-    """The tokenizer.json of all sources: the written one, that of the prepared sources, or one trained now.
+def _tokenization(
+    data: Data,
+    cache: Path,
+    prepared: Sequence[Path],
+    raw: dict[DataSource, list[Input]],
+    side: Side | None,
+    given: Tokenization | None,
+) -> Tokenization:
+    """The tokenization of all sources: given, written in the run file, of the prepared sources, or trained now.
 
     Held-out documents do not train a tokenizer.
 
     Raises:
-        UsageError: sources were prepared with different ones, or not with the written one.
+        UsageError: sources were prepared with different ones, or with another one than the given or written one.
     """
-    written = None if data.tokenizer == "bpe" else Path(data.tokenizer)
-    if written is not None:
-        try:
-            written.read_bytes()
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot read tokenizer `{written}`: {error.strerror}") from None
-        load_tokenizer(written)
-    candidates = [*([written] if written else []), *(folder / "tokenizer.json" for folder in prepared)]
-    for other in candidates[1:]:
-        if hash_file(other) != hash_file(candidates[0]):
-            raise UsageError(
-                f"`{candidates[0]}` and `{other}` are different tokenizers",
-                hint="prepare all sources with the same `tokenizer`",
-            )
-    if candidates:
-        return candidates[0]
-    return _trained(data, cache, raw, side)
+    if given is None and data.tokenizer != "bpe":
+        given = find_tokenization(Path(data.tokenizer), data.chat)
+    found = [*([given] if given else []), *map(Tokenization.read, prepared)]
+    if not found:
+        return find_tokenization(_trained(data, cache, raw, side), data.chat)
+    common, chat = agreed(found), data.chat
+    is_settled = chat is None or (given is not None and given.chat is not None) or not (raw or chat.template)
+    return common if is_settled else agreed([common.for_chats(chat), *found])
 
 
 def _trained(data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None) -> Path:

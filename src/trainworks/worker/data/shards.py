@@ -116,7 +116,7 @@ def stored_data(address: str, cache: Path) -> Path | None:
         card = DatasetCard.model_validate_json(store.read(CARD))
     except ValidationError:
         raise EnvironmentProblem(f"`{address}/{CARD}` is not a card of this version", hint="prepare it again") from None
-    folder = cache / f"{address.partition('://')[0]}-{fingerprint([address, card.fingerprint])[:16]}"
+    folder = cache / f"{address.partition('://')[0]}-{fingerprint([address, card.fingerprint, card.tokenization])[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in card.companions:
         write_atomic(folder / name, store.read(name))

@@ -73,7 +73,7 @@ def split_prepared(folder: Path, side: Side, cache: Path) -> Path:
         DiskFullError: no space for the card.
     """
     card = side.shards(read_card(folder))
-    part = cache / f"split-{card.fingerprint[:16]}"
+    part = cache / f"split-{fingerprint([card.fingerprint, card.tokenization])[:16]}"
     with naming_full_disk(part):
         part.mkdir(parents=True, exist_ok=True)
         for name in card.shards if card.store is None else ():

@@ -2,7 +2,7 @@
 
 Each part of the text becomes one shard, in any process. Packing keeps a document whole where it fits into a row.
 
-<folder>.making/tokenizer.json
+<folder>.making/tokenizer.json         and chat.json, see tokenization.py
                 finished.jsonl         one line per finished shard, written after the shard is on disk
                 tokens-00000.bin ...
                 dataset.json           written last; then the folder gets its name
@@ -26,11 +26,12 @@ import numpy as np
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import append_text, write_atomic
 from trainworks.host.process import die_with_parent
-from trainworks.worker.data.card import CARD, STYLE, ChatCounts, DatasetCard, Progress, Shard, fingerprint, hash_file
+from trainworks.worker.data.card import CARD, ChatCounts, DatasetCard, Progress, Shard, fingerprint, hash_file
 from trainworks.worker.data.encoding import Recipe, dtype_of, encoder_of
 from trainworks.worker.data.inputs import Piece
 from trainworks.worker.data.packing import Tokens, marked_rows
-from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
+from trainworks.worker.data.tokenization import Tokenization
+from trainworks.worker.data.tokenizer import end_of_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +50,23 @@ class ShardMaker:
     """Turns parts into shards; every process has its own.
 
     Args:
-        folder: that holds tokenizer.json and receives the shards.
+        folder: receives the shards.
         recipe: how the source becomes rows.
+        tokenization: of the text.
     """
 
-    def __init__(self, folder: Path, recipe: Recipe) -> None:
-        tokenizer = load_tokenizer(folder / "tokenizer.json")
+    def __init__(self, folder: Path, recipe: Recipe, tokenization: Tokenization) -> None:
+        tokenizer = tokenization.tokenizer
         self.vocabulary = 1 + max(tokenizer.get_vocab().values())
         self.dtype = dtype_of(recipe, self.vocabulary)
         self._folder = folder
         self._recipe = recipe
+        self._tokenization = tokenization
         self._filler = end_of_text(tokenizer) or 0
 
     def make(self, name: str, pieces: Sequence[Piece], progress: Callable[[int], None] = lambda done: None) -> Made:
         """Write the shard `name`, complete or not at all."""
-        encoder = encoder_of(self._recipe, self._folder)
+        encoder = encoder_of(self._recipe, self._tokenization)
         encoded: list[Tokens] = []
         num_bytes = 0
         for batch, batch_bytes in encoder.encode(pieces):
@@ -87,12 +90,12 @@ _makers: list[ShardMaker] = []
 """Shard maker of this process, if it belongs to a pool."""
 
 
-def begin_process(parent: int, folder: Path, recipe: Recipe) -> None:
+def begin_process(parent: int, folder: Path, recipe: Recipe, tokenization: Tokenization) -> None:
     """Start of a pool's process: it ends with its parent, and its tokenizer keeps to one thread."""
     die_with_parent(signal.SIGKILL, parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _makers.append(ShardMaker(folder, recipe))
+    _makers.append(ShardMaker(folder, recipe, tokenization))
 
 
 def make_in_process(name: str, pieces: Sequence[Piece]) -> Made:
@@ -101,7 +104,6 @@ def make_in_process(name: str, pieces: Sequence[Piece]) -> Made:
 
 
 _FINISHED = "finished.jsonl"
-_TOKENIZER = "tokenizer.json"
 _WORTH_PROCESSES_BYTES = 8_000_000
 
 
@@ -111,19 +113,21 @@ def make_token_shards(
     *,
     source: str,
     recipe: Recipe,
+    tokenization: Tokenization,
     processes: int,
     progress: Progress,
 ) -> DatasetCard:
     """Make the shards that are not finished yet, then the card.
 
-    The bytes of every shard depend on its part and the tokenizer only, so the result is the same whether one process
-    made it in one go or many did in several.
+    The bytes of every shard depend on its part, the recipe and the tokenization only, so the result is the same whether
+    one process made it in one go or many did in several.
 
     Args:
-        work: holds tokenizer.json, and perhaps shards of an earlier try.
+        work: folder to make them in, perhaps with shards of an earlier try.
         parts: one per shard.
         source: for the card.
         recipe: how the source becomes rows.
+        tokenization: of the text.
         processes: to tokenize in.
         progress: called as text is done.
 
@@ -136,6 +140,7 @@ def make_token_shards(
         return DatasetCard.model_validate_json((work / CARD).read_bytes())
     names = {f"tokens-{number:05d}.bin": part for number, part in enumerate(parts)}
     done = _kept(work, names)
+    tokenization.write(work)
     total = sum(piece.num_bytes for part in parts for piece in part)
     counted = sum(piece.num_bytes for name in done for piece in names[name])
     if counted:
@@ -146,19 +151,19 @@ def make_token_shards(
         counted = min(counted + num_bytes, total)
         progress(counted, total)
 
-    maker = ShardMaker(work, recipe)
+    maker = ShardMaker(work, recipe, tokenization)
     open_parts = {name: part for name, part in names.items() if name not in done}
     todo_bytes = sum(piece.num_bytes for part in open_parts.values() for piece in part)
     several = processes > 1 and len(open_parts) > 1 and todo_bytes >= _WORTH_PROCESSES_BYTES
     made = (
-        _in_processes(work, open_parts, recipe, processes, advance)
+        _in_processes(work, open_parts, (recipe, tokenization), processes, advance)
         if several
         else (maker.make(name, part, advance) for name, part in open_parts.items())
     )
     for finished in made:
         append_text(work / _FINISHED, json.dumps(asdict(finished) | {"shard": finished.shard.model_dump()}) + "\n")
         done[finished.name] = finished
-    card = _card(maker, [done[name] for name in names], source, recipe, hash_file(work / _TOKENIZER))
+    card = _card(maker, [done[name] for name in names], source, recipe, tokenization.fingerprint)
     write_atomic(work / CARD, card.model_dump_json(indent=2) + "\n")
     (work / _FINISHED).unlink()
     return card
@@ -167,7 +172,7 @@ def make_token_shards(
 def _in_processes(
     work: Path,
     parts: dict[str, Sequence[Piece]],
-    recipe: Recipe,
+    of_makers: tuple[Recipe, Tokenization],
     processes: int,
     advance: Callable[[int], None],
 ) -> Iterator[Made]:
@@ -175,7 +180,7 @@ def _in_processes(
         min(processes, len(parts)),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=begin_process,
-        initargs=(os.getpid(), work, recipe),
+        initargs=(os.getpid(), work, *of_makers),
     )
     try:
         futures = {pool.submit(make_in_process, name, part): part for name, part in parts.items()}
@@ -204,12 +209,12 @@ def _kept(work: Path, names: dict[str, Sequence[Piece]]) -> dict[str, Made]:
         if made.name in names and file.is_file() and hash_file(file) == made.shard.sha256:
             kept[made.name] = made
     for file in work.iterdir():
-        if file.name not in (*kept, _FINISHED, _TOKENIZER, STYLE):
+        if file.name not in (*kept, _FINISHED):
             file.unlink()
     return kept
 
 
-def _card(maker: ShardMaker, made: Sequence[Made], source: str, recipe: Recipe, tokenizer_sha256: str) -> DatasetCard:
+def _card(maker: ShardMaker, made: Sequence[Made], source: str, recipe: Recipe, tokenization: str) -> DatasetCard:
     shards = {one.name: one.shard for one in made}
     counts = sum((Counter(one.counts) for one in made), Counter())
     return DatasetCard(
@@ -225,5 +230,5 @@ def _card(maker: ShardMaker, made: Sequence[Made], source: str, recipe: Recipe, 
         pairs=recipe.chat is not None and recipe.chat.pairs,
         chats=ChatCounts(**counts) if recipe.chat is not None else None,
         padding_tokens=sum(one.padding_tokens for one in made),
-        tokenizer_sha256=tokenizer_sha256,
+        tokenization=tokenization,
     )

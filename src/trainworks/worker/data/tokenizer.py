@@ -1,8 +1,6 @@
-"""A tokenizer.json, and the token that ends a document."""
+"""Parse a tokenizer.json, and find the token that ends a document."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -18,14 +16,17 @@ def end_of_text(tokenizer: Tokenizer) -> int | None:
     return next((token for token in known if token is not None), None)
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """A tokenizer.json.
+def parse_tokenizer(content: bytes, place: str) -> Tokenizer:
+    """The tokenizer of the content of a tokenizer.json.
+
+    Args:
+        content: of the file.
+        place: of the file, for errors.
 
     Raises:
-        EnvironmentProblem: it is none.
+        EnvironmentProblem: it is not a tokenizer.
     """
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        return Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises plain Exception
-        raise EnvironmentProblem(f"`{path}` is not a tokenizer.json: {error}") from None
-    return tokenizer
+        raise EnvironmentProblem(f"`{place}` is not a tokenizer.json: {error}") from None

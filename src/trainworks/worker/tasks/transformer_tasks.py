@@ -16,7 +16,8 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
-from trainworks.worker.data.tokenizer import end_of_text, load_tokenizer
+from trainworks.worker.data.tokenization import Tokenization
+from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.data.tokens import MaskedTokens
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
@@ -36,10 +37,10 @@ class MaskedLanguageModeling:
     def __init__(self, workload: Workload, folder: Path, micro_batch: int) -> None:
         self._workload = workload
         self._shape = (micro_batch, workload.data.sequence_length)
-        card, home = first_card(folder)
+        card, _ = first_card(folder)
         if card.marked:
             raise UsageError("the data are packed or conversations, and `task: masked-lm` trains on full rows of text")
-        tokenizer = load_tokenizer(home / "tokenizer.json")
+        tokenizer = Tokenization.read(folder).tokenizer
         known = (tokenizer.token_to_id(name) for name in _MASKS)
         mask = next((number for number in known if number is not None), card.vocabulary)
         needed = max(mask + 1, card.vocabulary)
