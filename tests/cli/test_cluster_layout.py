@@ -19,6 +19,7 @@ PLANNED = st.fixed_dictionaries(
         "dp": st.sampled_from([1, 2, 8]), "tp": st.sampled_from([1, 4]), "pp": st.sampled_from([1, 2]),
         "cp": st.sampled_from([1, 2]), "zero": st.sampled_from([0, 1, 3]), "micro_batch": st.sampled_from([1, 2]),
         "recompute": st.sampled_from([0, 2]), "offload_optimizer": st.sampled_from([0, 1]),
+        "gradient_compression": st.sampled_from([0, 1, 2]),
     }
 )  # fmt: skip
 
@@ -31,7 +32,8 @@ def test_a_planned_layout_written_as_an_option_is_read_as_the_same(row: dict[str
     layout = to_layout(layouts, 0)
     read = check_against(parse_layout(as_option(layout)), world_size=int(layouts.world_size[0]), global_batch=64)
     assert read == {name: value for name, value in fixed_of(layout).items() if name in read}
-    assert {"dp", "dp_shard", "zero", "tp", "pp", "cp", "micro_batch", "recompute"} <= read.keys()
+    named = {"dp", "dp_shard", "zero", "tp", "pp", "cp", "micro_batch", "recompute"}
+    assert named | ({"gradient_compression"} if row["gradient_compression"] else set()) <= read.keys()
 
 
 def test_automatic_values_decide_nothing() -> None:

@@ -69,6 +69,7 @@ EDITS = [
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 3, tp: 4}\n"),
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 16, tp: 2, ep: 5}\n"),
     ("8x HDR\n", "8x HDR\nlayout: {dp_shard: 16, pp: 2, interleave: 3}\n"),
+    ("8x HDR\n", "8x HDR\nlayout: {tp: 4, gradient_compression: powersgd}\n"),
 ]
 
 

@@ -9,11 +9,13 @@ import pytest
 
 from tests.cli.test_app import trainworks_program
 from trainworks.api.anchor import anchor
+from trainworks.api.launching import workload_plan
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.plan import plan
 from trainworks.api.planned_model import model_shape
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
+from trainworks.record.calibration import CalibrationRequest
 
 RUN = """\
 name: demo
@@ -43,6 +45,26 @@ def refusal(text: str, folder: Path) -> UsageError:
     with pytest.raises(UsageError) as refused:
         resolve(run_file, source, run_id="demo", runs=folder)
     return refused.value
+
+
+def test_the_baseline_is_measured_with_the_modules_that_ranks_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that loads a model of `transformers` keeps 70 MB of it."""
+    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_attention_heads": 4, "vocab_size": 300, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    measured: list[CalibrationRequest] = []
+
+    def calibrate(request: CalibrationRequest, *_: object, **__: object) -> None:
+        measured.append(request)
+        raise UsageError("measured")
+
+    monkeypatch.setattr(workload_plan, "calibrate", calibrate)
+    for model in ("{layers: 2, hidden: 64, heads: 4}", f"{{hf: {tmp_path}}}"):
+        text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", model).replace("bf16", "fp32")
+        assert refusal(text, tmp_path).message == "measured"
+    assert ["transformers.modeling_utils" in request.modules for request in measured] == [False, True]
 
 
 def test_only_a_model_that_is_planned_by_formulas_may_continue_on_fewer_nodes(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun
     else:
         shape = shape_of_model(workload.model, vocabulary=data.vocabulary, sequence_length=data.sequence_length)
     written = run_file.layout or Layout(dp_replicate=processes.world_size)
-    job = run_job(workload, shape, processes, calibration=CALIBRATION, memory_per_rank_bytes=10**10, layout=written)
+    job = run_job(workload, shape, processes, calibration=CALIBRATION, memory_per_rank_bytes=10**10)
     layout = choose_layouts(job, written)[0].layout
     steps = num_steps(workload, tokens_in_data=None)
     run_dir = create_run_dir(folder, run_file.name)

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.worker.imports import rank_modules
 
@@ -24,8 +23,7 @@ def workload(**changes):
 
 
 def modules(pp=1, **changes):
-    layout = resolve_layout(Layout(pp=pp), world_size=pp, global_batch=8, micro_batch=1)
-    return rank_modules(workload(**changes), layout)
+    return rank_modules(workload(**changes), pp=pp)
 
 
 def test_a_model_by_dimensions_needs_neither_transformers_nor_pipelines():

@@ -18,6 +18,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s
+from trainworks.plan.compression import compression_s, error_bytes, sent_bytes
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
@@ -81,7 +82,7 @@ def _predict_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficien
     forward, backward = _network_s(job.shape, layouts, rates.device)
     reduced = collective_s(
         "all_reduce",
-        np.full(len(layouts), 4.0 * job.shape.num_parameters),
+        job.shape.num_parameters * sent_bytes(job.shape, layouts, 4.0),
         layouts.dp,
         np.ones(len(layouts)),
         rates.links,
@@ -90,6 +91,8 @@ def _predict_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficien
     local = job.shape.num_parameters / np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
     doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
     device_s = layouts.accum * (forward + backward)
+    exposed = np.maximum(reduced - coefficients.dp_hidden * backward, (1 - coefficients.dp_hidden) * reduced)
+    compressed = compression_s(nothing + job.shape.num_parameters, layouts, rates.device.memory_bytes_per_s)
     return StepTimes(
         forward_s=layouts.accum * forward,
         backward_s=layouts.accum * backward,
@@ -101,7 +104,7 @@ def _predict_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficien
         offload_s=nothing,
         pp_s=nothing,
         bubble_s=nothing,
-        dp_s=np.maximum(reduced - coefficients.dp_hidden * backward, (1 - coefficients.dp_hidden) * reduced),
+        dp_s=exposed + compressed,
         optimizer_s=local / rates.optimizer_params_per_s,
         host_s=np.full(len(layouts), rates.host.step_s),
         straggle_s=coefficients.straggle * doublings * device_s,
@@ -132,7 +135,8 @@ def _predict_memories(job: ConvJob, layouts: Layouts) -> Memories:
     shared = np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
     return Memories(
         weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
-        gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0),
+        gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0)
+        + error_bytes(parameters, layouts),
         optimizer_bytes=8.0 * parameters / shared,
         activations_bytes=layouts.micro_batch * 2.0 * element_bytes(job.precision) * values,
         logits_bytes=layouts.micro_batch * 8.0 * job.shape.classes,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Compression, Layouts, Recompute
 
-_WRITTEN_ALONE = ("stage_layers", "gradient_compression", "powersgd_rank", "powersgd_warmup")
-"""Fields of a written layout that `Layouts` lacks."""
+_WRITTEN_ALONE = ("stage_layers", "powersgd_rank", "powersgd_warmup")
+"""Fields of a written layout that `Layouts` lacks, or has for PowerSGD alone."""
 
 
 def fixed_of(layout: Layout) -> dict[str, int]:
@@ -26,6 +26,7 @@ def fixed_of(layout: Layout) -> dict[str, int]:
         "pp": layout.pp,
         "cp": layout.cp,
         "ep": layout.ep,
+        **_compression_of(layout),
     }
     kinds = {kind.name.lower(): int(kind) for kind in Recompute}
     chosen = {
@@ -38,6 +39,13 @@ def fixed_of(layout: Layout) -> dict[str, int]:
         "offload_optimizer": layout.offload_optimizer,
     }
     return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}
+
+
+def _compression_of(layout: Layout | ResolvedLayout) -> dict[str, int]:
+    if layout.gradient_compression == "none":
+        return {}
+    kind = Compression[layout.gradient_compression.upper()]
+    return {"gradient_compression": kind, "powersgd_rank": layout.powersgd_rank * (kind == Compression.POWERSGD)}
 
 
 def to_layout(layouts: Layouts, index: int) -> Layout:
@@ -58,6 +66,8 @@ def to_layout(layouts: Layouts, index: int) -> Layout:
         recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
         offload_activations=bool(row["offload"]),
         offload_optimizer=bool(row["offload_optimizer"]),
+        gradient_compression=Compression(row["gradient_compression"]).name.lower(),  # type: ignore[arg-type]
+        powersgd_rank=row["powersgd_rank"] or Layout.model_fields["powersgd_rank"].default,
     )
 
 
@@ -78,12 +88,13 @@ def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
         "zero_bubble": layout.zero_bubble,
         "offload": layout.offload_activations,
         "offload_optimizer": layout.offload_optimizer,
+        **_compression_of(layout),
     }
 
 
 def layouts_of(layouts: Sequence[ResolvedLayout]) -> Layouts:
     """The same layouts as arrays; all of them have one global batch."""
-    rows = [degrees_of(layout) for layout in layouts]
+    rows = [{"gradient_compression": 0, "powersgd_rank": 0} | degrees_of(layout) for layout in layouts]
     first = layouts[0]
     batch = first.dp * first.micro_batch * first.grad_accum_steps
     return Layouts.of(global_batch=batch, **{name: [row[name] for row in rows] for name in rows[0]})  # type: ignore[arg-type]

@@ -24,6 +24,17 @@ class Recompute(IntEnum):
     """Every block, from its input."""
 
 
+class Compression(IntEnum):
+    """Format of the gradients that replicas send."""
+
+    NONE = 0
+    """As the software keeps them."""
+    BF16 = 1
+    FP16 = 2
+    POWERSGD = 3
+    """Low-rank factors of matrices, with error feedback (Vogels et al. 2019)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Layouts:
     """Degrees of n layouts; every field is an array of shape [n], whole numbers held as float64.
@@ -54,6 +65,10 @@ class Layouts:
     """1 where activations wait in the host's memory for their backward."""
     offload_optimizer: Array
     """1 where optimizer states live in the host's memory and the host updates the weights."""
+    gradient_compression: Array
+    """A `Compression`."""
+    powersgd_rank: Array
+    """Rank of PowerSGD's factors; 0 without them."""
     accum: Array
     """Micro-batches per step: global_batch / (dp * micro_batch)."""
 
@@ -112,4 +127,7 @@ class Layouts:
         return {field.name: round(float(getattr(self, field.name)[index])) for field in fields(self)}
 
 
-_OPTIONS = ("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer")
+_OPTIONS = (
+    *("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer"),
+    *("gradient_compression", "powersgd_rank"),
+)

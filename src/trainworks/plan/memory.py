@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from trainworks.plan.activations import activation_bytes, element_bytes, has_casts, stream_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.compression import error_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.software import Software
 from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
@@ -70,7 +71,7 @@ def predict_memories(
     """Peak memory of the fullest rank of every layout.
 
     weights     `Software.weight_bytes` N, / s with zero 3; a sharded model keeps its fp32 copy there instead
-    gradients   `Software.gradient_bytes` N, / s with zero 2 and 3
+    gradients   `Software.gradient_bytes` N, / s with zero 2 and 3; 4 N more with PowerSGD, its error
     optimizer   `Software.optimizer_bytes` N, / s with zero 1 and more; 8 N where weights are fp32
 
     Native software shares all of them with any zero. It holds whole gradients beside the shards where they are reduced
@@ -293,6 +294,7 @@ def _states(
         once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
         gradients = gradients + np.where(once, software.gradient_bytes * parameters.total, 0.0)
     away = layouts.offload_optimizer > 0
+    gradients = gradients + error_bytes(parameters.total, layouts)
     left = np.minimum(1, 2 / np.maximum(blocks, 1)) if not software.native else 0.0
     weights = np.where(away & software.native, 0.0, weights)
     return weights, np.where(away, gradients * left, gradients), np.where(away, 0.0, optimizer)

@@ -100,6 +100,36 @@ def attention_parameters(shape: ModelShape) -> int:
     return queries + keys_values + shape.heads * latent.value_head_dim * h
 
 
+def attention_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the attention's linear layers, by their usual names; their products add up to
+    `attention_parameters`.
+    """
+    h, heads, latent = shape.hidden, shape.heads, shape.latent
+    queries, keys = heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    if _is_gpt2(shape):  # whose queries, keys and values are one layer
+        return {"attn.c_attn": (h, 3 * h), "attn.c_proj": (h, h)}
+    if latent is None:
+        return {"q_proj": (h, queries), "k_proj": (h, keys), "v_proj": (h, keys), "o_proj": (queries, h)}
+    q, c, width = latent.query_rank, latent.kv_rank, heads * (latent.nope_head_dim + latent.rope_head_dim)
+    lifted = heads * (latent.nope_head_dim + latent.value_head_dim)
+    sizes = {"q_a_proj": (h, q), "q_b_proj": (q, width)} if q else {"q_proj": (h, width)}
+    sizes |= {"kv_a_proj_with_mqa": (h, c + latent.rope_head_dim), "kv_b_proj": (c, lifted)}
+    return sizes | {"o_proj": (heads * latent.value_head_dim, h)}
+
+
+def mlp_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a dense MLP's linear layers, by their usual names."""
+    h, f = shape.hidden, shape.feed_forward
+    if _is_gpt2(shape):
+        return {"mlp.c_fc": (h, f), "mlp.c_proj": (f, h)}
+    gate = {"gate_proj": (h, f)} if shape.gated_mlp else {}
+    return gate | {"up_proj": (h, f), "down_proj": (f, h)}
+
+
+def _is_gpt2(shape: ModelShape) -> bool:
+    return shape.learned_positions and not shape.gated_mlp
+
+
 def dense_mlp_parameters(shape: ModelShape) -> int:
     """Matrices of a dense MLP: 3 h f with a gate, 2 h f without."""
     return _num_mlp_matrices(shape) * shape.hidden * shape.feed_forward

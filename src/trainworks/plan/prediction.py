@@ -131,4 +131,5 @@ def describe_layout(layout: Layout) -> str:
     parts += [f"recompute {layout.recompute}"] if layout.recompute not in ("none", "auto") else []
     offloaded = [what for what in ("activations", "optimizer") if getattr(layout, f"offload_{what}") is True]
     parts += [f"offload {' and '.join(offloaded)}"] if offloaded else []
+    parts += [f"{layout.gradient_compression} gradients"] if layout.gradient_compression != "none" else []
     return ", ".join(parts)

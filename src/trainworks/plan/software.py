@@ -57,7 +57,7 @@ class Software:
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
     sent_gradient_bytes: int | None = None
-    """Bytes per parameter that replicas send, where they compress what they sum."""
+    """Bytes per parameter that ranks send, where they keep others; `Layouts.gradient_compression` lowers both."""
     distributed_operations: int = 0
     """Host operations that a block's distributed tensors add under tensor parallelism: wrapping, unwrapping and
     looking up how they are cut."""

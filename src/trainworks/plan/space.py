@@ -32,6 +32,8 @@ _Reject = Callable[[str, _Mesh], None]
 LARGEST_INTERLEAVE = 12
 MAX_LAYOUTS = 10_000_000
 """Layouts that one search prices: less than half a minute of one core."""
+NEVER_SEARCHED = ("gradient_compression", "powersgd_rank")
+"""Options that change what is trained: a search takes them as they are written."""
 _LEAST_TOKENS = 4096
 """Tokens of a sequence that a rank keeps under context parallelism, in the usual space: published runs of 8k tokens
 split in two, those of 128k in 16 or less."""
@@ -173,6 +175,7 @@ class Space:
             "offload": [0] if layers is None else [0, 1],
             "offload_optimizer": [0] if layers is None else [0, 1],
         }
+        choices |= {name: [self.fixed[name]] for name in NEVER_SEARCHED if name in self.fixed}
         sharding = _sharding(dp * cp, dp, pp, least=min(dp, self._least_shards(tp)))
         schedules = _schedules(layers or 1, pp, zero_bubble=self._zero_bubble())
         return _Filling(

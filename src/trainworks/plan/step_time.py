@@ -25,6 +25,7 @@ from trainworks.plan.activations import activation_bytes, element_bytes, has_cas
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s, point_to_point_s
+from trainworks.plan.compression import compression_s, is_low_rank, sent_bytes
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
@@ -65,8 +66,11 @@ class TrainingJob:
         return _LARGEST_IMAGE_BATCH if self.shape.patch_values else LARGEST_MICRO_BATCH
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_] | slice:
-        """The layouts that the software can run: all of a described cluster."""
-        return slice(None)
+        """The layouts that the software can run: all of a described cluster, PowerSGD with plain replicas alone."""
+        if not is_low_rank(layouts).any():
+            return slice(None)
+        whole: NDArray[np.bool_] = (layouts.zero == 0) & (layouts.cp * layouts.tp * layouts.pp == 1)
+        return whole
 
     @property
     def tokens_per_sample(self) -> int:
@@ -260,6 +264,7 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
     replicas  beside shards: an all-reduce of the shard's gradients
 
+    Gradients are sent as `layouts.gradient_compression` says. Nothing hides the kernels of PowerSGD.
     Software with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else
     of one micro-batch, since gradients are complete in the last.
     """
@@ -274,7 +279,8 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     if not rates.software.overlap:
         full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
-    return np.maximum(full - hidden * available, full * (1 - hidden))
+    exposed = np.maximum(full - hidden * available, full * (1 - hidden))
+    return exposed + compression_s(parameters.total, layouts, rates.device.memory_bytes_per_s)
 
 
 def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Array) -> Array:
@@ -312,8 +318,8 @@ def _reductions_s(
 ) -> Array:
     """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
-    sent_bytes = rates.software.sent_gradient_bytes or rates.software.gradient_bytes
-    gradients, weights = parameters * sent_bytes, parameters * weight_bytes
+    uncompressed = rates.software.sent_gradient_bytes or rates.software.gradient_bytes
+    gradients, weights = parameters * sent_bytes(job.shape, layouts, uncompressed), parameters * weight_bytes
     reduced = collective_s("all_reduce", gradients, copies, stride, rates.links)
     replicas = layouts.dp / layouts.dp_shard
     shards = np.maximum(1.0, copies / replicas)

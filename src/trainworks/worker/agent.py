@@ -76,7 +76,7 @@ def main(
 def _start_fork_server(resolved: ResolvedRun) -> None:
     """Import the trainer and what this run needs beside it, and fork the process that ranks are forked from."""
     assert resolved.run_file.workload is not None and resolved.plan is not None
-    start_fork_server(rank_modules(resolved.run_file.workload, resolved.plan.layout))
+    start_fork_server(rank_modules(resolved.run_file.workload, pp=resolved.plan.layout.pp))
 
 
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> DataFolders:

@@ -10,14 +10,13 @@ import importlib
 from collections.abc import Iterable
 from contextlib import suppress
 
-from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 
 
-def rank_modules(workload: Workload, layout: ResolvedLayout) -> tuple[str, ...]:
+def rank_modules(workload: Workload, *, pp: int = 1) -> tuple[str, ...]:
     """Modules that every rank of this run would import itself, in the order of their import."""
     modules = ["torch._dynamo"]  # DDP and torch's optimizers import it at their first use
-    if layout.pp > 1:
+    if pp > 1:
         modules.append("trainworks.worker.parallel.pipeline")
     if workload.task in ("masked-lm", "image-classification"):
         modules.append("trainworks.worker.tasks.transformer_tasks")

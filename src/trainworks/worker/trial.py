@@ -53,7 +53,7 @@ _FIRST = 1
 
 def try_out(request: TrialRequest) -> dict[str, object]:
     """Measurements of rank 0, or the error; no process remains."""
-    import_all(rank_modules(request.workload, request.layout))  # resident in a rank, so part of the baseline
+    import_all(rank_modules(request.workload, pp=request.layout.pp))  # resident in a rank, so part of the baseline
     context = multiprocessing.get_context("fork")
     listener = listen()
     pipes = [context.Pipe(duplex=False) for _ in range(request.processes.world_size)]

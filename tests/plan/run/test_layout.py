@@ -26,22 +26,18 @@ from trainworks.record.resolved import PlannedLayout
 PLENTY = 10**12
 
 
-def job(
-    world_size: int = 2, memory: int = PLENTY, batch: int = 32, wanted: Layout | None = None, **rates: Any
-) -> RunJob:
+def job(world_size: int = 2, memory: int = PLENTY, batch: int = 32, **rates: Any) -> RunJob:
     """The small model on ranks without any noise; a rank alone takes no memory."""
     measured = calibration(
         num_ranks=world_size, **({"baseline_bytes": 0, "all_reduce_latency_s": 1e-4, "op_overhead_s": 1e-5} | rates)
     )
     work = workload(global_batch=batch, precision="fp32")
-    return run_job(
-        work, shape(), processes(1, world_size), calibration=measured, memory_per_rank_bytes=memory, layout=wanted
-    )
+    return run_job(work, shape(), processes(1, world_size), calibration=measured, memory_per_rank_bytes=memory)
 
 
 def choose(world_size: int = 2, wanted: Layout | None = None, **of_job: Any) -> tuple[PlannedLayout, ...]:
     """Best first."""
-    return choose_layouts(job(world_size, wanted=wanted, **of_job), wanted)
+    return choose_layouts(job(world_size, **of_job), wanted)
 
 
 def chosen(world_size: int = 2, wanted: Layout | None = None, **of_job: Any) -> ResolvedLayout:
@@ -52,7 +48,7 @@ def chosen(world_size: int = 2, wanted: Layout | None = None, **of_job: Any) -> 
 def needed(world_size: int, written: Layout, micro_batch: int = 1) -> int:
     """Memory of a rank of which this layout takes all that a run may use."""
     layout = resolve_layout(written, world_size=world_size, global_batch=32, micro_batch=micro_batch)
-    one = job(world_size, wanted=written)
+    one = job(world_size)
     return round(float(one.memories(layouts_of([layout])).total_bytes[0]) / (limit_bytes(one) / PLENTY)) + 10
 
 

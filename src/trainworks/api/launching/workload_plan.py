@@ -37,6 +37,7 @@ from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import FewerNodes, Plan, PlannedLayout, ResolvedRun
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.units import format_bytes
+from trainworks.worker.imports import rank_modules
 
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
@@ -110,7 +111,7 @@ def _described(ready: ReadyWorkload) -> _DescribedModel:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)
-    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, layout=written)
+    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory)
     size = largest_micro_batch(job, written)
     tokens = tokens_in_data(workload)
     steps = num_steps(workload, tokens_in_data=tokens)
@@ -137,6 +138,7 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
         sequence_length=job.sequence_length,
         precision=job.precision,
         machines=processes.nodes if ready.machines else 1,
+        modules=rank_modules(job.workload, pp=written.pp if written else 1),
     )
     calibration = calibrate(
         request,

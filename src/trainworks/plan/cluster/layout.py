@@ -14,9 +14,9 @@ from trainworks.config.limits import above_limit
 from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.degrees import fixed_of
 from trainworks.plan.job import AnyJob
-from trainworks.plan.layouts import Recompute
+from trainworks.plan.layouts import Compression, Recompute
 from trainworks.plan.shapes.conv_net import ConvNetShape
-from trainworks.plan.space import LARGEST_INTERLEAVE, Fixed
+from trainworks.plan.space import LARGEST_INTERLEAVE, NEVER_SEARCHED, Fixed
 from trainworks.plan.states import chunk_counts
 from trainworks.plan.step_time import LARGEST_MICRO_BATCH
 
@@ -68,6 +68,10 @@ def as_fields(layout: Layout) -> dict[str, Any]:
     if layout.pp > 1:
         named |= {"interleave": layout.interleave, "zero_bubble": layout.zero_bubble}
     named["recompute"] = layout.recompute
+    if layout.gradient_compression != "none":
+        named["gradient_compression"] = layout.gradient_compression
+    if layout.gradient_compression == "powersgd":
+        named["powersgd_rank"] = layout.powersgd_rank
     return named | {
         name: True for name in ("offload_activations", "offload_optimizer") if getattr(layout, name) is True
     }
@@ -86,6 +90,8 @@ def fixed_by(layout: Layout) -> dict[str, int]:
         chosen |= {"zero"} | ({"dp"} if "dp_replicate" in named else set())
     elif "dp_replicate" in named:
         chosen |= {"zero", "dp_shard"}
+    if "gradient_compression" in named:
+        chosen.add("powersgd_rank")
     return {name: value for name, value in fixed.items() if name in chosen}
 
 
@@ -146,7 +152,7 @@ def roomier_batch(world_size: int, global_batch: int) -> int | None:
 def why_nothing(job: AnyJob, fixed: Fixed, rejected: Sequence[str], *, global_batch: int) -> LayoutError:
     """The error of a search that found no layout to price, with the decision to change; `rejected` are its reasons."""
     world_size = job.cluster.num_accelerators
-    for blamed in (*_of_mesh(job, fixed, global_batch), *_of_options(job, fixed)):
+    for blamed in (*_of_compression(fixed), *_of_mesh(job, fixed, global_batch), *_of_options(job, fixed)):
         return blamed
     degrees = {name: fixed[name] for name in ("tp", "pp", "cp") if name in fixed}
     inner = int(np.prod(list(degrees.values()) or [1]))
@@ -155,7 +161,7 @@ def why_nothing(job: AnyJob, fixed: Fixed, rejected: Sequence[str], *, global_ba
             check_micro_batch(fixed["micro_batch"], global_batch // fixed.get("dp", world_size // inner))
         except LayoutError as error:
             return error
-    written = ", ".join(f"{name} {value}" for name, value in fixed.items())
+    written = ", ".join(f"{name} {value}" for name, value in fixed.items() if name not in NEVER_SEARCHED)
     reasons = "".join(f"\n  {reason}" for reason in rejected)
     batch = roomier_batch(world_size, global_batch)
     hint = (
@@ -187,6 +193,14 @@ def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutErr
     if dp and global_batch % dp:
         hint = f"set `global_batch: {next_multiple(global_batch, dp)}`"
         yield LayoutError(f"dp ({dp}) does not divide {global_batch} sequences", field="tp", hint=hint)
+
+
+def _of_compression(fixed: Fixed) -> Iterator[LayoutError]:
+    if fixed.get("gradient_compression") == Compression.POWERSGD:
+        cut = [f"{name} {fixed[name]}" for name in ("tp", "pp", "cp", "zero") if fixed.get(name, 0) > (name != "zero")]
+        if cut:
+            text = f"gradient_compression (powersgd) is for plain replicas, and the layout has {', '.join(cut)}"
+            yield LayoutError(text, field="gradient_compression", hint="set `dp_replicate` alone, or `bf16`")
 
 
 def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:

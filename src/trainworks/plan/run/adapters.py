@@ -15,7 +15,7 @@ from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.parameters import embedding_parameters, output_parameters
+from trainworks.plan.parameters import attention_sizes, embedding_parameters, mlp_sizes, output_parameters
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -30,22 +30,9 @@ def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
 
     Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
     """
-    sizes = _layer_sizes(shape)
+    sizes = attention_sizes(shape) | ({} if shape.experts else mlp_sizes(shape))
     chosen = [name for name in sizes if not adapter.targets or _is_named(name, adapter.targets)]
     return shape.layers * adapter.rank * sum(sum(sizes[name]) for name in chosen)
-
-
-def _layer_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a block's linear layers, by their usual names."""
-    h, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    if shape.learned_positions and not shape.gated_mlp:  # GPT-2, whose queries, keys and values are one layer
-        f = shape.feed_forward
-        return {"attn.c_attn": (h, 3 * h), "attn.c_proj": (h, h), "mlp.c_fc": (h, f), "mlp.c_proj": (f, h)}
-    sizes = {"q_proj": (h, queries), "k_proj": (h, keys), "v_proj": (h, keys), "o_proj": (queries, h)}
-    if not shape.experts:
-        gate = {"gate_proj": (h, shape.feed_forward)} if shape.gated_mlp else {}
-        sizes |= gate | {"up_proj": (h, shape.feed_forward), "down_proj": (shape.feed_forward, h)}
-    return sizes
 
 
 def _is_named(name: str, targets: tuple[str, ...]) -> bool:

@@ -58,7 +58,7 @@ def make_plan(
     """
     workload = run_file.workload
     assert workload is not None
-    job = run_job(workload, shape, processes, calibration=calibration, layout=layout)
+    job = run_job(workload, shape, processes, calibration=calibration)
     if layout.dp_replicate == layout.world_size:
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
     layouts = layouts_of([layout])

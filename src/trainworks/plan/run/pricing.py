@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.layout import Layout, ResolvedLayout
+from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of
@@ -203,7 +203,9 @@ def workload_flops_per_token(job: RunJob) -> float:
 
 def software_of_workload(workload: Workload, device: str) -> Software:
     """The worker's software for a workload; frozen weights that are kept in 16 bits or 4 are not cast at each use."""
+    own = frozenset({"framework", "compiled", "attention"})
     software = worker_software(device, compiled=workload.compile, dropout=workload.model.dropout)
+    software = replace(software, name="Trainworks", said=own)
     kept_in_32_bits = workload.adapter is None or workload.adapter.base == "fp32"
     return software if kept_in_32_bits else replace(software, autocast=False)
 
@@ -215,7 +217,6 @@ def run_job(
     *,
     calibration: Calibration | None = None,
     memory_per_rank_bytes: int = 0,
-    layout: ResolvedLayout | Layout | None = None,
 ) -> RunJob:
     """The workload on these ranks.
 
@@ -225,37 +226,27 @@ def run_job(
         processes: the ranks.
         calibration: their measured rates; None before they are measured.
         memory_per_rank_bytes: what there is; 0 where nothing is checked against it.
-        layout: how the run file compresses gradients; None where it does not.
     """
-    software = software_of_workload(workload, processes.device)
-    if layout is not None and layout.gradient_compression in ("bf16", "fp16"):
-        software = replace(software, sent_gradient_bytes=2)
-    job = RunJob(
-        shape,
-        workload.data.sequence_length,
-        workload.precision,
-        cluster_of_ranks(processes, memory_per_rank_bytes=memory_per_rank_bytes),
-        software,
-        workload=workload,
-        device=processes.device,
-        baseline_bytes=_TYPICAL_BASELINE_BYTES if processes.device == "cpu" else _CONTEXT_BYTES,
-    )
+    cluster = cluster_of_ranks(processes, memory_per_rank_bytes=memory_per_rank_bytes)
+    job = _job(workload, shape, cluster, processes.device)
     return job if calibration is None else job.calibrated(calibration)
 
 
 def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription) -> RunJob:
     """The workload as the worker trains it on a described cluster, one rank per accelerator."""
-    own = frozenset({"framework", "compiled", "attention"})
-    software = replace(software_of_workload(workload, "cuda"), name="Trainworks", said=own)
+    return _job(workload, shape, cluster, "cuda")
+
+
+def _job(workload: Workload, shape: ModelShape, cluster: ClusterDescription, device: str) -> RunJob:
     return RunJob(
         shape,
         workload.data.sequence_length,
         workload.precision,
         cluster,
-        software,
+        software_of_workload(workload, device),
         workload=workload,
-        device="cuda",
-        baseline_bytes=_CONTEXT_BYTES,
+        device=device,
+        baseline_bytes=_TYPICAL_BASELINE_BYTES if device == "cpu" else _CONTEXT_BYTES,
     )
 
 
@@ -277,9 +268,10 @@ Pricing = Callable[[ResolvedLayout], LayoutPrediction]
 
 def pricing(workload: Workload, shape: ModelShape, processes: Processes, calibration: Calibration) -> Pricing:
     """Prices of this workload on these ranks."""
+    job = run_job(workload, shape, processes, calibration=calibration)
 
     def price(layout: ResolvedLayout) -> LayoutPrediction:
-        job, layouts = run_job(workload, shape, processes, calibration=calibration, layout=layout), layouts_of([layout])
+        layouts = layouts_of([layout])
         return LayoutPrediction(job.memories(layouts).terms(), step_time_terms(job.step_times(layouts)))
 
     return price

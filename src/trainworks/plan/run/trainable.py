@@ -16,7 +16,7 @@ from trainworks.config.layout import ResolvedLayout, divisors, next_multiple, on
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.degrees import layouts_of
-from trainworks.plan.layouts import Layouts, Recompute
+from trainworks.plan.layouts import Compression, Layouts, Recompute
 from trainworks.record.model_shape import ModelShape
 
 _Mask = NDArray[np.bool_]
@@ -52,14 +52,7 @@ def check_trainable(layout: ResolvedLayout, workload: Workload, shape: ModelShap
 
 
 def _check_written(layout: ResolvedLayout, shape: ModelShape) -> None:
-    """Check what only a written layout has: compressed gradients, and stages of given lengths."""
-    alone = layout.dp_replicate > 1 and layout.dp_shard * layout.cp * layout.tp * layout.pp == 1
-    if layout.gradient_compression != "none" and (not alone or layout.offload_optimizer):
-        raise LayoutError(
-            f"gradient_compression ({layout.gradient_compression}) is for plain replicas, which DDP keeps equal",
-            field="gradient_compression",
-            hint="leave it out, or set `dp_replicate` alone",
-        )
+    """Check what only a written layout has: stages of given lengths."""
     if layout.stage_layers is None:
         return
     if layout.pp == 1:
@@ -73,6 +66,15 @@ def _check_written(layout: ResolvedLayout, shape: ModelShape) -> None:
 
 
 def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
+    plain = (layouts.dp > 1) & (layouts.dp_shard * layouts.cp * layouts.tp * layouts.pp == 1)
+    yield (
+        "gradient_compression",
+        (layouts.gradient_compression > Compression.NONE) & ~(plain & (layouts.offload_optimizer == 0)),
+        lambda one: (
+            f"gradient_compression ({one.gradient_compression}) is for plain replicas, which DDP keeps equal",
+            "leave it out, or set `dp_replicate` alone",
+        ),
+    )
     for name, axis, text in (
         ("sequence_parallel", "tp", "sequence_parallel splits over tp, and tp is 1"),
         ("zero_bubble", "pp", "zero_bubble is a pipeline schedule, and pp is 1"),

@@ -38,7 +38,7 @@ class HandedJob:
 
     @classmethod
     def of(cls, run_file: RunFile, plan: ClusterPlan) -> HandedJob:
-        """The proposed layout of a plan, with the options of the run file's layout that a plan does not choose.
+        """The proposed layout of a plan, with the stages of the run file's layout, which a plan does not choose.
 
         Raises:
             UsageError: the model is a convolutional network.
@@ -47,8 +47,7 @@ class HandedJob:
             raise UsageError("only a transformer can be handed over, and the model is a convolutional network")
         best, written = plan.best[0], run_file.layout
         chosen = best.layout.model_dump() | ({"zero": 3} if best.layout.zero == "auto" else {})
-        for name in ("stage_layers", "gradient_compression"):
-            chosen[name] = getattr(written, name) if written else chosen[name]
+        chosen["stage_layers"] = written.stage_layers if written else None
         layout = ResolvedLayout(**chosen, grad_accum_steps=best.accum)
         zero = 0 if best.layout.zero == "auto" else best.layout.zero
         return cls(run_file, run_file.workload, plan, plan.job.shape, layout, zero)

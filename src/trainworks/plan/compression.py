@@ -1,0 +1,94 @@
+"""Compressed gradients: what replicas send, and what compressing costs.
+
+PowerSGD (Vogels et al. 2019) sends two factors of r columns in place of each matrix of m rows and n columns, r (m + n)
+values, where that is less than half of m n; vectors are sent whole. Prices are those after its warm-up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainworks.plan.layouts import Array, Compression, Layouts
+from trainworks.plan.parameters import (
+    attention_sizes,
+    embedding_parameters,
+    mlp_sizes,
+    num_dense_layers,
+    num_expert_layers,
+    output_parameters,
+)
+from trainworks.plan.shapes.conv_net import ConvNetShape
+from trainworks.record.model_shape import ModelShape
+
+_FACTOR_BYTES = 4.0
+_LEAST_GAIN = 2
+"""torch's `min_compression_rate`: how many times smaller the factors have to be."""
+_POWERSGD_PASSES = 11
+"""Passes over the gradients in fp32: the error is added (3) and a copy kept (2), two products read them (2), one writes
+them (1), and the new error is their difference (3). Source: torch, `powerSGD_hook`."""
+
+
+def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed: float) -> Array:
+    """Bytes per parameter that a replica sends; shape [n].
+
+    Args:
+        shape: the model.
+        layouts: shape [n].
+        uncompressed: bytes of a gradient that is not compressed.
+    """
+    kind = layouts.gradient_compression
+    if not kind.any():
+        return np.full(len(layouts), float(uncompressed))
+    in_16_bits = np.isin(kind, (Compression.BF16, Compression.FP16))
+    rounded = np.where(in_16_bits, min(2.0, uncompressed), uncompressed)
+    sent: Array = np.where(is_low_rank(layouts) > 0, _low_rank_bytes(shape, layouts), rounded)
+    return sent
+
+
+def is_low_rank(layouts: Layouts) -> Array:
+    """1 where PowerSGD compresses."""
+    low_rank: Array = (layouts.gradient_compression == Compression.POWERSGD).astype(np.float64)
+    return low_rank
+
+
+def compression_s(parameters: Array, layouts: Layouts, memory_bytes_per_s: Array | float) -> Array:
+    """Seconds per step of PowerSGD's kernels, which read and write the gradients; rounding is part of the copy."""
+    seconds: Array = is_low_rank(layouts) * _POWERSGD_PASSES * 4.0 * parameters / memory_bytes_per_s
+    return seconds
+
+
+def error_bytes(parameters: Array, layouts: Layouts) -> Array:
+    """Memory of what PowerSGD did not send, which it adds to the next gradients."""
+    kept: Array = is_low_rank(layouts) * 4.0 * parameters
+    return kept
+
+
+def _low_rank_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts) -> Array:
+    matrices, total = _matrices(shape), shape.num_parameters
+    whole = total - sum(count * rows * columns for count, rows, columns in matrices)
+    ranks, of_layout = np.unique(layouts.powersgd_rank, return_inverse=True)
+    sent = [whole + sum(count * _values(rows, columns, rank) for count, rows, columns in matrices) for rank in ranks]
+    per_parameter: Array = _FACTOR_BYTES * np.array(sent)[of_layout] / total
+    return per_parameter
+
+
+def _values(rows: int, columns: int, rank: float) -> float:
+    factors = min(rank, rows, columns) * (rows + columns)
+    return factors if _LEAST_GAIN * factors < rows * columns else rows * columns
+
+
+def _matrices(shape: ModelShape | ConvNetShape) -> list[tuple[int, int, int]]:
+    """Number, rows and columns of a model's large weights; the experts of a layer are one matrix with a row each."""
+    if isinstance(shape, ConvNetShape):
+        return [(each.count, each.out_channels, each.in_channels * each.kernel_size**2) for each in shape.convolutions]
+    h = shape.hidden
+    found = [(1, embedding_parameters(shape) // h, h), (1, output_parameters(shape) // h, h)]
+    found += [(shape.layers, rows, columns) for columns, rows in attention_sizes(shape).values()]
+    found += [(num_dense_layers(shape), rows, columns) for columns, rows in mlp_sizes(shape).values()]
+    layers, experts = num_expert_layers(shape), (shape.experts, h * shape.expert_feed_forward)
+    shared = shape.shared_feed_forward, h
+    return [
+        *found,
+        (layers, shape.experts, h),
+        *((layers, *each) for each in (experts, shared) for _ in mlp_sizes(shape)),
+    ]
