@@ -26,8 +26,8 @@ def start_fork_server(modules: Sequence[str]) -> None:
     interpreter that imports the modules again.
 
     A process that has called CUDA cannot use it in a fork. `torch.cuda.is_available()` calls it, and libraries ask that
-    while they are imported; with PYTORCH_NVML_BASED_CUDA_CHECK the question goes to NVML. If a module calls CUDA all the
-    same, ranks are forked from a new interpreter without these modules, and import what they need themselves.
+    while they are imported; with PYTORCH_NVML_BASED_CUDA_CHECK the question goes to NVML. If a module calls CUDA all
+    the same, ranks are forked from a new interpreter without these modules, and import what they need themselves.
 
     Args:
         modules: what a rank finds imported. A missing one is not an error here: the rank that needs it says so.
