@@ -20,7 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.record.model_shape import ModelShape
-from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP
+
+CHECKPOINT_GROUP = "checkpoint"
+"""Description of the group that saves in the background; waiting in it blocks no training."""
 
 
 class Mesh:
@@ -40,6 +42,8 @@ class Mesh:
     """Ranks that share the positions of a sequence, those of sequence parallelism included."""
     embedding_group: dist.ProcessGroup
     """First and last pipeline rank, which both have a tied embedding."""
+    checkpoint_group: dist.ProcessGroup
+    """All ranks, over gloo, to save in the background."""
 
     def __init__(self, layout: ResolvedLayout, device: str, model: ModelShape | None = None) -> None:
         self.layout = layout
@@ -82,6 +86,7 @@ class Mesh:
             self.sequence_group = _own_group(ranks.reshape(-1, layout.cp * layout.tp))
         if is_tied and layout.pp > 1:
             self.embedding_group = _own_group(ranks.reshape(layout.pp, -1)[[0, -1]].T)
+        self.checkpoint_group = checkpoint_group()
 
     @property
     def num_losses(self) -> int:
@@ -115,7 +120,7 @@ class Mesh:
 
 
 def checkpoint_group() -> dist.ProcessGroup:
-    """A group of all ranks that save in the background, over gloo. All ranks call it when they start."""
+    """All ranks, over gloo, to save in the background; for a loop without a mesh, whose ranks call it together."""
     return dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP)
 
 

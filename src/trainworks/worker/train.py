@@ -36,7 +36,7 @@ from trainworks.worker.health.out_of_memory import RankState, memory_at_failure
 from trainworks.worker.health.rank_failure import explain, fingerprint
 from trainworks.worker.health.stall_reporter import install_stall_reporter
 from trainworks.worker.loop import Trainer, warm_up
-from trainworks.worker.mesh import Mesh, checkpoint_group
+from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.weights import fingerprint_of_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
@@ -161,7 +161,7 @@ def _build(
         build=opened.build_optimizer,
     )
     rank.state.optimizer = optimizer
-    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset)
+    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset, mesh.checkpoint_group)
     return Trainer(
         plan=plan,
         seed=workload.seed,
@@ -197,9 +197,10 @@ def _telemetry(plan: Plan, rank: JoinedRank, attempt: int, *, loss_scaling: bool
     )
 
 
-def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: JoinedRank, attempt: int, dataset: Dataset) -> Checkpointer:
+def _checkpointer(
+    resolved: ResolvedRun, plan: Plan, rank: JoinedRank, attempt: int, dataset: Dataset, group: dist.ProcessGroup
+) -> Checkpointer:
     settings = resolved.run_file.checkpoint
-    group = checkpoint_group()
     memory = MemoryTier(
         rank.run_dir,
         settings.memory_every,

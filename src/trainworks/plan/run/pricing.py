@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.layout import Layout, ResolvedLayout
+from trainworks.config.layout import ANY_LAYOUT, Layout, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of
@@ -118,6 +118,7 @@ class RunJob(TrainingJob):
     """`cpu` or `cuda`."""
     baseline_bytes: int
     """Memory of a rank without a model, on its device."""
+    support: ModelSupport = ANY_LAYOUT
 
     complication: ClassVar[float] = 0.05
     """More than on a described cluster: on ranks at hand plain data parallelism is what is measured best, and two
@@ -187,7 +188,7 @@ class RunJob(TrainingJob):
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
-        return trainable(layouts, self.workload, self.shape)
+        return trainable(layouts, self.workload, self.shape, self.support)
 
 
 def workload_flops_per_token(job: RunJob) -> float:
@@ -216,6 +217,7 @@ def run_job(
     calibration: Calibration | None = None,
     memory_per_rank_bytes: int = 0,
     layout: ResolvedLayout | Layout | None = None,
+    support: ModelSupport = ANY_LAYOUT,
 ) -> RunJob:
     """The workload on these ranks.
 
@@ -226,6 +228,7 @@ def run_job(
         calibration: their measured rates; None before they are measured.
         memory_per_rank_bytes: what there is; 0 where nothing is checked against it.
         layout: how the run file compresses gradients; None where it does not.
+        support: of the model by the worker, which a search of layouts needs.
     """
     software = software_of_workload(workload, processes.device)
     if layout is not None and layout.gradient_compression in ("bf16", "fp16"):
@@ -238,6 +241,7 @@ def run_job(
         software,
         workload=workload,
         device=processes.device,
+        support=support,
         baseline_bytes=_TYPICAL_BASELINE_BYTES if processes.device == "cpu" else _CONTEXT_BYTES,
     )
     return job if calibration is None else job.calibrated(calibration)
