@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import trainworks
 from tests.cli.test_app import trainworks_program
 from trainworks.api.anchor import anchor
 from trainworks.api.launching import workload_plan
@@ -213,3 +215,39 @@ def test_a_description_that_names_no_cluster_is_refused_at_its_line(tmp_path: Pa
     with pytest.raises(UsageError) as refused:
         resolve(run_file, source, run_id="demo", runs=tmp_path)
     assert refused.value.place == "run.yaml:1  cluster.of"
+
+
+@pytest.fixture(scope="module")
+def olmo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a model whose plan table has cuts that the worker does not make; it is asked once."""
+    folder = tmp_path_factory.mktemp("olmo")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": "olmo2", "vocab_size": 64, "max_position_embeddings": 64, "eos_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRAINWORKS_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.mark.parametrize(
+    ("start", "engine"),
+    [
+        (plan, "local"),
+        (trainworks.run, "local"),
+        (trainworks.submit, "local"),
+        (trainworks.submit, "slurm"),
+    ],
+)
+def test_a_cut_that_the_worker_cannot_make_is_refused_before_anything_starts(
+    olmo: Path, tmp_path: Path, start: Callable[..., object], engine: str
+) -> None:
+    text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", f"{{hf: {olmo}}}").replace("bf16", "fp32")
+    text = text.replace("cluster: local", f"cluster: {{engine: {engine}, processes_per_node: 2}}")
+    (file := tmp_path / "run.yaml").write_text(f"{text}layout: {{tp: 2}}\n")
+    options = {} if start is plan else {"folder": tmp_path / "runs"}
+    with pytest.raises(UsageError, match="`olmo2` cannot be cut over tp: its table in `transformers` has") as refused:
+        start(file, **options)
+    assert refused.value.place == f"{file}:10  layout.tp"
+    assert refused.value.hint == "use `dp_shard` to spread the model"
+    assert not list((tmp_path / "runs").glob("*"))
+    assert not (olmo / "cache" / "calibration").exists()

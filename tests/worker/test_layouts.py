@@ -11,18 +11,19 @@ import shutil
 
 import pytest
 
-TWO, FOUR, EIGHT = ({"cluster__processes_per_node": ranks} for ranks in (2, 4, 8))
-ONE = {"cluster__processes_per_node": 1}
+ONE, TWO, THREE, FOUR, EIGHT = (
+    {"cluster__processes_per_node": ranks, "workload__model__layers": 3} for ranks in (1, 2, 3, 4, 8)
+)
 LAYOUTS = {
     "one": ONE,
-    "replicas": {"cluster__processes_per_node": 2},
-    "shards": {"cluster__processes_per_node": 2, "layout": {"dp_shard": 2}},
-    "replicas-of-shards": {"cluster__processes_per_node": 4, "layout": {"dp_replicate": 2, "dp_shard": 2}},
-    "accumulation": {"cluster__processes_per_node": 2, "layout": {"dp_replicate": 2, "micro_batch": 1}},
-    "shards-and-accumulation": {"cluster__processes_per_node": 2, "layout": {"dp_shard": 2, "micro_batch": 2}},
+    "replicas": TWO,
+    "shards": TWO | {"layout": {"dp_shard": 2}},
+    "replicas-of-shards": FOUR | {"layout": {"dp_replicate": 2, "dp_shard": 2}},
+    "accumulation": TWO | {"layout": {"dp_replicate": 2, "micro_batch": 1}},
+    "shards-and-accumulation": TWO | {"layout": {"dp_shard": 2, "micro_batch": 2}},
     "tensor": TWO | {"layout": {"tp": 2}},
     "context": TWO | {"layout": {"cp": 2}},
-    "pipeline": TWO | {"layout": {"pp": 2, "micro_batch": 2}},
+    "pipeline": THREE | {"layout": {"pp": 3, "micro_batch": 2}},  # with a stage that lacks the tied embedding
     "shards-tensor": FOUR | {"layout": {"dp_shard": 2, "tp": 2}},
     "shards-tensor-pipeline": EIGHT | {"layout": {"dp_shard": 2, "tp": 2, "pp": 2, "micro_batch": 1}},
 }

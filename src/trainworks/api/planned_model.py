@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from trainworks.api.hf_config import hf_config
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.models import preset
 from trainworks.config.data import TRAINED_VOCABULARY, Data
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.host import process
 from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.job import AnyJob
 from trainworks.plan.run.pricing import described_job, software_of_workload
@@ -138,7 +137,7 @@ def model_shape(workload: Workload) -> ModelShape:
         )
     if workload.model.hf is None:
         return shape_of_model(workload.model, vocabulary=_vocabulary(workload.data), sequence_length=length)
-    shape = shape_of_hf_config(_hf_config(workload.model.hf))
+    shape = shape_of_hf_config(hf_config(workload.model.hf))
     if length > shape.max_sequence_length:
         raise UsageError(
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
@@ -157,7 +156,7 @@ def has_formula(workload: Workload) -> bool:
     """
     if workload.model.hf is None:
         return True
-    config = _hf_config(workload.model.hf)
+    config = hf_config(workload.model.hf)
     return config.get("model_type") in PLANNED_TYPES and shape_of_hf_config(config).latent is None
 
 
@@ -177,28 +176,3 @@ def _entries_of(tokenizer: Path) -> int:
         return 1 + int(max(ids + [token["id"] for token in content.get("added_tokens", [])]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EnvironmentProblem(f"cannot read tokenizer `{tokenizer}`: {error}") from None
-
-
-def _hf_config(checkpoint: str) -> dict[str, Any]:
-    """The config.json of a local folder, of the Hub's cache, or of the Hub."""
-    folder = Path(checkpoint).expanduser()
-    path = folder / "config.json" if folder.is_dir() else _from_hub(checkpoint)
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: {error}") from None
-    if not isinstance(config, dict):
-        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: it is not a JSON object")
-    return config
-
-
-def _from_hub(checkpoint: str) -> Path:
-    program = "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
-    output = process.run([*process.python_program(program), checkpoint], timeout_s=120)
-    if output.exit_code != 0:
-        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
-        raise EnvironmentProblem(
-            f"cannot load the config of `{checkpoint}`: no such folder, and the Hub returned: {reason}",
-            hint="name a folder with config.json, or check the id and the network",
-        )
-    return Path(output.stdout.strip().splitlines()[-1])

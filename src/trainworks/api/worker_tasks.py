@@ -30,6 +30,7 @@ def ask(
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     module: str = "data.command",
+    python: str | None = None,
 ) -> dict[str, Any]:
     """The worker's answer to `prepare` or `verify`, or of another of its modules.
 
@@ -38,11 +39,14 @@ def ask(
         request: with what, see `trainworks.worker.data.command`.
         progress: called with bytes done and bytes in all.
         module: of the worker, that talks as `data.command` does.
+        python: interpreter of the ranks; Trainworks' own when None.
 
     Raises:
         TrainworksError: the worker reports it.
     """
-    command = process.python_module(f"trainworks.worker.{module}", action, json.dumps(request), str(os.getpid()))
+    command = process.python_module(
+        f"trainworks.worker.{module}", action, json.dumps(request), str(os.getpid()), python=python
+    )
     answer: dict[str, Any] = {}
     for line in process.lines(command):
         answer = json.loads(line)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -131,6 +131,51 @@ class ResolvedLayout(Spec):
             f"{self.gradient_compression} gradients": self.gradient_compression != "none",
         }
         return [text for text, is_chosen in chosen.items() if is_chosen]
+
+
+class ModelSupport(Spec):
+    """Layouts that the worker can train a model under; by default all that the model's dimensions allow."""
+
+    model_type: str = ""
+    uncut: dict[str, str] = Field(default_factory=dict)
+    """Axes over which its layers cannot be cut, and the reason for each."""
+    dropout: float = 0.0
+    """Largest rate at which the model drops something."""
+    balance_loss: float = 0.0
+    """Weight of the loss that keeps all experts in use."""
+
+    def uncut_words(self, axis: str) -> tuple[str, str]:
+        """Message and hint for a layout that cuts the model over one of `uncut`."""
+        or_tp = "" if "tp" in self.uncut else ", or `tp`"
+        text = f"`{self.model_type}` cannot be cut over {axis}: {self.uncut[axis]}"
+        return text, f"use `dp_shard` to spread the model{or_tp}"
+
+    @property
+    def dropout_words(self) -> tuple[str, str]:
+        """Message and hint for dropout over tp without sequence_parallel."""
+        return (
+            f"the model has dropout ({self.dropout:g}): without sequence_parallel, each rank of tp would drop other "
+            "values of activations that all ranks share",
+            "leave it out, or set `sequence_parallel: true`",
+        )
+
+    def check(self, layout: ResolvedLayout | Layout) -> None:
+        """Check a layout; an option that is still open will be chosen to suit the model.
+
+        Raises:
+            LayoutError: it cuts what cannot be cut.
+        """
+        for axis in self.uncut:
+            if getattr(layout, axis) > 1:
+                text, hint = self.uncut_words(axis)
+                raise LayoutError(text, field=axis, hint=hint)
+        if self.dropout and layout.tp > 1 and layout.sequence_parallel is False:
+            text, hint = self.dropout_words
+            raise LayoutError(text, field="sequence_parallel", hint=hint)
+
+
+ANY_LAYOUT: Final[ModelSupport] = ModelSupport()
+"""Support of a model that the worker can train under every layout that its dimensions allow."""
 
 
 def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_batch: int) -> ResolvedLayout:

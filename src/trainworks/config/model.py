@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from trainworks.config.limits import up_to
 from trainworks.config.spec import FieldError, Spec
 
+BALANCE_LOSS = 0.01
+"""Default weight of the load-balancing loss of a mixture of experts: Fedus et al. 2021, section 2.2."""
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "bert"]
 
 
@@ -37,7 +39,8 @@ class Model(Spec):
     experts_per_token: Annotated[int, up_to("experts_per_token")] | None = None
     """Experts per token; 2 by default."""
     balance_loss: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the loss that balances the use of experts, 0 for none; by default 0.01, or that of the `hf` config. The
+    """Weight of the loss that balances the use of experts, 0 for none; by default 0.01. An `hf` model has none by
+    default, as in `transformers`; one whose config has `output_router_logits: true` has its `router_aux_loss_coef`. The
     reported loss does not contain it."""
     tie_embeddings: bool = True
     """Share one matrix between input and output embedding."""
@@ -74,6 +77,11 @@ class Model(Spec):
         experts, per_token = self.experts or 8, self.experts_per_token or 2
         if per_token > experts:
             raise FieldError(f"experts_per_token ({per_token}) is more than the {experts} experts")
+
+    @property
+    def written_balance_loss(self) -> float:
+        """Weight of the balance loss of a mixture of experts that is given by dimensions."""
+        return BALANCE_LOSS if self.balance_loss is None else self.balance_loss
 
     @property
     def title(self) -> str:

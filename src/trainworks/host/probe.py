@@ -37,7 +37,7 @@ def probe_host(disk: Path) -> HostFacts:
         disk_free_bytes=free_bytes(disk),
         accelerators=probe_accelerators(),
         python=platform.python_version(),
-        packages=_package_versions(),
+        packages=package_versions(),
     )
 
 
@@ -144,7 +144,8 @@ def _processor_formats() -> tuple[Literal["bf16", "fp16"], ...]:
     return ()
 
 
-def _package_versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Versions of the libraries of a rank that are installed beside Trainworks."""
     versions = {}
     for package in _PACKAGES:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.config.layout import ResolvedLayout
+from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
@@ -141,6 +141,7 @@ class Plan(Spec):
     """The prediction that the run has to answer for."""
 
     model: ModelShape
+    support: ModelSupport = ANY_LAYOUT
     layout: ResolvedLayout
     num_steps: int
     samples_left_out: int = 0

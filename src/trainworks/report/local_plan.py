@@ -70,6 +70,15 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
     return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
 
 
+def _experts(plan: Plan) -> str:
+    """How many experts there are, and what keeps all in use; empty for a dense model."""
+    if not plan.model.experts:
+        return ""
+    weight = plan.support.balance_loss
+    balance = f"a balance loss of weight {weight:g}" if weight else "no balance loss (`model.balance_loss` sets one)"
+    return f"{plan.model.experts} per layer, {plan.model.experts_per_token} of them per token, {balance}"
+
+
 def _preference(workload: Workload) -> str:
     """How pairs are compared; empty for a run without preferences."""
     if workload.preference is None:
@@ -95,6 +104,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
         **_adapter(plan, workload),
+        "experts": _experts(plan),
         "preference": _preference(workload),
         "layout": f"{ranks}: {plan.layout.describe()}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",

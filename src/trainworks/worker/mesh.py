@@ -6,59 +6,92 @@ Ranks are numbered with the axes in this order, the last one fastest, so that ax
 
 Weights are sharded over `fsdp` = dp_shard * cp, because ranks of one context-parallel group have the same weights. The
 weights of experts are spread over `ep`, and sharded over what that leaves of dp_shard * cp * tp.
+
+To create a process group is a collective of all ranks, members or not. This module therefore creates every group of a
+training rank, when the rank starts, from values that all ranks share.
 """
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainworks.config.layout import ResolvedLayout
+from trainworks.record.model_shape import ModelShape
+
+CHECKPOINT_GROUP = "checkpoint"
+"""Description of the group that saves in the background; waiting in it blocks no training."""
 
 
 class Mesh:
-    """Process groups of one rank. All ranks create a group together, at its first use.
+    """Position of one rank, and the process groups that the layout and the model need.
+
+    All ranks construct it together, with equal arguments. A process without a default process group has no others.
 
     Args:
         layout: of the whole job; its world size is that of the default process group.
         device: `cpu` or `cuda`.
+        model: whose experts and tied embedding may need groups; None makes those of any model.
     """
 
-    def __init__(self, layout: ResolvedLayout, device: str) -> None:
+    cp_group: dist.ProcessGroup
+    """Context-parallel ranks."""
+    sequence_group: dist.ProcessGroup
+    """Ranks that share the positions of a sequence, those of sequence parallelism included."""
+    embedding_group: dist.ProcessGroup
+    """First and last pipeline rank, which both have a tied embedding."""
+    checkpoint_group: dist.ProcessGroup
+    """All ranks, over gloo, to save in the background."""
+
+    def __init__(self, layout: ResolvedLayout, device: str, model: ModelShape | None = None) -> None:
         self.layout = layout
         self._device = device
-        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        rank = dist.get_rank() if dist.is_initialized() else 0
         axes = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
-        pp, replicate, shard, cp, tp = (int(index) for index in np.unravel_index(self._rank, axes))
+        pp, replicate, shard, cp, tp = (int(index) for index in np.unravel_index(rank, axes))
         self.pp_rank, self.cp_rank, self.tp_rank = pp, cp, tp
         self.dp_rank = replicate * layout.dp_shard + shard
+        if dist.is_initialized():
+            self._create_meshes(has_experts=model is None or model.experts > 0)
+            self._create_groups(
+                has_experts=model is None or model.experts > 0,
+                is_tied=model is None or model.tie_embeddings,
+            )
+
+    def _create_meshes(self, *, has_experts: bool) -> None:
+        """Meshes of dense weights and of experts; plain replicas need none, because DDP uses the default group."""
+        layout = self.layout
+        if layout.world_size == layout.dp_replicate and not layout.offload_optimizer:
+            return
+        shards = layout.dp_shard * layout.cp
+        self._dense = self._device_mesh(fsdp=shards, tp=layout.tp)
+        self._expert = self._dense
+        if has_experts and layout.ep * layout.tp > 1:
+            self._expert = self._device_mesh(fsdp=shards * layout.tp // layout.ep, ep=layout.ep)
+
+    def _device_mesh(self, **degrees: int) -> DeviceMesh:
+        """A mesh of all ranks: pp, dp_replicate, and these axes; an axis of one rank is left out, but for `fsdp`."""
+        degrees = {"pp": self.layout.pp, "dp_replicate": self.layout.dp_replicate} | degrees
+        used = {name: degree for name, degree in degrees.items() if degree > 1 or name == "fsdp"}
+        return init_device_mesh(self._device, tuple(used.values()), mesh_dim_names=tuple(used))
+
+    def _create_groups(self, *, has_experts: bool, is_tied: bool) -> None:
+        layout = self.layout
+        ranks = np.arange(layout.world_size).reshape(layout.pp, -1, layout.cp, layout.tp)
+        if layout.cp > 1:
+            self.cp_group = self.sequence_group = _own_group(ranks.swapaxes(2, 3).reshape(-1, layout.cp))
+        if has_experts and layout.sequence_parallel:
+            self.sequence_group = _own_group(ranks.reshape(-1, layout.cp * layout.tp))
+        if is_tied and layout.pp > 1:
+            self.embedding_group = _own_group(ranks.reshape(layout.pp, -1)[[0, -1]].T)
+        self.checkpoint_group = checkpoint_group()
 
     @property
     def num_losses(self) -> int:
         """Ranks over which the gradients of one loss are averaged: dp * cp."""
         return self.layout.dp * self.layout.cp
-
-    @functools.cached_property
-    def _dense(self) -> DeviceMesh:
-        layout = self.layout
-        degrees = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
-        return init_device_mesh(self._device, degrees, mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
-
-    @functools.cached_property
-    def _expert(self) -> DeviceMesh:
-        layout = self.layout
-        shards = layout.dp_shard * layout.cp * layout.tp // layout.ep
-        degrees = (layout.pp, layout.dp_replicate, shards, layout.ep)
-        return init_device_mesh(self._device, degrees, mesh_dim_names=("pp", "dp_replicate", "fsdp", "ep"))
-
-    @functools.cached_property
-    def _context(self) -> DeviceMesh:
-        layout = self.layout
-        degrees = (layout.pp * layout.dp, layout.cp, layout.tp)
-        return init_device_mesh(self._device, degrees, mesh_dim_names=("rest", "cp", "tp"))
 
     @property
     def fsdp(self) -> DeviceMesh:
@@ -85,25 +118,13 @@ class Mesh:
         """Pipeline stages."""
         return self._dense.get_group("pp")
 
-    @property
-    def cp_group(self) -> dist.ProcessGroup:
-        """Context-parallel ranks."""
-        return self._context.get_group("cp")
 
-    @functools.cached_property
-    def sequence_group(self) -> dist.ProcessGroup:
-        """Ranks that share the positions of a sequence, those of sequence parallelism included."""
-        layout = self.layout
-        if not layout.sequence_parallel:
-            return self.cp_group
-        degrees = (layout.pp * layout.dp, layout.cp * layout.tp)
-        return init_device_mesh(self._device, degrees, mesh_dim_names=("rest", "sequence")).get_group("sequence")
+def checkpoint_group() -> dist.ProcessGroup:
+    """All ranks, over gloo, to save in the background; for a loop without a mesh, whose ranks call it together."""
+    return dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP)
 
-    @functools.cached_property
-    def embedding_group(self) -> dist.ProcessGroup:
-        """The first and the last pipeline rank, which both have a tied embedding."""
-        per_stage = self.layout.world_size // self.layout.pp
-        last = self.layout.world_size - per_stage
-        groups = [[first, last + first] for first in range(per_stage)]
-        group, _ = dist.new_subgroups_by_enumeration(groups)
-        return group
+
+def _own_group(rows: NDArray[np.int64]) -> dist.ProcessGroup:
+    """The group of this rank, one per row; ranks in no row get one that they cannot use."""
+    group, _ = dist.new_subgroups_by_enumeration(rows.tolist())
+    return group

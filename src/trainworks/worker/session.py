@@ -31,6 +31,7 @@ from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.determinism import seed_step
+from trainworks.worker.mesh import checkpoint_group
 from trainworks.worker.stopping import StopRequest
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
@@ -156,7 +157,7 @@ class Session:
             "layout": ResolvedLayout.model_validate({"dp_replicate": dist.get_world_size()} | ones),
             "data_fingerprint": "of the loop",
         }
-        self._checkpointer = Checkpointer(run_dir, dist.new_group(backend="gloo"), keep=keep, template=template)
+        self._checkpointer = Checkpointer(run_dir, checkpoint_group(), keep=keep, template=template)
         self._telemetry = Telemetry(
             run_dir, attempt=attempt, tokens_per_step=samples_per_step, num_stages=1, device=self._device
         )

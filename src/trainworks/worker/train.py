@@ -35,7 +35,7 @@ from trainworks.worker.guard import FaultPolicy
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.health.out_of_memory import RankState, memory_at_failure
 from trainworks.worker.health.rank_failure import explain, fingerprint
-from trainworks.worker.health.stall_reporter import CHECKPOINT_GROUP, install_stall_reporter
+from trainworks.worker.health.stall_reporter import install_stall_reporter
 from trainworks.worker.loop import Trainer, warm_up
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.weights import fingerprint_of_weights
@@ -141,7 +141,7 @@ def _build(
     resolved: ResolvedRun, plan: Plan, workload: Workload, rank: JoinedRank, attempt: int, fault_policy: FaultPolicy
 ) -> Trainer:
     timeline = Timeline(rank.device)
-    mesh = Mesh(plan.layout, rank.device.type)
+    mesh = Mesh(plan.layout, rank.device.type, plan.model)
     opened = open_task(
         workload,
         mesh,
@@ -162,7 +162,7 @@ def _build(
         build=opened.build_optimizer,
     )
     rank.state.optimizer = optimizer
-    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset)
+    checkpointer = _checkpointer(resolved, plan, rank, attempt, dataset, mesh.checkpoint_group)
     return Trainer(
         plan=plan,
         seed=workload.seed,
@@ -198,9 +198,10 @@ def _telemetry(plan: Plan, rank: JoinedRank, attempt: int, *, loss_scaling: bool
     )
 
 
-def _checkpointer(resolved: ResolvedRun, plan: Plan, rank: JoinedRank, attempt: int, dataset: Dataset) -> Checkpointer:
+def _checkpointer(
+    resolved: ResolvedRun, plan: Plan, rank: JoinedRank, attempt: int, dataset: Dataset, group: dist.ProcessGroup
+) -> Checkpointer:
     settings = resolved.run_file.checkpoint
-    group = dist.new_group(backend="gloo", group_desc=CHECKPOINT_GROUP)
     memory = MemoryTier(
         rank.run_dir,
         settings.memory_every,

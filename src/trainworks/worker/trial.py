@@ -133,7 +133,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     started = time.perf_counter()
     workload, layout = request.workload, request.layout
     baseline = _resident(device)
-    mesh = Mesh(layout, device.type)
+    mesh = Mesh(layout, device.type, request.shape)
     folder = Path(request.data_folder) if request.data_folder else None
     opened = open_task(workload, mesh, data_folder=folder, shape=request.shape)
     timeline = Timeline(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +12,11 @@ from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Guard
-from trainworks.config.run_file import Workload
-from trainworks.errors import LayoutError
-from trainworks.record.resolved import Plan
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.transformer import CausalTransformer
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Setup, distribute_module
-from trainworks.worker.tasks.causal_lm import CausalLanguageModeling
 from trainworks.worker.timing import Timeline
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -100,51 +95,35 @@ def test_none_of_them_is_one_that_the_decoder_computes(kind: str) -> None:
     assert decoder_config(config_of(kind)) is None
 
 
-@pytest.mark.parametrize("rates", [{"attention_dropout": 0.1}, {"residual_dropout": 0.2}])
-def test_dropout_is_refused_over_tp_where_ranks_have_copies(rates: dict[str, float]) -> None:
-    config = config_of("starcoder2")
-    config.update(rates)
-    model = CausalTransformer(config, pretrained=None, seed=1)
-    with pytest.raises(LayoutError, match=r"a starcoder2 with dropout \(0\.[12]\) cannot be cut over tp"):
-        model.apply_tensor_parallel(None)  # type: ignore[arg-type]
-
-
-def test_a_model_without_a_table_is_refused_over_tp() -> None:
+def test_experts_of_a_module_are_balanced_as_transformers_does_it() -> None:
     config = AutoConfig.for_model(
-        "gpt_neo", hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global"], 2]]
+        "qwen3_moe",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[0],  # the decoder has experts in all layers, or in none
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
     )
+    assert decoder_config(config) is None
     model = CausalTransformer(config, pretrained=None, seed=1)
-    with pytest.raises(LayoutError, match="a gpt_neo cannot be cut over tp"):
-        model.apply_tensor_parallel(None)  # type: ignore[arg-type]
-
-
-def build_gpt2(folder: str, written: dict[str, Any]) -> str:
-    """What a rank says to a GPT-2 whose config has dropout."""
-    workload = Workload.model_validate(
-        {
-            "task": "causal-lm",
-            "model": {"hf": folder},
-            "data": {"source": "python-stdlib", "sequence_length": 16},
-            "global_batch": 4,
-            "train_for": "1 steps",
-        }
+    tokens_BT = torch.randint(0, 64, (2, 9), generator=torch.manual_seed(2))
+    loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:])
+    loss.backward()
+    own = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    output = model.model(
+        input_ids=tokens_BT[:, :-1], labels=tokens_BT[:, :-1], shift_labels=tokens_BT[:, 1:].contiguous()
     )
-    layout = resolve_layout(Layout.model_validate(written), world_size=2, global_batch=4, micro_batch=2)
-    mesh, device = Mesh(layout, "cpu"), torch.device("cpu")
-    setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=Timeline(device))
-    plan = Plan.model_construct(layout=layout, model=None)
-    try:
-        CausalLanguageModeling(workload, plan.model, mesh).build(setup)
-    except LayoutError as error:
-        return error.message
-    return "built"
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [({"tp": 2, "sequence_parallel": False}, "the model has dropout (0.1)"), ({"tp": 2}, "built")],
-)
-def test_dropout_of_a_config_needs_sequence_parallel(tmp_path: Path, written: dict[str, Any], expected: str) -> None:
-    config = AutoConfig.for_model("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16, vocab_size=64)
-    config.save_pretrained(tmp_path)
-    assert all(said.startswith(expected) for said in on_ranks(2, build_gpt2, str(tmp_path), written))
+    output.loss.backward()
+    assert loss.item() == pytest.approx((output.loss - 0.5 * output.aux_loss).item(), rel=1e-5)
+    assert own.keys() == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(own[name], parameter.grad, rtol=1e-4, atol=1e-6)

@@ -11,10 +11,11 @@ from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.environments.files import read_environment, with_image
 from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
 from trainworks.api.launching.planning import AS_USUAL, Planning
+from trainworks.api.model_support import check_support_early
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import LayoutError, UsageError
-from trainworks.host.probe import probe_host
+from trainworks.host.probe import package_versions, probe_host
 from trainworks.measure.calibrate import Machines
 from trainworks.plan.run.precision import check_precision, default_precision
 from trainworks.plan.run.processes import (
@@ -72,6 +73,8 @@ def resolve(
         workload = resolved.run_file.workload
         if workload is None or probed.is_planned_later:
             planning.refuse_tuning()
+            if workload is not None:
+                check_support_early(workload, resolved.run_file.layout, package_versions())
             return resolved
         from trainworks.api.launching.workload_plan import ReadyWorkload, plan_workload  # noqa: PLC0415 - imports the planner
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from trainworks.api.environments.planning import RanksInterpreter
 from trainworks.api.launching.planning import Planning
+from trainworks.api.model_support import model_support
 from trainworks.api.planned_model import has_formula, model_shape
 from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator
-from trainworks.config.layout import ResolvedLayout
+from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
@@ -111,12 +112,25 @@ def _described(ready: ReadyWorkload) -> _DescribedModel:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
     written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)
-    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory)
+    support = _support(ready, shape)
+    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, support=support)
     size = largest_micro_batch(job, written)
     tokens = tokens_in_data(workload)
     steps = num_steps(workload, tokens_in_data=tokens)
     sequences = None if tokens is None else sequences_in(workload.data, tokens)
     return _DescribedModel(job, size, steps, samples_left_out(workload, samples=sequences))
+
+
+def _support(ready: ReadyWorkload, shape: ModelShape) -> ModelSupport:
+    """What the worker can do with the model; a single rank cuts nothing, and only experts have a balance loss."""
+    if ready.shape is not None or (ready.resolved.processes.world_size == 1 and not shape.experts):
+        return ANY_LAYOUT
+    support = model_support(ready.workload, ready.resolved.host.packages, python=ready.interpreter.python)
+    if ready.workload.model.balance_loss and not shape.experts:
+        raise UsageError(
+            f"`balance_loss` is for experts, and `{ready.workload.model.title}` has none", hint="remove it"
+        )
+    return support
 
 
 def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
@@ -164,6 +178,7 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
         held_out_samples=held_out_samples(job.workload),
         compared=compared,
         accelerator=_catalogued(host),
+        support=job.support,
     )
     fewer = _plan_fewer_nodes(resolved, job, calibration, steps=described.steps)
     return {"plan": plan, "calibration": calibration, "fewer": fewer}
@@ -182,10 +197,17 @@ def _plan_fewer_nodes(
     found = []
     for count in range(run_file.job.min_nodes or processes.nodes, processes.nodes):
         ranks = processes.model_copy(update={"nodes": count})
-        smaller = run_job(job.workload, job.shape, ranks, calibration=calibration, memory_per_rank_bytes=memory)
+        smaller = run_job(
+            job.workload,
+            job.shape,
+            ranks,
+            calibration=calibration,
+            memory_per_rank_bytes=memory,
+            support=job.support,
+        )
         with suppress(LayoutError, EnvironmentProblem):
             layout = fastest(choose_layouts(smaller, None)).layout
-            plan = make_plan(run_file, job.shape, layout, ranks, calibration, steps=steps)
+            plan = make_plan(run_file, job.shape, layout, ranks, calibration, steps=steps, support=job.support)
             found.append(FewerNodes(processes=ranks, plan=plan))
     return tuple(found)
 

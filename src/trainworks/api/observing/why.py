@@ -86,7 +86,9 @@ def _prices(resolved: ResolvedRun) -> LayoutPrices | None:
     if workload is None or plan is None or calibration is None or not plan.model.is_described:
         return None
     memory = memory_per_rank(resolved.host, resolved.processes)
-    job = run_job(workload, plan.model, resolved.processes, memory_per_rank_bytes=memory).calibrated(calibration)
+    job = run_job(
+        workload, plan.model, resolved.processes, memory_per_rank_bytes=memory, support=plan.support
+    ).calibrated(calibration)
     return LayoutPrices(
         price=pricing(workload, plan.model, resolved.processes, calibration),
         workload=workload,
@@ -94,4 +96,5 @@ def _prices(resolved: ResolvedRun) -> LayoutPrices | None:
         layout=plan.layout,
         limit_bytes=limit_bytes(job),
         search=lambda: [one.layout for one in choose_layouts(job, None)],
+        support=plan.support,
     )

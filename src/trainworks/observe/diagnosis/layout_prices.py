@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainworks.config.layout import ResolvedLayout, divisors
+from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout, divisors
 from trainworks.config.run_file import Workload
 from trainworks.plan.run.pricing import LayoutPrediction, Pricing
 from trainworks.plan.run.remedies import as_written, changed_layout
@@ -57,6 +57,7 @@ class LayoutPrices:
         layout: of the run.
         limit_bytes: memory that a rank may use.
         search: finds the best layouts of these ranks, the best first.
+        support: of the model by the worker.
     """
 
     price: Pricing
@@ -65,6 +66,7 @@ class LayoutPrices:
     layout: ResolvedLayout
     limit_bytes: float
     search: Callable[[], Sequence[ResolvedLayout]]
+    support: ModelSupport = ANY_LAYOUT
 
     @property
     def now(self) -> LayoutPrediction:
@@ -73,7 +75,7 @@ class LayoutPrices:
 
     def best_change(self, changes: Iterable[Mapping[str, Any]]) -> PricedLayout | None:
         """The fastest of these changes of the layout that fits and is at least 2 % faster; None without one."""
-        changed = (changed_layout(self.workload, self.shape, self.layout, each) for each in changes)
+        changed = (changed_layout(self.workload, self.shape, self.layout, each, self.support) for each in changes)
         return self._fastest(layout for layout in changed if layout is not None)
 
     def best_layout(self) -> PricedLayout | None:

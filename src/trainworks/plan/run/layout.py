@@ -92,7 +92,7 @@ def _spaces(job: RunJob, written: Layout | None) -> Sequence[AnySpace]:
         return spaces(job, batch, {"offload": 0, "offload_optimizer": 0} if on_cpu else {})
     size = 1 if written.micro_batch == "auto" else written.micro_batch
     layout = resolve_layout(written, world_size=job.cluster.num_accelerators, global_batch=batch, micro_batch=size)
-    check_trainable(layout, job.workload, job.shape)
+    check_trainable(layout, job.workload, job.shape, job.support)
     sizes = [size for size in divisors(batch // layout.dp) if size <= job.largest_micro_batch]
     is_open = {field for field in _OPEN if getattr(written, field) == "auto"}
     choices: list[tuple[str, list[int]]] = [("micro_batch", sizes), ("recompute", [Recompute.NONE, Recompute.FULL])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.layout import ResolvedLayout
+from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.reliability.checkpoint_interval import checkpoint_interval
@@ -41,6 +41,7 @@ def make_plan(
     held_out_samples: int | None = None,
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
+    support: ModelSupport = ANY_LAYOUT,
 ) -> Plan:
     """Predict the run from its decisions and the calibration.
 
@@ -55,6 +56,7 @@ def make_plan(
         held_out_samples: for evaluation; None where they are not counted.
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
+        support: of the model by the worker.
     """
     workload = run_file.workload
     assert workload is not None
@@ -91,6 +93,7 @@ def make_plan(
     others_s = evaluation.total_s if evaluation else 0.0
     return Plan(
         model=shape,
+        support=support,
         layout=layout,
         num_steps=steps,
         samples_left_out=samples_left_out,

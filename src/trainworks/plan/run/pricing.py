@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.layout import ResolvedLayout
+from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of
@@ -118,6 +118,7 @@ class RunJob(TrainingJob):
     """`cpu` or `cuda`."""
     baseline_bytes: int
     """Memory of a rank without a model, on its device."""
+    support: ModelSupport = ANY_LAYOUT
 
     complication: ClassVar[float] = 0.05
     """More than on a described cluster: on ranks at hand plain data parallelism is what is measured best, and two
@@ -187,7 +188,7 @@ class RunJob(TrainingJob):
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
-        return trainable(layouts, self.workload, self.shape)
+        return trainable(layouts, self.workload, self.shape, self.support)
 
 
 def workload_flops_per_token(job: RunJob) -> float:
@@ -217,6 +218,7 @@ def run_job(
     *,
     calibration: Calibration | None = None,
     memory_per_rank_bytes: int = 0,
+    support: ModelSupport = ANY_LAYOUT,
 ) -> RunJob:
     """The workload on these ranks.
 
@@ -226,9 +228,10 @@ def run_job(
         processes: the ranks.
         calibration: their measured rates; None before they are measured.
         memory_per_rank_bytes: what there is; 0 where nothing is checked against it.
+        support: of the model by the worker, which a search of layouts needs.
     """
     cluster = cluster_of_ranks(processes, memory_per_rank_bytes=memory_per_rank_bytes)
-    job = _job(workload, shape, cluster, processes.device)
+    job = replace(_job(workload, shape, cluster, processes.device), support=support)
     return job if calibration is None else job.calibrated(calibration)
 
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from trainworks.config.layout import MESH_AXES, Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.config.layout import (
+    ANY_LAYOUT,
+    MESH_AXES,
+    Layout,
+    ModelSupport,
+    ResolvedLayout,
+    divisors,
+    resolve_layout,
+)
 from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
 from trainworks.plan.run.pricing import Pricing
@@ -50,6 +58,7 @@ def cheapest_remedies(
     *,
     needed_bytes: int,
     count: int = 3,
+    support: ModelSupport = ANY_LAYOUT,
 ) -> tuple[Remedy, ...]:
     """The cheapest neighbours that save at least `needed_bytes`, then those that save most.
 
@@ -58,7 +67,7 @@ def cheapest_remedies(
     """
     now = price(layout)
     remedies = []
-    for changes, other in neighbours(workload, shape, layout, price):
+    for changes, other in neighbours(workload, shape, layout, price, support):
         after = price(other)
         saves_bytes = now.memory.total_bytes - after.memory.total_bytes
         ratio = after.step_time.total_s / now.step_time.total_s
@@ -79,7 +88,11 @@ def _preference(remedy: Remedy) -> tuple[Any, ...]:
 
 
 def neighbours(
-    workload: Workload, shape: ModelShape, layout: ResolvedLayout, price: Pricing
+    workload: Workload,
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    price: Pricing,
+    support: ModelSupport = ANY_LAYOUT,
 ) -> Iterator[tuple[dict[str, Any], ResolvedLayout]]:
     """Layouts that differ in the degrees of two axes, the micro-batch, one option, or one of each of these.
 
@@ -88,13 +101,13 @@ def neighbours(
     now = price(layout).memory.total_bytes
 
     def saves(changes: dict[str, Any]) -> bool:
-        accepted = changed_layout(workload, shape, layout, changes)
+        accepted = changed_layout(workload, shape, layout, changes, support)
         return accepted is not None and price(accepted).memory.total_bytes < now
 
     kinds = (_moved_axes(layout), _smaller_sizes(layout), _switched_options(layout))
     for parts in product(*([{}, *filter(saves, kind)] for kind in kinds)):
         changes = {name: value for part in parts for name, value in part.items()}
-        if changes and (accepted := changed_layout(workload, shape, layout, changes)) is not None:
+        if changes and (accepted := changed_layout(workload, shape, layout, changes, support)) is not None:
             yield changes, accepted
 
 
@@ -121,7 +134,11 @@ def _switched_options(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
 
 
 def changed_layout(
-    workload: Workload, shape: ModelShape, layout: ResolvedLayout, changes: Mapping[str, Any]
+    workload: Workload,
+    shape: ModelShape,
+    layout: ResolvedLayout,
+    changes: Mapping[str, Any],
+    support: ModelSupport = ANY_LAYOUT,
 ) -> ResolvedLayout | None:
     """The changed layout as it would be trained; None if it would be refused."""
     try:
@@ -130,7 +147,7 @@ def changed_layout(
         accepted = resolve_layout(
             written, world_size=layout.world_size, global_batch=workload.global_batch, micro_batch=size
         )
-        check_trainable(accepted, workload, shape)
+        check_trainable(accepted, workload, shape, support)
     except (TrainworksError, ValueError):
         return None
     return accepted

@@ -12,7 +12,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.config.layout import ResolvedLayout, divisors, next_multiple, one_of
+from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout, divisors, next_multiple, one_of
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.degrees import layouts_of
@@ -26,29 +26,29 @@ _Rule = tuple[str, _Mask, _Words]
 """Field at fault, the layouts that the rule refuses, its words."""
 
 
-def trainable(layouts: Layouts, workload: Workload, shape: ModelShape) -> _Mask:
+def trainable(layouts: Layouts, workload: Workload, shape: ModelShape, support: ModelSupport = ANY_LAYOUT) -> _Mask:
     """True where the worker can train with a layout that fits the world size and the batch; shape [n]."""
     refused: _Mask = (layouts.zero == 0) & (layouts.cp > 1)  # context parallelism always shards
     refused |= (layouts.dp_shard * layouts.cp * layouts.tp) % layouts.ep != 0
-    for rules in _RULES:
-        for _, mask, _ in rules(layouts, workload, shape):
-            refused |= mask
+    for _, mask, _ in _rules(layouts, workload, shape, support):
+        refused |= mask
     return ~refused
 
 
-def check_trainable(layout: ResolvedLayout, workload: Workload, shape: ModelShape) -> None:
-    """Check a layout that fits the world size and the batch against the model.
+def check_trainable(
+    layout: ResolvedLayout, workload: Workload, shape: ModelShape, support: ModelSupport = ANY_LAYOUT
+) -> None:
+    """Check a layout that fits the world size and the batch against the model, and what the worker can do with it.
 
     Raises:
         LayoutError: the first thing that is wrong.
     """
     layouts = layouts_of([layout])
     _check_written(layout, shape)
-    for rules in _RULES:
-        for field, mask, words in rules(layouts, workload, shape):
-            if mask.any():
-                message, hint = words(layout)
-                raise LayoutError(message, field=field, hint=hint)
+    for field, mask, words in _rules(layouts, workload, shape, support):
+        if mask.any():
+            message, hint = words(layout)
+            raise LayoutError(message, field=field, hint=hint)
 
 
 def _check_written(layout: ResolvedLayout, shape: ModelShape) -> None:
@@ -225,7 +225,7 @@ def _pipeline(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterat
     # Its backward in two halves finds the weights gone: gradients are missing or wrong, without an error.
     yield (
         "zero",
-        bubbleless & (layouts.zero == 3) & (layouts.dp_shard * layouts.cp > 1),
+        bubbleless & (layouts.zero == 3) & (layouts.dp_shard * layouts.cp * (layouts.tp if shape.experts else 1) > 1),
         lambda one: (
             "zero_bubble computes backward in two halves, and zero: 3 takes the weights away after the first",
             "set `zero: 2`",
@@ -279,4 +279,15 @@ def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Ite
         )
 
 
-_RULES = (_options, _optimizer, _tensor, _context, _pipeline, _experts, _fine_tuning)
+def _support(layouts: Layouts, support: ModelSupport) -> Iterator[_Rule]:
+    """See `ModelSupport.check`, for many layouts."""
+    for axis in support.uncut:
+        yield axis, getattr(layouts, axis) > 1, lambda one, axis=axis: support.uncut_words(axis)  # type: ignore[misc]
+    shared = (layouts.tp > 1) & (layouts.sequence_parallel == 0)
+    yield "sequence_parallel", shared & bool(support.dropout), lambda one: support.dropout_words
+
+
+def _rules(layouts: Layouts, workload: Workload, shape: ModelShape, support: ModelSupport) -> Iterator[_Rule]:
+    yield from _support(layouts, support)
+    for rules in (_options, _optimizer, _tensor, _context, _pipeline, _experts, _fine_tuning):
+        yield from rules(layouts, workload, shape)

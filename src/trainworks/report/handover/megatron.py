@@ -103,7 +103,7 @@ def _model(job: HandedJob) -> _Options:
             "moe-router-topk": shape.experts_per_token,
             "moe-ffn-hidden-size": shape.expert_feed_forward,
             "moe-router-load-balancing-type": "aux_loss",
-            "moe-aux-loss-coeff": 0.01 if model.balance_loss is None else model.balance_loss,
+            "moe-aux-loss-coeff": model.written_balance_loss,
         }
     return options
 

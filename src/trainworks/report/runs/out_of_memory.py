@@ -125,6 +125,7 @@ def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tup
         plan.layout,
         planner.pricing(workload, plan.model, resolved.processes, calibration),
         needed_bytes=max(planned - memory.room_bytes, memory.needed_bytes - memory.room_bytes, least),
+        support=plan.support,
     )
     return tuple(_priced(remedy, neighbours.as_written(remedy.layout), plan.layout) for remedy in found)
 

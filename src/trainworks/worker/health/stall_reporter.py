@@ -17,9 +17,8 @@ from types import FrameType
 import torch
 
 from trainworks.worker.health.heartbeat import Heartbeat
+from trainworks.worker.mesh import CHECKPOINT_GROUP
 
-CHECKPOINT_GROUP = "checkpoint"
-"""Description of the group that saves in the background; waiting in it blocks no training."""
 _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Flight recorders of gloo, and of NCCL where torch has it: (with collectives, only pending ones) -> JSON."""
 _TORCH = str(Path(torch.__file__).parent)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
 
-BALANCE_LOSS = 0.01
-"""Default weight of the load-balancing loss of a mixture of experts: Fedus et al. 2021, section 2.2."""
 _FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 _OTHER_HEADS = ("classifier", "summary")
@@ -30,9 +28,6 @@ def described_decoder(model: Model, shape: ModelShape) -> DecoderConfig:
     The config itself would cost a rank the import of `transformers`, a second of its start.
     """
     gpt2, mixtral = model.architecture == "gpt2", model.architecture == "mixtral"
-    balance_loss = 0.0
-    if mixtral:
-        balance_loss = BALANCE_LOSS if model.balance_loss is None else model.balance_loss
     return DecoderConfig(
         vocabulary=shape.vocabulary,
         hidden=shape.hidden,
@@ -56,7 +51,7 @@ def described_decoder(model: Model, shape: ModelShape) -> DecoderConfig:
         dropout=model.dropout,
         experts=shape.experts,
         experts_per_token=shape.experts_per_token,
-        balance_loss=balance_loss,
+        balance_loss=model.written_balance_loss if mixtral else 0.0,
     )
 
 
@@ -93,7 +88,7 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
         experts=experts,
         experts_per_token=config.num_experts_per_tok if experts else 0,
         renormalize_experts=getattr(config, "norm_topk_prob", True),
-        balance_loss=config.router_aux_loss_coef if experts else 0.0,
+        balance_loss=balance_weight(config),
         initializer_range=config.initializer_range,
     )
 
@@ -104,6 +99,11 @@ def adaptable_decoder(config: PretrainedConfig) -> DecoderConfig | None:
     GPT-2's queries, keys and values are one layer there.
     """
     return None if config.model_type == "gpt2" else decoder_config(config)
+
+
+def balance_weight(config: PretrainedConfig) -> float:
+    """Weight of the loss that keeps all experts in use, which `transformers` adds with `output_router_logits` alone."""
+    return config.router_aux_loss_coef if getattr(config, "output_router_logits", False) else 0.0
 
 
 def dropout_rate(config: PretrainedConfig) -> float:

@@ -16,14 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers import logging as transformers_logging
 
 from trainworks.config.model import Model
-from trainworks.errors import EnvironmentProblem, LayoutError, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.models.decoder import PackedTokens
-from trainworks.worker.models.families import BALANCE_LOSS, dropout_rate
+from trainworks.worker.models.families import balance_weight
+from trainworks.worker.models.support import COLUMNS, ROWS, loaded_config
 
-_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-"""Words of `base_model_tp_plan`."""
+_STYLES: dict[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: RowwiseParallel}
 
 
 class CausalTransformer(nn.Module):
@@ -53,6 +53,7 @@ class CausalTransformer(nn.Module):
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load `{pretrained or config.model_type}`: {error}") from None
         self.model.train()
+        self._balance = balance_weight(config)
         self.loss: Callable[[Tensor, Tensor], Tensor] = _mean_cross_entropy
         """Logits [N, V] and labels [N] to the loss."""
 
@@ -66,10 +67,15 @@ class CausalTransformer(nn.Module):
         options: dict[str, Tensor] = {}
         if isinstance(tokens, PackedTokens):
             tokens, options["position_ids"] = tokens
-        logits_BTV: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
+        output = self.model(input_ids=tokens, use_cache=False, **options)
+        logits_BTV: Tensor = output.logits
         if labels_BT is None:
             return logits_BTV if at is None else logits_BTV[:, at]
-        return self.loss(logits_BTV.flatten(0, 1), labels_BT.flatten())
+        loss = self.loss(logits_BTV.flatten(0, 1), labels_BT.flatten())
+        if self._balance and torch.is_grad_enabled():
+            balance = self._balance * output.aux_loss
+            loss = loss + (balance - balance.detach())  # its gradient alone: the reported loss does not contain it
+        return loss
 
     @torch.no_grad()
     def check_packing(self) -> None:
@@ -99,29 +105,8 @@ class CausalTransformer(nn.Module):
         return blocks_of(self.model)
 
     def apply_tensor_parallel(self, mesh: DeviceMesh) -> None:
-        """Shard the layers by the model's own plan; embeddings and output stay whole.
-
-        Raises:
-            LayoutError: the model has no table, or one with a cut that is not by columns or rows; or it has dropout,
-                which would differ between ranks that hold copies of the same activations.
-        """
-        if rate := dropout_rate(self.model.config):
-            raise LayoutError(
-                f"a {self.model.config.model_type} with dropout ({rate:g}) cannot be cut over tp: each rank would drop "
-                "other values of activations that all ranks share",
-                field="tp",
-                hint="use `dp_shard` to spread the model, or set the rates in its config to 0",
-            )
-        table = getattr(self.model.config, "base_model_tp_plan", None) or {}
-        unknown = sorted(set(table.values()) - set(_STYLES))
-        if not table or unknown:
-            why = f"its table has {', '.join(unknown)}" if unknown else "`transformers` has no table for it"
-            raise LayoutError(
-                f"a {self.model.config.model_type} cannot be cut over tp: {why}",
-                field="tp",
-                hint="use `dp_shard` to spread the model",
-            )
-        base = self.model.base_model
+        """Shard the layers by the model's own plan, see `support_of`; embeddings and output stay whole."""
+        table, base = self.model.config.base_model_tp_plan, self.model.base_model
         plan = {
             name: _STYLES[table[pattern]]()
             for pattern in table
@@ -150,7 +135,7 @@ def model_config(model: Model, shape: ModelShape | None) -> PretrainedConfig:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if model.hf is not None:
-        return _loaded_config(model)
+        return loaded_config(model)
     assert shape is not None
     fields: dict[str, Any] = {
         "hidden_size": shape.hidden,
@@ -172,18 +157,8 @@ def model_config(model: Model, shape: ModelShape | None) -> PretrainedConfig:
     if shape.experts:
         fields |= {"num_local_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token}
         fields |= {"intermediate_size": shape.expert_feed_forward}
-        fields["router_aux_loss_coef"] = BALANCE_LOSS if model.balance_loss is None else model.balance_loss
+        fields |= {"router_aux_loss_coef": model.written_balance_loss, "output_router_logits": True}
     return AutoConfig.for_model(model.architecture, **fields)
-
-
-def _loaded_config(model: Model) -> PretrainedConfig:
-    try:
-        config = AutoConfig.from_pretrained(str(model.hf))
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"cannot load `{model.hf}`: {error}") from None
-    if model.balance_loss is not None:
-        config.router_aux_loss_coef = model.balance_loss
-    return config
 
 
 def checkpoint_folder(checkpoint: str) -> Path:

@@ -98,7 +98,7 @@ def shard(
     """
     dtype = DTYPES.get(precision)
     options = {
-        "reshard_after_forward": mesh.layout.zero == 3,
+        "reshard_after_forward": _takes_weights_away(mesh),
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
         "offload_policy": _offload(mesh, device),
     }
@@ -111,6 +111,16 @@ def shard(
         fully_shard(unit if len(unit) > 1 else unit[0], mesh=mesh.fsdp, **options)  # type: ignore[call-overload]
     root: FSDPModule = fully_shard(model, mesh=mesh.fsdp, **options)  # type: ignore[call-overload]
     return root
+
+
+def _takes_weights_away(mesh: Mesh) -> bool:
+    """Whether gathered weights are freed after forward.
+
+    A zero-bubble pipeline needs them in both halves of backward. With weights in shards it is refused; where each rank
+    has all of them, they stay.
+    """
+    layout = mesh.layout
+    return layout.zero == 3 and not (layout.zero_bubble and mesh.fsdp.size(-1) == 1)
 
 
 def _is_uneven(parameter: Tensor) -> bool:
@@ -133,10 +143,13 @@ def _offload(mesh: Mesh, device: torch.device) -> OffloadPolicy:
 def _shard_experts(experts: Experts, mesh: Mesh, options: dict[str, object]) -> None:
     """Over the ranks that have the same experts. They see every token of their group, so that their gradients are
     sums already, and are divided by the number of losses instead of the number of ranks.
+
+    Columns are split where experts do not divide evenly; FSDP2 pads experts, not columns.
     """
     shards = mesh.expert_fsdp.size(-1)
     rows = len(experts.gate_proj) // mesh.layout.ep
-    dim = 0 if rows % shards == 0 else 1
+    has_even_columns = all(each.shape[1] % shards == 0 for each in experts.parameters())
+    dim = 1 if rows % shards != 0 and has_even_columns else 0
     fully_shard(experts, mesh=mesh.expert_fsdp, shard_placement_fn=lambda parameter: Shard(dim), **options)  # type: ignore[call-overload]
     assert isinstance(experts, FSDPModule)
     experts.set_gradient_divide_factor(mesh.num_losses)

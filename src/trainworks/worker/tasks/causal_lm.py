@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
-from trainworks.errors import LayoutError, UsageError
+from trainworks.errors import UsageError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, draw_adapters, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig, PackedTokens
 from trainworks.worker.models.families import adaptable_decoder, decoder_config, described_decoder
+from trainworks.worker.models.support import support_of
 from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
 from trainworks.worker.parallel.build import FirstWeights, Parallel, Setup, distribute_decoder, distribute_module
 
@@ -78,6 +78,7 @@ class CausalLanguageModeling:
         from trainworks.worker.models.transformer import checkpoint_folder, model_config  # noqa: PLC0415  # a second
 
         config = model_config(model, self._shape)
+        support_of(config, adapted=self._workload.adapter is not None).check(self._mesh.layout)
         decoder = decoder_config(config) if self._workload.adapter is None else adaptable_decoder(config)
         if decoder is None:
             return self._build_transformer(config, setup, frozen)
@@ -112,7 +113,6 @@ class CausalLanguageModeling:
     def _build_decoder(
         self, decoder: DecoderConfig, setup: Setup, first_weights: FirstWeights, frozen: torch.dtype | None = None
     ) -> Parallel:
-        _check_dropout(decoder, self._mesh.layout)
         return distribute_decoder(
             decoder,
             setup,
@@ -129,13 +129,6 @@ class CausalLanguageModeling:
         from trainworks.worker.models.transformer import CausalTransformer  # noqa: PLC0415  # see `build`
 
         workload, layout = self._workload, self._mesh.layout
-        for axis in ("pp", "cp", "ep"):
-            if getattr(layout, axis) > 1:
-                raise LayoutError(
-                    f"a {config.model_type} cannot be cut over {axis}",
-                    field=axis,
-                    hint="use `dp_shard` to spread the model, or `tp`",
-                )
         pretrained = workload.model.hf if workload.model.weights == "pretrained" else None
         model = CausalTransformer(config, pretrained=pretrained, seed=workload.seed)
         if self._packed:
@@ -178,17 +171,3 @@ class CausalLanguageModeling:
         zeros = torch.zeros(shape, dtype=torch.int64)
         batch = {"x": zeros, "labels": zeros}
         return batch | {"positions": torch.arange(length).expand(shape)} if self._packed else batch
-
-
-def _check_dropout(decoder: DecoderConfig, layout: ResolvedLayout) -> None:
-    """Refuse dropout of a Hugging Face config where ranks hold copies of the same activations.
-
-    The planner refuses the same for the run file's own `dropout` (`plan.run.trainable`).
-    """
-    if decoder.dropout and layout.tp > 1 and not layout.sequence_parallel:
-        raise LayoutError(
-            f"the model has dropout ({decoder.dropout:g}): without sequence_parallel, each rank of tp would drop other "
-            "values of activations that all ranks share",
-            field="sequence_parallel",
-            hint="leave it out, or set `sequence_parallel: true`",
-        )

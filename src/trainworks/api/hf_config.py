@@ -1,0 +1,35 @@
+"""Config of a model on disk, in the Hub's cache, or on the Hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+
+
+def hf_config(checkpoint: str) -> dict[str, Any]:
+    """The config.json of a local folder, of the Hub's cache, or of the Hub."""
+    folder = Path(checkpoint).expanduser()
+    path = folder / "config.json" if folder.is_dir() else _from_hub(checkpoint)
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: {error}") from None
+    if not isinstance(config, dict):
+        raise EnvironmentProblem(f"cannot read the config of `{checkpoint}`: it is not a JSON object")
+    return config
+
+
+def _from_hub(checkpoint: str) -> Path:
+    program = "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
+    output = process.run([*process.python_program(program), checkpoint], timeout_s=120)
+    if output.exit_code != 0:
+        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(
+            f"cannot load the config of `{checkpoint}`: no such folder, and the Hub returned: {reason}",
+            hint="name a folder with config.json, or check the id and the network",
+        )
+    return Path(output.stdout.strip().splitlines()[-1])

@@ -1,0 +1,108 @@
+"""The worker publishes which layouts it can train a model of `transformers` under; planner and ranks refuse by that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from trainworks.api.model_support import model_support
+from trainworks.config.layout import Layout, ModelSupport, resolve_layout
+from trainworks.config.model import Model
+from trainworks.config.run_file import Workload
+from trainworks.errors import LayoutError
+from trainworks.worker.models.families import decoder_config
+from trainworks.worker.models.support import loaded_config, support_of
+
+SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+ALONE = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.05}
+
+
+def support(kind: str, *, adapted: bool = False, **changes: Any) -> ModelSupport:
+    """That of a tiny model."""
+    return support_of(AutoConfig.for_model(kind, **SIZE | ALONE | changes), adapted=adapted)
+
+
+def refused(of: ModelSupport, written: dict[str, Any]) -> str | None:
+    """The field that a layout is refused for."""
+    layout = Layout.model_validate(written)
+    world_size = layout.dp_shard * layout.cp * layout.tp * layout.pp
+    resolved = resolve_layout(layout, world_size=world_size, global_batch=8, micro_batch=1)
+    try:
+        of.check(resolved)
+    except LayoutError as error:
+        assert error.hint is not None
+        return error.field
+    return None
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2"])
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp"])
+def test_the_decoder_is_cut_over_every_axis(kind: str, axis: str) -> None:
+    assert refused(support(kind), {axis: 2}) is None
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gemma", "opt"])
+@pytest.mark.parametrize("written", [{"pp": 2}, {"cp": 2}, {"dp_shard": 2, "ep": 2}])
+def test_a_module_of_transformers_is_not_cut_over_pipelines_positions_and_experts(
+    kind: str, written: dict[str, Any]
+) -> None:
+    assert refused(support(kind), written) in written
+
+
+def test_a_module_is_cut_over_tp_by_its_table() -> None:
+    assert refused(support("gemma"), {"tp": 2}) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("olmo2", {}, "its table in `transformers` has colwise_gather_output, rowwise_split_input"),
+        ("bloom", {}, "`transformers` has no table for it"),
+        ("starcoder2", {"attention_dropout": 0.1}, "with dropout (0.1), each rank would drop other values"),
+        ("starcoder2", {"residual_dropout": 0.2}, "with dropout (0.2), each rank would drop other values"),
+    ],
+)
+def test_a_module_without_a_table_for_it_is_refused_over_tp(kind: str, changes: dict[str, Any], reason: str) -> None:
+    of = support(kind, **changes)
+    assert refused(of, {"tp": 2}) == "tp"
+    assert of.uncut["tp"].startswith(reason)
+
+
+def test_dropout_of_a_config_needs_sequence_parallel() -> None:
+    of = support("gpt2", resid_pdrop=0.1)
+    assert refused(of, {"tp": 2, "sequence_parallel": False}) == "sequence_parallel"
+    assert refused(of, {"tp": 2}) is None
+
+
+def saved(folder: Path, kind: str, **changes: Any) -> Workload:
+    """The workload of a model whose config is in a folder."""
+    AutoConfig.for_model(kind, **SIZE | ALONE | changes).save_pretrained(folder)
+    data = {"source": "python-stdlib", "sequence_length": 16}
+    fields = {"task": "causal-lm", "data": data, "global_batch": 4, "train_for": "1 steps"}
+    return Workload.model_validate(fields | {"model": {"hf": str(folder)}})
+
+
+def test_the_control_plane_gets_the_same_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    workload = saved(tmp_path / "model", "olmo2")
+    expected = support_of(loaded_config(workload.model), adapted=False)
+    assert model_support(workload, {}) == expected
+    assert expected.uncut.keys() == {"tp", "pp", "cp", "ep"}
+
+
+@pytest.mark.parametrize(
+    ("written", "router_logits", "weight"),
+    [(None, False, 0.0), (None, True, 0.05), (0.2, False, 0.2), (0.0, True, 0.0)],
+)
+def test_a_balance_loss_is_added_where_transformers_or_the_run_file_adds_one(
+    tmp_path: Path, written: float | None, router_logits: bool, weight: float
+) -> None:
+    AutoConfig.for_model("mixtral", **SIZE | EXPERTS, output_router_logits=router_logits).save_pretrained(tmp_path)
+    config = loaded_config(Model(hf=str(tmp_path), balance_loss=written))
+    decoder = decoder_config(config)
+    assert decoder is not None
+    assert (decoder.balance_loss, support_of(config, adapted=False).balance_loss) == (weight, weight)
