@@ -17,6 +17,7 @@ from trainworks.config.source import Source
 from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.described_nodes import described_part
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.cost.renting import accelerator_price
@@ -137,6 +138,8 @@ def _price(run_file: RunFile, cluster: ClusterDescription | None) -> float | Non
 
 def _cluster_of(run_file: RunFile, backend: Backend | None) -> ClusterDescription | None:
     """The nodes of the job; None where they have no accelerators, or some that the catalogue lacks."""
+    if run_file.cluster.of is not None:
+        return described_part(run_file)
     wanted = run_file.resources.accelerators[0] if run_file.resources and run_file.resources.accelerators else None
     per_node = run_file.cluster.processes_per_node
     count = per_node if per_node != "auto" else wanted.count if wanted else 1

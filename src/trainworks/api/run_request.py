@@ -268,6 +268,10 @@ def job_in_format(request: RunRequest, name: str) -> str:
     if request.following:
         raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
     run_file = with_image(request.run_file, _ENGINES.get(name))
+    if run_file.cluster.of is not None:
+        from trainworks.jobs.described_nodes import with_described_nodes  # noqa: PLC0415  # imports the catalogue
+
+        run_file = with_described_nodes(run_file, request.source, of_format=True)
     _check_needs_no_trainworks(run_file, name)
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster

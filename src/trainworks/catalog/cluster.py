@@ -134,6 +134,35 @@ class ClusterDescription(Frozen):
         domain = min(self.node.scale_up_domain, accelerators)
         return self.model_copy(update={"name": name, "num_nodes": num_nodes, "scale_up_domain": domain})
 
+    def part(self, num_nodes: int, accelerators_per_node: int) -> ClusterDescription:
+        """Some of the nodes, and some of the accelerators of each.
+
+        Raises:
+            UsageError: as for `with_nodes`.
+
+        >>> parse_cluster("16 nodes of DGX H100").part(2, 8).name
+        '2 nodes of DGX H100'
+        >>> parse_cluster("16 nodes of DGX H100").part(2, 4).name
+        '2 nodes of 4x H100-SXM-80GB'
+        """
+        some = self if num_nodes == self.num_nodes else self.with_nodes(num_nodes)
+        node, name = some.node, f"{accelerators_per_node}x {self.accelerator.name}"
+        if node is None or accelerators_per_node == self.accelerators_per_node:
+            return some
+        domain = accelerators_per_node if node.scale_up_domain == node.accelerators else node.scale_up_domain
+        update = {"name": name, "accelerators": accelerators_per_node, "scale_up_domain": domain}
+        return _describe(
+            _name(num_nodes, name, self.fabric, sharp=self.in_network_reduction),
+            num_nodes,
+            _NamedNode(node.model_copy(update=update), name, some._notes_without_nics()),
+            self.fabric,
+            sharp=self.in_network_reduction,
+        )
+
+    def _notes_without_nics(self) -> list[str]:
+        """The notes without those that a description of the NICs adds."""
+        return [note for note in self.notes if not note.startswith(_NIC_NOTE)]
+
     def with_fabric(self, fabric: NodeFabric) -> ClusterDescription:
         """The same nodes with other NICs.
 
@@ -142,11 +171,10 @@ class ClusterDescription(Frozen):
         """
         if self.node is None:
             raise ValueError(f"the nodes of `{self.name}` are not known")
-        notes = [note for note in self.notes if not note.startswith(_NIC_NOTE)]
         return _describe(
             _name(self.num_nodes, self.node_name, fabric, sharp=self.in_network_reduction),
             self.num_nodes,
-            _NamedNode(self.node, self.node_name, notes),
+            _NamedNode(self.node, self.node_name, self._notes_without_nics()),
             fabric,
             sharp=self.in_network_reduction,
         )
