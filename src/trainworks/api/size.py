@@ -27,6 +27,7 @@ from trainworks.api.sizing.details import details_of, smallest_clusters
 from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
 from trainworks.api.sizing.reliability import TRIALS, may_meet, simulate_reliability
 from trainworks.api.sizing.teams import share_capacity
+from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import Offer
@@ -71,6 +72,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     contract: Iterable[str] = (),
     hours_per_year: float | None = None,
     largest: int = 1024,
+    engine: str | None = None,
     prices: Path | str | None = None,
     assume: Assumptions = (),
     seed: int = 1,
@@ -89,6 +91,8 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         contract: `on-demand`, `reserved`, `spot` or `own`; on demand and spot when empty.
         hours_per_year: hours of training in a year on an owned cluster, which is priced as well.
         largest: largest cluster to consider, in nodes.
+        engine: scheduler that will run the job, `slurm` or `kubernetes`; that of the run file when left out. The run is
+            then sized for Trainworks' own trainer, and the written run file can be submitted.
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
         assume: numbers that replace assumptions, by name.
         seed: of the simulations.
@@ -131,10 +135,27 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):
-        loaded = [load_run(each) for each in run]
+        loaded = [_on_engine(*load_run(each), engine) for each in run]
         return share_capacity([(request(run_file), source) for run_file, source in loaded], progress)
-    run_file, source = load_run(run)
+    run_file, source = _on_engine(*load_run(run), engine)
     return _propose(request(run_file), source, progress)
+
+
+def _on_engine(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
+    """The run on a scheduler, whose nodes are what is sized.
+
+    Raises:
+        ArgumentError: the scheduler does not train workloads, or is not installed.
+    """
+    if engine is None:
+        return run_file, source
+    with argument("engine"):
+        is_known = engine not in ("local", "described") and not backend_class(engine).needs_program
+    if not is_known:
+        hint = "name the scheduler of the nodes: `slurm` or `kubernetes`"
+        raise ArgumentError(f"`{engine}` is not a scheduler that trains a workload", argument="engine", hint=hint)
+    cluster = run_file.cluster.model_copy(update={"engine": engine, "of": None})
+    return run_file.model_copy(update={"cluster": cluster}), source
 
 
 def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:

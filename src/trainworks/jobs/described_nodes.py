@@ -57,21 +57,23 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
 
 
 def described_part(run_file: RunFile, source: Source | None = None) -> ClusterDescription:
-    """The nodes and accelerators of the described cluster that a job takes.
+    """The nodes and accelerators of the described cluster that a job takes: all of one that is only planned for.
 
     Raises:
         UsageError: the description cannot be read, or the run file requests more than it has, or other accelerators.
     """
+    if run_file.cluster.engine == "described":
+        return _whole(run_file.cluster.of or "", source, ("cluster",))
     whole = _whole(run_file.cluster.of or "", source)
     return whole.part(_nodes(run_file, whole, source), _accelerators(run_file, whole, source))
 
 
-def _whole(text: str, source: Source | None) -> ClusterDescription:
+def _whole(text: str, source: Source | None, field: FieldPath = ("cluster", "of")) -> ClusterDescription:
     """The described cluster; its errors name the line."""
     try:
         return parse_cluster(text)
     except UsageError as error:
-        raise UsageError(error.message, place=_place(source, ("cluster", "of")), hint=error.hint) from None
+        raise UsageError(error.message, place=_place(source, field), hint=error.hint) from None
 
 
 def _nodes(run_file: RunFile, whole: ClusterDescription, source: Source | None) -> int:

@@ -119,6 +119,7 @@ def plan_request(
         result.memories,
         global_batch=batch,
         belief=request.belief,
+        selection=request.selection,
         families=result.families[:TABLE_LENGTH],
     )
     cluster = request.job.cluster

@@ -56,6 +56,8 @@ class PlanRequest:
 
     evaluation: Evaluation | None = None
     """Evaluations during training; their time adds to that of the steps."""
+    selection: float = 0.0
+    """Share that an earlier search, whose layout is fixed here, adds to the step time."""
 
     def evaluations(self, best: Prediction) -> PlannedEvaluation | None:
         """Number and cost of the evaluations in a layout; None without any, and of all of data that are not counted."""
@@ -149,6 +151,7 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
         result.memories,
         global_batch=batch,
         belief=request.belief,
+        selection=request.selection,
         families=result.families[:TABLE_LENGTH],
     )[0]
     num_accelerators, run_time_s = job.cluster.num_accelerators, request.run_time_s(best, best.step_time_s)
