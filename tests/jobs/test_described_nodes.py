@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trainworks
 from tests.plan.shapes import workload
+from trainworks.api.launching.resolve import resolve
 from trainworks.api.run_request import RunRequest, job_in_format
 from trainworks.catalog.catalog import load_catalog
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.jobs.accelerator_names import matching_names
-from trainworks.jobs.described_nodes import with_described_nodes
+from trainworks.jobs.described_nodes import check_worker, with_described_nodes
 from trainworks.jobs.formats.devices import device_of
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.spec_of_run import spec_of
@@ -140,3 +143,29 @@ def test_kubernetes_has_a_device_for_what_is_described() -> None:
     for of in ("DGX H100", "Standard_ND96isr_MI300X_v5", "8x B200", "Gaudi3 node"):
         node = spec({"of": of}).node
         assert device_of(node.accelerator, node.accelerators, 1).resource
+
+
+@pytest.mark.parametrize("of", ["4 nodes of TPU v5p host", "64x TPU-v5p", "2x trn1.32xlarge"])
+def test_a_workload_is_refused_where_no_worker_exists(of: str, tmp_path: Path) -> None:
+    keys = {"name": "demo", "workload": WORKLOAD.model_dump(mode="json", exclude_unset=True)}
+    cluster = {"engine": "kubernetes", "of": of}
+    parsed, source = parse_run_file(json.dumps(keys | {"cluster": cluster}), name="run.yaml")
+    for refused in (lambda: resolve(parsed, source, run_id="demo", runs=tmp_path), lambda: trainworks.plan(parsed)):
+        with pytest.raises(UsageError, match="NVIDIA and AMD GPUs alone") as found:
+            refused()
+        assert "framework: jax" in (found.value.hint or "")
+    described = trainworks.plan(parsed, on=of)
+    assert described.job.cluster.accelerator.vendor in ("Google", "AWS")
+
+
+@pytest.mark.parametrize("kind", ["tpu-v5e:4", "Trainium2:16", "Gaudi3:8"])
+def test_a_workload_that_requests_another_kind_of_accelerator_is_refused_at_its_line(kind: str) -> None:
+    parsed = run_file({}, workload=WORKLOAD, resources={"accelerators": kind})
+    with pytest.raises(UsageError, match="cannot train a workload"):
+        check_worker(parsed)
+
+
+def test_a_command_may_run_on_tpus() -> None:
+    completed = with_described_nodes(run_file({"engine": "kubernetes", "of": "4x TPU v5p host"}, framework="jax"))
+    check_worker(completed)
+    assert (completed.starts, completed.resources.accelerators[0].count) == ("per_node", 4)

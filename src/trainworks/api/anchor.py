@@ -42,6 +42,7 @@ def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: M
         MissingExtraError: its data need a package.
     """
     if shape is None:
+        _check_accelerators(run_file, source)
         run_file = _with_dimensions(run_file, source)
         _check_it_can_run(run_file, source)
         _check_software(run_file, source)
@@ -81,6 +82,14 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
+
+
+def _check_accelerators(run_file: RunFile, source: Source | None) -> None:
+    """Refuse a workload on accelerators without a worker."""
+    if run_file.cluster.engine not in ("local", "described") and (run_file.resources or run_file.cluster.of):
+        from trainworks.jobs.described_nodes import check_worker  # noqa: PLC0415  # imports the catalogue
+
+        check_worker(run_file, source)
 
 
 def _with_dimensions(run_file: RunFile, source: Source | None) -> RunFile:

@@ -19,7 +19,7 @@ from trainworks.config.run_file import Goal, RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, UsageError
 from trainworks.host.folders import data_folder
-from trainworks.jobs.described_nodes import described_part
+from trainworks.jobs.described_nodes import check_worker, described_part
 from trainworks.plan.cluster.layout import check_against, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
@@ -94,6 +94,8 @@ def plan(
     if run_file.cluster.of is not None:
         sizes_of_job = {"nodes": nodes, "nproc": nproc} if run_file.cluster.engine == "described" else {}
         _check_machine_arguments(**sizes_of_job, recalibrate=recalibrate or None, tune=tune or None)
+        if run_file.cluster.engine != "described":
+            check_worker(run_file, source)
         return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")

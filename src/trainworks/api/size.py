@@ -40,7 +40,14 @@ from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR, own
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
 from trainworks.plan.cost.renting import Contract, contracts, rent
 from trainworks.plan.reliability.scenario import SimulationOutcome
-from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, described_node, node_counts
+from trainworks.plan.sizing.candidates import (
+    PYTORCH_VENDORS,
+    Candidate,
+    Skipped,
+    candidates,
+    described_node,
+    node_counts,
+)
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
 from trainworks.plan.sizing.result import Proposal, Reliability, SharedCapacity, SizedAlternatives, SizingRequest
 from trainworks.plan.trace import Traced, computed, fact
@@ -212,6 +219,10 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
     else:
         precision = workload_of(request.run_file).precision
         nodes, skipped = candidates(load_catalog(), request.offers, precision=precision, only=request.only)
+    if request.has_scheduler:
+        without = [each for each in nodes if each.one.accelerator.vendor not in PYTORCH_VENDORS]
+        skipped += [Skipped(each.node, "Trainworks has no worker for it") for each in without]
+        nodes = [each for each in nodes if each not in without]
     sized = SizedAlternatives([], skipped, {})
     planned: list[_Planned] = []
     for index, candidate in enumerate(nodes):

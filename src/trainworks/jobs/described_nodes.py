@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from trainworks.catalog.catalog import has, processor
+from trainworks.catalog.catalog import accelerator, has, processor
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.prices import known_accelerator
 from trainworks.config.command import AcceleratorRequest, Resources
@@ -12,11 +12,10 @@ from trainworks.config.run_file import RunFile
 from trainworks.config.source import FieldPath, Source
 from trainworks.errors import UsageError
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.plan.sizing.candidates import PYTORCH_VENDORS
 
 _HOST_SHARE = 0.8
 """Share of a node's cores and memory that a job requests; the scheduler and the system keep the rest."""
-_GPU_VENDORS = ("NVIDIA", "AMD")
-"""Vendors whose accelerators take one rank each; on others the command decides."""
 
 
 def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_format: bool = False) -> RunFile:
@@ -66,6 +65,29 @@ def described_part(run_file: RunFile, source: Source | None = None) -> ClusterDe
         return _whole(run_file.cluster.of or "", source, ("cluster",))
     whole = _whole(run_file.cluster.of or "", source)
     return whole.part(_nodes(run_file, whole, source), _accelerators(run_file, whole, source))
+
+
+def check_worker(run_file: RunFile, source: Source | None = None) -> None:
+    """Refuse a workload on accelerators that Trainworks cannot train on; a command may run on any.
+
+    Raises:
+        UsageError: with the line that names them.
+    """
+    if run_file.workload is None:
+        return
+    requests = (run_file.resources.accelerators if run_file.resources else None) or ()
+    wanted: list[tuple[str | None, FieldPath]] = [(one.kind, ("resources", "accelerators")) for one in requests]
+    if run_file.cluster.of is not None:
+        wanted.append((_whole(run_file.cluster.of, source).accelerator.name, ("cluster", "of")))
+    for kind, field in wanted:
+        name = known_accelerator(kind or "")
+        if name is not None and accelerator(name).vendor not in PYTORCH_VENDORS:
+            raise UsageError(
+                f"cannot train a workload on {name}: Trainworks has a worker for NVIDIA and AMD GPUs alone",
+                place=_place(source, field),
+                hint="start your own program there: `run: python train.py`, `framework: jax`; "
+                "`trainworks plan --on` plans a workload for described accelerators of every vendor",
+            )
 
 
 def _whole(text: str, source: Source | None, field: FieldPath = ("cluster", "of")) -> ClusterDescription:
@@ -126,7 +148,8 @@ def _place(source: Source | None, field: FieldPath) -> str | None:
 
 
 def _has_gpus(cluster: ClusterDescription) -> bool:
-    return cluster.accelerator.vendor in _GPU_VENDORS
+    """Whether every accelerator takes one rank; on others the command decides."""
+    return cluster.accelerator.vendor in PYTORCH_VENDORS
 
 
 def _is_named(cluster: ClusterDescription) -> bool:
