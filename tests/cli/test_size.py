@@ -13,8 +13,9 @@ from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.plan import plan_cluster
 from trainworks.api.run_request import read_request
 from trainworks.config.load import load_run_file
-from trainworks.errors import UsageError
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.prediction import Prediction
+from trainworks.plan.sizing.least_cost import least_usd
 
 RUN = """\
 name: llama-2-7b
@@ -134,6 +135,41 @@ def test_an_engine_that_trains_no_workload_is_refused(run_file: Path, engine: st
     assert engine in found.value.message
 
 
+def test_nodes_that_are_bought_for_a_run_are_the_fewest_that_meet_its_goal(run_file: Path) -> None:
+    proposal = trainworks.size(run_file, only=["A100"], contract=["own"], deadline="3h")
+    assert proposal.chosen.num_nodes == 8
+    bought = [each.purchase.value for each in proposal.sized.alternatives if each.meets(proposal.request.goal)]
+    assert proposal.chosen.purchase.value == min(bought) and len(bought) > 1
+
+
+def test_a_model_that_is_too_small_for_many_nodes_gets_a_few(run_file: Path) -> None:
+    run_file.write_text(
+        RUN.replace("{preset: llama2-7b}", "{layers: 2, hidden: 64, heads: 4}")
+        .replace("4096", "128")
+        .replace("global_batch: 64", "global_batch: 8")
+        .replace("1.6B tokens", "1000 steps")
+    )
+    assert trainworks.size(run_file, only=["A100"], contract=["own"]).chosen.num_nodes == 1
+    with pytest.raises(EnvironmentProblem, match="do not divide among more"):
+        trainworks.size(run_file, only=["A100"], contract=["own"], deadline="1s")
+
+
+def test_a_budget_that_no_hardware_can_meet_is_refused_without_a_plan(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainworks.api.sizing.plans.plan_cluster", None)
+    with pytest.raises(EnvironmentProblem, match=r"a budget of 1\.00 USD is too small: even at the peak"):
+        trainworks.size(run_file, budget="1USD")
+
+
+def test_no_alternative_costs_less_than_its_accelerators_at_their_peak(run_file: Path) -> None:
+    proposal = trainworks.size(run_file, only=["H100", "A100"], contract=["on-demand", "reserved", "spot"])
+    plan = proposal.details.plan
+    flops = plan.steps * plan.global_batch * plan.job.flops_per_sequence
+    for each in proposal.sized.alternatives:
+        assert each.cost.value > least_usd(each.candidate, proposal.request, flops) > 0
+
+
 def test_every_figure_of_a_proposal_can_be_explained(run_file: Path) -> None:
     only = ("--only", "p5.48xlarge", "--contract", "on-demand")
     told = size("run.yaml", *only, "--explain", "cost", folder=run_file.parent)
@@ -212,7 +248,7 @@ def test_what_cannot_be_is_refused_before_anything_is_planned(run_file: Path, ar
 
 
 def test_a_goal_that_nothing_meets_names_what_comes_nearest(run_file: Path) -> None:
-    done = trainworks_program("size", "run.yaml", "--only", "p5.48xlarge", "--budget", "1USD", folder=run_file.parent)
+    done = trainworks_program("size", "run.yaml", "--only", "p5.48xlarge", "--budget", "40USD", folder=run_file.parent)
     assert done.returncode == 3
     assert "alternatives meets the goal; the surest is" in done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from trainworks.api.inputs import (
     share,
 )
 from trainworks.api.sizing.details import details_of, smallest_clusters
-from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
+from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
 from trainworks.api.sizing.reliability import TRIALS, may_meet, simulate_reliability
 from trainworks.api.sizing.teams import share_capacity
 from trainworks.backends.registry import backend_class
@@ -48,10 +49,11 @@ from trainworks.plan.sizing.candidates import (
     described_node,
     node_counts,
 )
+from trainworks.plan.sizing.least_cost import least_usd
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
 from trainworks.plan.sizing.result import Proposal, Reliability, SharedCapacity, SizedAlternatives, SizingRequest
 from trainworks.plan.trace import Traced, computed, fact
-from trainworks.units import HOUR_S, parse_usd
+from trainworks.units import HOUR_S, format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
@@ -136,6 +138,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
             budget_usd=quantity("budget", budget, parse_usd) or run_file.goal.budget,
             confidence=share("confidence", confidence) or 0.0,
             spot="spot" in names,
+            to_buy=names == ("own",),
         )
         with argument("node"):
             nodes = tuple(described_node(text, run_file.cluster.usd_per_accelerator_hour) for text in descriptions)
@@ -223,6 +226,7 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
         without = [each for each in nodes if each.one.accelerator.vendor not in PYTORCH_VENDORS]
         skipped += [Skipped(each.node, "Trainworks has no worker for it") for each in without]
         nodes = [each for each in nodes if each not in without]
+    nodes = _affordable(nodes, request, plans, skipped)
     sized = SizedAlternatives([], skipped, {})
     planned: list[_Planned] = []
     for index, candidate in enumerate(nodes):
@@ -233,6 +237,32 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
     if not sized.alternatives:
         raise _no_alternative(sized.skipped)
     return sized
+
+
+def _affordable(
+    nodes: Sequence[Candidate], request: SizingRequest, plans: PlanCache, skipped: list[Skipped]
+) -> list[Candidate]:
+    """The kinds of node that may do the work for the budget: those that would at the peak of their accelerators.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    budget_usd = request.goal.budget_usd
+    if budget_usd is None:
+        return [*nodes]
+    least = {each.node: least_usd(each, request, plans.flops(each.one)) for each in nodes}
+    reason = "its accelerators at their peak already cost more than the budget"
+    skipped += [Skipped(each.node, reason) for each in nodes if least[each.node] > budget_usd]
+    affordable = [each for each in nodes if least[each.node] <= budget_usd]
+    priced = {node: usd for node, usd in least.items() if usd < math.inf}
+    if not affordable and priced:
+        node = min(priced, key=lambda name: priced[name])
+        raise EnvironmentProblem(
+            f"a budget of {format_usd(budget_usd)} is too small: even at the peak of its accelerators the cheapest "
+            f"kind of node, {node}, costs {format_usd(priced[node])}",
+            hint="allow more money, or leave `--budget` out to see what the run costs",
+        )
+    return affordable
 
 
 def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
@@ -266,7 +296,7 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
     if not owned and not candidate.offers:
         return "it can be bought, and not rented"
     largest = candidate.largest or request.largest
-    too_few = _too_few(candidate, request, plans.flops)
+    too_few = _too_few(candidate, request, plans.flops(candidate.one))
 
     def meets(count: int) -> bool:
         if count <= too_few:
@@ -274,7 +304,7 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
         plan = plans.on(candidate.cluster(count))
         return plan is not None and may_meet(plan, request)
 
-    least = smallest(largest, meets)
+    least = smallest(largest, meets, too_many=lambda count: plans.is_too_large(candidate.cluster(count)))
     if least is None:
         return _why_not(candidate, largest, plans)
     if not owned and not candidate.offers_of(least):
@@ -286,9 +316,9 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
     return ""
 
 
-def _too_few(candidate: Candidate, request: SizingRequest, flops: float | None) -> int:
-    """Largest number of nodes that misses the deadline even at the peak of every accelerator; 0 where unknown."""
-    if request.goal.deadline_s is None or flops is None:
+def _too_few(candidate: Candidate, request: SizingRequest, flops: float) -> int:
+    """Largest number of nodes that misses the deadline even at the peak of every accelerator."""
+    if request.goal.deadline_s is None:
         return 0
     part = load_catalog().accelerators[candidate.base.accelerator]
     peak = part.peak_flops_per_s[workload_of(request.run_file).precision] * candidate.base.accelerators
@@ -298,9 +328,11 @@ def _too_few(candidate: Candidate, request: SizingRequest, flops: float | None) 
 def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
     if candidate.largest == 1:
         return "one node is too few, and no offer says what network joins several"
-    if plans.on(candidate.cluster(largest)) is not None:
-        return f"{largest:,} nodes would take too long"
-    return plans.why_not(candidate.cluster(largest)).splitlines()[0]
+    usable = next((n for n in reversed(powers(largest)) if not plans.is_too_large(candidate.cluster(n))), largest)
+    if plans.on(candidate.cluster(usable)) is None:
+        return plans.why_not(candidate.cluster(usable)).splitlines()[0]
+    limit = "" if usable == largest else ", and the batch and the model do not divide among more"
+    return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"
 
 
 def _add_alternatives(planned: Sequence[_Planned], request: SizingRequest, sized: SizedAlternatives) -> None:
@@ -408,4 +440,5 @@ def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRe
     cost = (owning.per_accelerator_hour * accelerators * hours).named(
         f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
     )
-    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, run.mean.interval.value)
+    interval_s = run.mean.interval.value
+    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, interval_s, purchase=owning.capex)
