@@ -20,7 +20,7 @@ from trainworks.config.pipeline import load_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import Source
-from trainworks.config.spec import RunName
+from trainworks.config.spec import RUN_NAME_HINT, RunName
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob, to_yaml
@@ -149,7 +149,7 @@ def _checked(name: str) -> str:
     try:
         return TypeAdapter(RunName).validate_python(name)
     except ValidationError:
-        raise UsageError(f"invalid run name `{name}`", hint="use letters, digits, `.`, `_` and `-`") from None
+        raise UsageError(f"invalid run name `{name}`", hint=RUN_NAME_HINT) from None
 
 
 def _name_of(command: list[str]) -> str:
