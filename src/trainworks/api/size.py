@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
-
-import numpy as np
+from typing import Any, overload
 
 from trainworks.api.cost_inputs import Assumptions, parse_assumptions, read_prices
 from trainworks.api.inputs import (
@@ -24,23 +21,19 @@ from trainworks.api.inputs import (
     seconds,
     share,
 )
+from trainworks.api.sizing.alternatives import Planned, add_alternatives
 from trainworks.api.sizing.details import details_of, smallest_clusters
 from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
-from trainworks.api.sizing.reliability import TRIALS, may_meet, simulate_reliability
+from trainworks.api.sizing.reliability import may_meet
 from trainworks.api.sizing.teams import share_capacity
 from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
-from trainworks.catalog.facts import Offer
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
-from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
-from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR, own
+from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
-from trainworks.plan.cost.renting import Contract, contracts, rent
-from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import (
     PYTORCH_VENDORS,
     Candidate,
@@ -51,9 +44,8 @@ from trainworks.plan.sizing.candidates import (
 )
 from trainworks.plan.sizing.least_cost import least_usd
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
-from trainworks.plan.sizing.result import Proposal, Reliability, SharedCapacity, SizedAlternatives, SizingRequest
-from trainworks.plan.trace import Traced, computed, fact
-from trainworks.units import HOUR_S, format_usd, parse_usd
+from trainworks.plan.sizing.result import Proposal, SharedCapacity, SizedAlternatives, SizingRequest
+from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
@@ -228,12 +220,12 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
         nodes = [each for each in nodes if each not in without]
     nodes = _affordable(nodes, request, plans, skipped)
     sized = SizedAlternatives([], skipped, {})
-    planned: list[_Planned] = []
+    planned: list[Planned] = []
     for index, candidate in enumerate(nodes):
         progress(index / len(nodes), f"planning {candidate.node}")
         if reason := _try_candidate(candidate, request, plans, planned):
             sized.skipped.append(Skipped(candidate.node, reason))
-    _add_alternatives(planned, request, sized)
+    add_alternatives(planned, request, sized)
     if not sized.alternatives:
         raise _no_alternative(sized.skipped)
     return sized
@@ -274,23 +266,7 @@ def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
     )
 
 
-class _Planned(NamedTuple):
-    """A number of nodes of one kind, and the plan on them."""
-
-    candidate: Candidate
-    num_nodes: int
-    plan: ClusterPlan
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.candidate.node, self.num_nodes
-
-    @property
-    def name(self) -> str:
-        return f"{self.num_nodes:,} x {self.candidate.node}"
-
-
-def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[_Planned]) -> str:
+def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[Planned]) -> str:
     """Plan a candidate at the numbers of nodes to compare; returns the reason where there are none."""
     owned = candidate.for_sale and "own" in request.contracts
     if not owned and not candidate.offers:
@@ -312,7 +288,7 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
     counts = [count for count in node_counts(largest) if count >= least]
     for count in counts[: _TRIED_COUNTS if request.goal.deadline_s else _TRIED_COUNTS + 2]:
         if plan := plans.on(candidate.cluster(count)):
-            planned.append(_Planned(candidate, count, plan))
+            planned.append(Planned(candidate, count, plan))
     return ""
 
 
@@ -333,112 +309,3 @@ def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
         return plans.why_not(candidate.cluster(usable)).splitlines()[0]
     limit = "" if usable == largest else ", and the batch and the model do not divide among more"
     return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"
-
-
-def _add_alternatives(planned: Sequence[_Planned], request: SizingRequest, sized: SizedAlternatives) -> None:
-    """Simulate every plan and price each kind of contract on offer; what fails is skipped with its reason."""
-    for each, run in zip(planned, simulate_reliability([(p.plan, {}) for p in planned], request), strict=True):
-        if isinstance(run, UsageError):
-            sized.skipped.append(Skipped(each.name, run.message))
-        else:
-            sized.runs[each.key] = run
-    running = [(each, sized.runs[each.key]) for each in planned if each.key in sized.runs]
-    on_spot = _on_spot(running, request)
-    for each, run in running:
-        for contract, build in _priced_contracts(each, run, on_spot, request).items():
-            try:
-                sized.alternatives.append(build())
-            except UsageError as error:
-                sized.skipped.append(Skipped(f"{each.name}, {contract}", error.message))
-
-
-_Runs = dict[tuple[str, int], Reliability | UsageError]
-"""Simulated runs, or why they never end, by name of the node and number of nodes."""
-
-
-def _on_spot(running: Sequence[tuple[_Planned, Reliability]], request: SizingRequest) -> _Runs:
-    """The same runs on spot capacity, where it is asked for and on offer; a failed node is replaced as on demand.
-
-    The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
-    """
-    life_s, restart_s = (assumed(name, request.given.get(name)).value for name in ("spot life", "spot restart"))
-    wanted = [(each, run) for each, run in running if _selling(each, "spot", request)]
-    given = [
-        {"capacity_life_s": life_s, "capacity_wait_s": max(0.0, restart_s - run.failures.restart.value)}
-        for _, run in wanted
-    ]
-    plans = [each.plan for each, _ in wanted]
-    runs = simulate_reliability(zip(plans, given, strict=True), request)
-    return {each.key: run for (each, _), run in zip(wanted, runs, strict=True)}
-
-
-def _selling(planned: _Planned, contract: Contract, request: SizingRequest) -> list[Offer]:
-    """Offers of this many nodes under a contract; none if it is not requested."""
-    offers = planned.candidate.offers_of(planned.num_nodes) if contract in request.contracts else []
-    return [offer for offer in offers if contract in contracts(offer)]
-
-
-def _priced_contracts(
-    planned: _Planned, run: Reliability, on_spot: _Runs, request: SizingRequest
-) -> dict[str, Callable[[], Alternative]]:
-    """Functions that price each requested contract on offer, by its name."""
-    candidate, count, _ = planned
-    builders: dict[str, Callable[[], Alternative]] = {}
-    for contract in RENTAL_CONTRACTS:
-        if selling := _selling(planned, contract, request):
-            paid = on_spot[planned.key] if contract == "spot" else run
-            builders[contract] = partial(_rented, candidate, count, contract, selling, run, paid, request)
-    if candidate.for_sale and "own" in request.contracts:
-        builders["own"] = partial(_owned, candidate, count, run, request)
-    return builders
-
-
-def _rented(
-    candidate: Candidate,
-    count: int,
-    contract: Contract,
-    selling: Sequence[Offer],
-    run: Reliability,
-    paid: Reliability | UsageError,
-    request: SizingRequest,
-) -> Alternative:
-    if isinstance(paid, UsageError):
-        raise paid
-    life_s, wasted = None, None
-    if contract == "spot":
-        life_s = assumed("spot life", request.given.get("spot life")).value
-        share = 1 - _occupied_s(run.outcome) / _occupied_s(paid.outcome)
-        wasted = computed("spot waste", max(0.0, share), "", by=f"simulation of {TRIALS} runs, beside those on demand")
-    hours = _hours(run.outcome)  # a spot price has the waste in it
-    accelerators = count * candidate.base.accelerators
-    priced_as = partial(rent, contract=contract, num_accelerators=accelerators, hours=hours, given=request.given)
-    priced = [(priced_as(offer, wasted=wasted), offer) for offer in selling]
-    cost, offer = min(priced, key=lambda pair: pair[0].value)
-    interval_s = paid.mean.interval.value
-    return Alternative(candidate, count, 0, contract, offer.name, cost, paid.outcome, interval_s, life_s)
-
-
-def _occupied_s(outcome: SimulationOutcome) -> float:
-    """Time for which the median run occupies its nodes."""
-    return float(np.median(outcome.held_s))
-
-
-def _hours(outcome: SimulationOutcome) -> Traced:
-    low, mid, high = (outcome.quantile_s(share) / HOUR_S for share in (0.1, 0.5, 0.9))
-    return computed("hours", mid, "h", by=f"simulation of {TRIALS} runs with their failures", low=low, high=high)
-
-
-def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRequest) -> Alternative:
-    """An owned cluster, spares included, for the hours of the run."""
-    cluster = run.plan.job.cluster
-    spares = round(run.spares.value)
-    bought = cluster.model_copy(update={"num_nodes": count + spares})
-    yearly = fact("hours per year", request.hours_per_year, "h/year", source=GIVEN)
-    owning = own(bought, hours_per_year=yearly, given=request.given)
-    accelerators = fact("accelerators bought", bought.num_accelerators, "", source="with spares")
-    hours = _hours(run.outcome)
-    cost = (owning.per_accelerator_hour * accelerators * hours).named(
-        f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
-    )
-    interval_s = run.mean.interval.value
-    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, interval_s, purchase=owning.capex)

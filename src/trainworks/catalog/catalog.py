@@ -7,9 +7,8 @@ unknown one is an error that names the nearest three. A family (`A100`) means it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cache
 
 from trainworks.catalog.facts import (
@@ -31,6 +30,7 @@ from trainworks.catalog.facts import (
     Term,
     XidAction,
 )
+from trainworks.catalog.nearest import nearest_rows
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
@@ -375,27 +375,10 @@ def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
     if set(kinds) & _EXPLAINED and (explained := explain_term(name)) is not None:
         return explained
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
-    nearest = _nearest(_normal(name), kinds)
+    nearest = nearest_rows(_normal(name), {kind: _index(kind) for kind in kinds})
     listed = f"trainworks catalog list {kinds[0]}" if len(kinds) == 1 else "trainworks catalog list"
     near = f"nearest are {', '.join(f'`{one}`' for one in nearest)}; " if nearest else ""
     return UsageError(f"no {noun} `{name}` in the catalogue", hint=f"{near}`{listed}` has all")
-
-
-def _nearest(wanted: str, kinds: Sequence[Kind]) -> list[str]:
-    """The three rows with the most similar names or aliases, of the kind of the most similar; only similar ones."""
-    rows: list[tuple[float, Kind, str]] = []
-    for kind in kinds:
-        for key, name in _index(kind).items():
-            rows.append((SequenceMatcher(None, wanted, key).ratio(), kind, name))
-    least = _SIMILAR if len(kinds) == 1 else _SIMILAR_OF_ANY_KIND
-    near = sorted((row for row in rows if row[0] >= least), key=lambda row: -row[0])
-    return list(dict.fromkeys(name for _, kind, name in near if kind == near[0][1]))[:3]
-
-
-_SIMILAR = 0.5
-"""Least similarity of a name that is suggested where the kind is known."""
-_SIMILAR_OF_ANY_KIND = 0.7
-"""The same where a name may be of any kind."""
 
 
 @cache

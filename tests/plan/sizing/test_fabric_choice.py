@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.catalog.cluster import NodeFabric, parse_cluster
+from trainworks.catalog.cluster import parse_cluster
+from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.plan.sizing.fabric_choice import FabricOption, PlannedFabric, choose_fabric, fabric_options
 
 

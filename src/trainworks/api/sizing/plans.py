@@ -39,7 +39,7 @@ class PlanCache:
         self._plans: dict[str, ClusterPlan | EnvironmentProblem | UsageError] = {}
 
     def flops(self, cluster: ClusterDescription) -> float:
-        """FLOPs of the whole run, forward and backward, whatever the cluster."""
+        """FLOPs of the whole run, forward and backward; every cluster takes as many."""
         workload = workload_of(self._run_file)
         job = self._model.job(workload, cluster)
         return self._model.steps * workload.global_batch * job.flops_per_sequence

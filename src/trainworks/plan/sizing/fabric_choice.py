@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.catalog.cluster import ClusterDescription, NodeFabric
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.plan.prediction import Prediction
 
 FABRIC_TOLERANCE = 0.05
