@@ -134,7 +134,7 @@ class ClusterDescription(Frozen):
     def with_fabric(self, fabric: NodeFabric) -> ClusterDescription:
         """The same nodes with other NICs.
 
-        >>> parse_cluster("4x p4d.24xlarge").with_fabric(NodeFabric.of_links(8, "HDR")).name
+        >>> parse_cluster("4x p4d.24xlarge").with_fabric(NodeFabric.of_links(8, "HDR", link("HDR"))).name
         '4 nodes of p4d.24xlarge over 8x HDR'
         """
         if self.node is None:

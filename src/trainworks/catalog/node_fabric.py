@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks.catalog.catalog import link
+from trainworks.catalog.facts import Link
 from trainworks.config.spec import Frozen
 
 
@@ -20,11 +20,6 @@ class NodeFabric(Frozen):
         return f"{self.nics}x {self.port}"
 
     @classmethod
-    def of_links(cls, nics: int, port: str) -> NodeFabric:
-        """NICs of a link of the catalogue.
-
-        Raises:
-            UsageError: the catalogue does not have the link.
-        """
-        found = link(port)
+    def of_links(cls, nics: int, port: str, found: Link) -> NodeFabric:
+        """NICs of a link of the catalogue, under the name that a description gives it."""
         return cls(nics=nics, port=port, bytes_per_s=found.bytes_per_s, network=found.network)
