@@ -152,10 +152,11 @@ def test_cents_are_dollars_too() -> None:
     assert parse_usd("$0.99") == 0.99
 
 
-@pytest.mark.parametrize("text", ["2000", "2000 EUR", "2000 dollars", "", "USD 2000"])
+@pytest.mark.parametrize("text", ["2000", "2000 EUR", "2000 dollars", "", "USD 2000", "5000元"])
 def test_an_amount_without_its_currency_is_refused_because_it_would_be_a_guess(text: str) -> None:
-    with pytest.raises(QuantityError, match="not an amount of US dollars"):
+    with pytest.raises(QuantityError, match="not an amount of US dollars") as found:
         parse_usd(text)
+    assert "`2000 USD`" in (found.value.hint or "") and "other currencies are not converted" in (found.value.hint or "")
 
 
 @pytest.mark.parametrize("text", ["-5 USD", "$-5", "many USD", "USD", "$", "nan USD", "5 5 USD", "$5 EUR"])

@@ -156,7 +156,8 @@ def parse_usd(text: str | float) -> float:
     written = str(text).strip().replace(",", "")
     amount = written[1:] if written.startswith("$") else written.removesuffix("USD")
     if amount == written:
-        raise QuantityError(f"`{text}` is not an amount of US dollars", hint="write it like `2000 USD`")
+        hint = "write it like `2000 USD`, `1.5M USD` or `$2000`; other currencies are not converted"
+        raise QuantityError(f"`{text}` is not an amount of US dollars", hint=hint)
     value, suffix = _split(amount.strip(), "an amount", "2000 USD")
     return float(_scale(value, suffix, COUNT_SUFFIXES, "an amount", "2000 USD"))
 

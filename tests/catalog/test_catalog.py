@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,3 +150,18 @@ def test_a_bridge_joins_two_cards() -> None:
 def test_a_bridge_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="no bridge joins two H100-SXM-80GB"):
         parse_cluster("8x H100-SXM-80GB with NVLink bridge")
+
+
+@pytest.mark.parametrize("name", ["pipeline parallelism", "GDPR", "MLPerf", "quarterly report"])
+def test_a_name_that_resembles_nothing_gets_no_suggestion(name: str) -> None:
+    with pytest.raises(UsageError) as found:
+        find_row(name)
+    assert found.value.hint == "`trainworks catalog list` has all"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("H10O", "accelerators"), ("DGX H10", "nodes"), ("NDR4", "links")])
+def test_suggestions_are_of_one_kind(name: str, kind: str) -> None:
+    with pytest.raises(UsageError) as found:
+        find_row(name)
+    near = re.findall("`([^`]+)`", (found.value.hint or "").partition(";")[0])
+    assert near and all(find_row(one).kind == kind for one in near)

@@ -72,3 +72,9 @@ def test_what_the_catalogue_does_not_have_is_a_usage_error(arguments: tuple[str,
     done = trainworks_program("catalog", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[0] == f"error: {message}"
+
+
+def test_a_model_is_named_as_one() -> None:
+    done = trainworks_program("catalog", "show", "LLaMA-2-7B")
+    assert done.returncode == 2
+    assert "`LLaMA-2-7B` is a model" in done.stderr and "{preset: llama2-7b}" in done.stderr

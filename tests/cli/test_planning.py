@@ -33,7 +33,7 @@ cluster: local
 EDITS = [
     ("cluster: local", "cluster: 4x p4d.24xlarge"),
     ("cluster: local", "cluster: {of: 64x H100, usd_per_accelerator_hour: 2}"),
-    ("layers: 2, hidden: 64, heads: 4", "preset: llama3-8b"),
+    ("layers: 2, hidden: 64, heads: 4", "preset: qwen3-0.6b"),
     ("precision: bf16", "precision: fp8"),
     ("precision: bf16", "precision: tf32"),
     ("source: python-stdlib, ", ""),
@@ -198,7 +198,8 @@ def test_a_batch_script_is_a_target_and_says_what_has_no_effect(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("nodes", "accelerators", "expected"), [(2, "A100:8", {"FI_PROVIDER": "efa"}), (1, "A100:8", {}), (2, None, {})]
+    ("nodes", "accelerators", "expected"),
+    [(2, "A100:8", {"FI_PROVIDER": "efa"}), (1, "A100:8", {}), (2, None, {"FI_PROVIDER": "efa"})],
 )
 def test_a_run_records_what_nccl_needs_on_the_cluster_it_describes(
     tmp_path: Path, nodes: int, accelerators: str | None, expected: dict[str, str]

@@ -385,3 +385,11 @@ def test_a_bad_value_of_the_software_is_one_error_with_its_place(tmp_path: Path,
 def test_a_command_has_no_software_to_plan_for() -> None:
     with pytest.raises(ValidationError, match="`software` needs `workload`"):
         RunFile.model_validate({"name": "a", "run": "true", "software": "MaxText"})
+
+
+@pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "a b", "-a", "a" * 64])
+def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) -> None:
+    with pytest.raises(ValidationError) as found:
+        run_file(name=name)
+    error = found.value.errors()[0]["ctx"]["error"]
+    assert "invalid run name" in error.message and "`a-z`, `A-Z`, `0-9`" in error.hint

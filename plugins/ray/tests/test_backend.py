@@ -60,6 +60,18 @@ def test_what_the_driver_is_told(golden, run_dir: RunDir) -> None:
     golden("ray_gang.json", json.dumps(told | {"id": "demo-1"}, indent=2) + "\n")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found"), [("A100-SXM-80GB", "A100-80G"), ("a100", "A100"), ("H100-SXM-80GB", None)]
+)
+def test_an_accelerator_gets_the_name_that_ray_gives_it(
+    wanted: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"resources_total": {"GPU": 8.0, "accelerator_type:A100-80G": 1.0, "accelerator_type:A100": 1.0}}
+    monkeypatch.setattr(RayClient, "state", lambda self, kind: [node])
+    asked = spec(node=NodeResources(accelerators=8, accelerator=wanted))
+    assert backend_of("http://ray-head:8265").adapted(asked).node.accelerator == (found or wanted)
+
+
 def test_a_job_is_submitted_with_its_driver(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
     one = backend_of(address, envs={"A": "it's"}, python="/opt/ray/bin/python")

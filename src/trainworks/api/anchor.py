@@ -42,6 +42,8 @@ def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: M
         MissingExtraError: its data need a package.
     """
     if shape is None:
+        _check_accelerators(run_file, source)
+        run_file = _with_dimensions(run_file, source)
         _check_it_can_run(run_file, source)
         _check_software(run_file, source)
     folder = _working_folder(run_file, source)
@@ -60,20 +62,14 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     problem: tuple[tuple[str, ...], str, str] | None = None
     if engine == "described":
         text = f"cluster `{run_file.cluster.of}` is described, to plan with, and nothing can run there"
-        problem = ("cluster",), text, "plan it with `trainworks plan`, or set `cluster: local`"
+        hint = "plan it with `trainworks plan`, or name its scheduler: `cluster: {engine: slurm, of: ...}`"
+        problem = ("cluster",), text, f"{hint}; `trainworks size --engine slurm` writes such a file"
     elif engine == "local" and run_file.framework == "slurm" and (word := _word_of_slurm(run_file.run or "")):
         text = f"the script needs Slurm: `{word}`, and `cluster` is this machine"
         problem = ("run",), text, "set `cluster: slurm`, or let Trainworks start the ranks, without `srun`"
     elif workload is not None and workload.task != "causal-lm" and run_file.job.min_nodes not in (None, run_file.nodes):
         text = f"a workload of the task `{workload.task}` is measured, not planned, for its {run_file.nodes} node(s)"
         problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command or a causal-lm may have it"
-    elif workload is not None and workload.model.preset is not None:
-        text = f"preset `{workload.model.preset}` can be planned, not trained, by this version"
-        problem = (
-            ("workload", "model", "preset"),
-            text,
-            "name a checkpoint folder or hub id in `hf`, or give dimensions",
-        )
     elif workload is not None and (mismatch := _model_mismatch(workload)) is not None:
         problem = ("workload", "model"), *mismatch
     elif workload is not None and not workload.data.source and workload.task != "module":
@@ -86,6 +82,24 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
+
+
+def _check_accelerators(run_file: RunFile, source: Source | None) -> None:
+    """Refuse a workload on accelerators without a worker."""
+    if run_file.cluster.engine not in ("local", "described") and (run_file.resources or run_file.cluster.of):
+        from trainworks.jobs.described_nodes import check_worker  # noqa: PLC0415  # imports the catalogue
+
+        check_worker(run_file, source)
+
+
+def _with_dimensions(run_file: RunFile, source: Source | None) -> RunFile:
+    """The run file with a preset's dimensions in place of its name; a described cluster trains nothing."""
+    workload = run_file.workload
+    if workload is None or workload.model.preset is None or run_file.cluster.engine == "described":
+        return run_file
+    from trainworks.api.planned_model import with_dimensions  # noqa: PLC0415  # imports the catalogue
+
+    return run_file.model_copy(update={"workload": with_dimensions(workload, source)})
 
 
 def _check_software(run_file: RunFile, source: Source | None) -> None:

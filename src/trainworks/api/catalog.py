@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.lint import lint as lint_catalog
+from trainworks.catalog.models import find_preset
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
@@ -37,7 +38,14 @@ def show(name: str) -> CatalogRow:
     """
     if not name:
         raise UsageError("`show` needs a name", hint="trainworks catalog show A100-SXM-80GB")
-    return find_row(name)
+    try:
+        return find_row(name)
+    except UsageError:
+        model = find_preset(name)
+        if model is None:
+            raise
+        hint = f"plan it with `model: {{preset: {model}}}`"
+        raise UsageError(f"`{name}` is a model, and the catalogue shows hardware and prices", hint=hint) from None
 
 
 def lint() -> list[LintFinding]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from trainworks.api.planned_model import model_shape
 from trainworks.backends.backend import Backend
 from trainworks.catalog.catalog import load_catalog
@@ -17,7 +19,9 @@ from trainworks.config.source import Source
 from trainworks.errors import LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.described_nodes import described_part
 from trainworks.jobs.job_spec import JobSpec
+from trainworks.plan.cluster.scaling import TABLE_LENGTH
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.degrees import layouts_of
@@ -62,25 +66,27 @@ def forecast(
     belief = belief_from(read_measurements(data_folder("clusters"), cluster) if learning else [], job)
     job = replace(job, slowdowns=belief.slowdowns)
     try:
-        best = choose_layouts(job, run_file.layout)[0]
+        compared = choose_layouts(job, run_file.layout, keep=TABLE_LENGTH)
     except LayoutError as error:
         raise source.locate(error) if source else error from None
-    layouts = layouts_of([best.layout])
-    (prediction,) = predictions(
+    best, layouts = compared[0], layouts_of([one.layout for one in compared])
+    prediction, *_ = predictions(
         job,
         layouts,
         job.step_times(layouts),
         job.memories(layouts),
         global_batch=workload.global_batch,
         belief=belief,
+        families=np.arange(len(layouts)),
+        selection=run_file.layout.selection if run_file.layout else 0.0,
     )
     is_counted = workload.train_for.unit != "epochs"
-    train_s = num_steps(workload, tokens_in_data=None) * best.step_s if is_counted else None
+    train_s = num_steps(workload, tokens_in_data=None) * prediction.step_time_s if is_counted else None
     price = _price(run_file, cluster)
     return Forecast(
         cluster=cluster.name,
         layout=best.layout,
-        step_s=best.step_s,
+        step_s=prediction.step_time_s,
         low_s=prediction.low_s,
         high_s=prediction.high_s,
         memory_bytes=best.memory_bytes,
@@ -137,6 +143,8 @@ def _price(run_file: RunFile, cluster: ClusterDescription | None) -> float | Non
 
 def _cluster_of(run_file: RunFile, backend: Backend | None) -> ClusterDescription | None:
     """The nodes of the job; None where they have no accelerators, or some that the catalogue lacks."""
+    if run_file.cluster.of is not None:
+        return described_part(run_file)
     wanted = run_file.resources.accelerators[0] if run_file.resources and run_file.resources.accelerators else None
     per_node = run_file.cluster.processes_per_node
     count = per_node if per_node != "auto" else wanted.count if wanted else 1

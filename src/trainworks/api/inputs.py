@@ -11,7 +11,7 @@ from typing import TypeVar
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.manifests.load import load_run_description
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import Cluster, RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
@@ -67,7 +67,8 @@ def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
     if on is None:
         return run_file
     cluster_argument(on)
-    cluster = run_file.cluster.model_copy(update={"engine": "described", "of": on})
+    price = run_file.cluster.usd_per_accelerator_hour
+    cluster = Cluster(engine="described", of=on, usd_per_accelerator_hour=price)
     return run_file.model_copy(update={"cluster": cluster})
 
 
@@ -94,7 +95,7 @@ def described_run(run: RunInput, on: str | None, *, task: str) -> tuple[RunFile,
     """
     run_file, source = load_run(run)
     run_file = on_cluster(run_file, on)
-    if run_file.cluster.engine != "described":
+    if run_file.cluster.of is None:
         raise UsageError(
             f"{task} for a described cluster, and `cluster` is `{run_file.cluster.engine}`",
             place=source.place(("cluster",)) if source else None,

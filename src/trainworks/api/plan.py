@@ -13,12 +13,13 @@ from trainworks.api.launching.planning import Planning
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.planned_model import PlannedModel, planned_model, preset_shape
 from trainworks.catalog.catalog import load_catalog
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
 from trainworks.config.run_file import Goal, RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, UsageError
 from trainworks.host.folders import data_folder
+from trainworks.jobs.described_nodes import check_worker, described_part
 from trainworks.plan.cluster.layout import check_against, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
@@ -90,8 +91,11 @@ def plan(
     """
     run_file, source = load_run(run)
     run_file = on_cluster(run_file.with_ranks(nodes, nproc), on)
-    if run_file.cluster.engine == "described":
-        _check_machine_arguments(nodes=nodes, nproc=nproc, recalibrate=recalibrate or None, tune=tune or None)
+    if run_file.cluster.of is not None:
+        sizes_of_job = {"nodes": nodes, "nproc": nproc} if run_file.cluster.engine == "described" else {}
+        _check_machine_arguments(**sizes_of_job, recalibrate=recalibrate or None, tune=tune or None)
+        if run_file.cluster.engine != "described":
+            check_worker(run_file, source)
         return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")
@@ -103,8 +107,15 @@ def plan(
         planning=Planning(again=recalibrate, learning=not without_learning, tune=tune),
         shape=preset_shape(run_file, source),
     )
-    if resolved.plan is None:
+    if resolved.run_file.workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
+    if resolved.plan is None:
+        engine = resolved.run_file.cluster.engine
+        raise UsageError(
+            f"the nodes of `engine: {engine}` are not known before the job starts there",
+            place=source.place(("cluster",)) if source else None,
+            hint=f"describe them: `cluster: {{engine: {engine}, of: 4 nodes of DGX H100}}`, or with `--on`",
+        )
     return resolved
 
 
@@ -197,7 +208,7 @@ def plan_cluster(
     if workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
     model = model or planned_model(run_file, source)
-    cluster = cluster or _cluster_of(run_file, source)
+    cluster = cluster or described_part(run_file, source)
     stored = read_measurements(data_folder("clusters"), cluster) if learning else []
     measurements = [*stored, *learned]
     _check_precision(workload, cluster, source)
@@ -217,6 +228,7 @@ def plan_cluster(
             all_sizes=all_sizes,
             advise=advise,
             evaluation=workload.eval,
+            selection=written.selection if written else 0.0,
         )
         return plan_request(request, measurements, price_note)
 
@@ -234,14 +246,6 @@ def _blaming_layout(source: Source | None, *, is_fixed: bool) -> Iterator[None]:
     except EnvironmentProblem as error:
         error.place = place
         raise
-
-
-def _cluster_of(run_file: RunFile, source: Source | None) -> ClusterDescription:
-    try:
-        return parse_cluster(run_file.cluster.of or "")
-    except UsageError as error:
-        place = source.place(("cluster",)) if source else None
-        raise UsageError(error.message, place=place, hint=error.hint) from None
 
 
 def _check_precision(workload: Workload, cluster: ClusterDescription, source: Source | None) -> None:

@@ -20,7 +20,7 @@ from trainworks.config.pipeline import load_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import Source
-from trainworks.config.spec import RunName
+from trainworks.config.spec import RUN_NAME_HINT, RunName
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
 from trainworks.jobs.formats.manifest import KubernetesJob, to_yaml
@@ -149,7 +149,7 @@ def _checked(name: str) -> str:
     try:
         return TypeAdapter(RunName).validate_python(name)
     except ValidationError:
-        raise UsageError(f"invalid run name `{name}`", hint="use letters, digits, `.`, `_` and `-`") from None
+        raise UsageError(f"invalid run name `{name}`", hint=RUN_NAME_HINT) from None
 
 
 def _name_of(command: list[str]) -> str:
@@ -268,6 +268,10 @@ def job_in_format(request: RunRequest, name: str) -> str:
     if request.following:
         raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
     run_file = with_image(request.run_file, _ENGINES.get(name))
+    if run_file.cluster.of is not None:
+        from trainworks.jobs.described_nodes import with_described_nodes  # noqa: PLC0415  # imports the catalogue
+
+        run_file = with_described_nodes(run_file, request.source, of_format=True)
     _check_needs_no_trainworks(run_file, name)
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
-
-import numpy as np
+from typing import Any, overload
 
 from trainworks.api.cost_inputs import Assumptions, parse_assumptions, read_prices
 from trainworks.api.inputs import (
@@ -23,27 +21,31 @@ from trainworks.api.inputs import (
     seconds,
     share,
 )
+from trainworks.api.sizing.alternatives import Planned, add_alternatives
 from trainworks.api.sizing.details import details_of, smallest_clusters
-from trainworks.api.sizing.plans import PlanCache, smallest, workload_of
-from trainworks.api.sizing.reliability import TRIALS, may_meet, simulate_reliability
+from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
+from trainworks.api.sizing.reliability import may_meet
 from trainworks.api.sizing.teams import share_capacity
+from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
-from trainworks.catalog.facts import Offer
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
-from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
-from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR, own
+from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
-from trainworks.plan.cost.renting import Contract, contracts, rent
-from trainworks.plan.reliability.scenario import SimulationOutcome
-from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates, described_node, node_counts
+from trainworks.plan.sizing.candidates import (
+    PYTORCH_VENDORS,
+    Candidate,
+    Skipped,
+    candidates,
+    described_node,
+    node_counts,
+)
+from trainworks.plan.sizing.least_cost import least_usd
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
-from trainworks.plan.sizing.result import Proposal, Reliability, SharedCapacity, SizedAlternatives, SizingRequest
-from trainworks.plan.trace import Traced, computed, fact
-from trainworks.units import HOUR_S, parse_usd
+from trainworks.plan.sizing.result import Proposal, SharedCapacity, SizedAlternatives, SizingRequest
+from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
@@ -71,6 +73,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     contract: Iterable[str] = (),
     hours_per_year: float | None = None,
     largest: int = 1024,
+    engine: str | None = None,
     prices: Path | str | None = None,
     assume: Assumptions = (),
     seed: int = 1,
@@ -89,6 +92,8 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         contract: `on-demand`, `reserved`, `spot` or `own`; on demand and spot when empty.
         hours_per_year: hours of training in a year on an owned cluster, which is priced as well.
         largest: largest cluster to consider, in nodes.
+        engine: scheduler that will run the job, `slurm` or `kubernetes`; that of the run file when left out. The run is
+            then sized for Trainworks' own trainer, and the written run file can be submitted.
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
         assume: numbers that replace assumptions, by name.
         seed: of the simulations.
@@ -125,16 +130,34 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
             budget_usd=quantity("budget", budget, parse_usd) or run_file.goal.budget,
             confidence=share("confidence", confidence) or 0.0,
             spot="spot" in names,
+            to_buy=names == ("own",),
         )
         with argument("node"):
             nodes = tuple(described_node(text, run_file.cluster.usd_per_accelerator_hour) for text in descriptions)
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):
-        loaded = [load_run(each) for each in run]
+        loaded = [_on_engine(*load_run(each), engine) for each in run]
         return share_capacity([(request(run_file), source) for run_file, source in loaded], progress)
-    run_file, source = load_run(run)
+    run_file, source = _on_engine(*load_run(run), engine)
     return _propose(request(run_file), source, progress)
+
+
+def _on_engine(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
+    """The run on a scheduler, whose nodes are what is sized.
+
+    Raises:
+        ArgumentError: the scheduler does not train workloads, or is not installed.
+    """
+    if engine is None:
+        return run_file, source
+    with argument("engine"):
+        is_known = engine not in ("local", "described") and not backend_class(engine).needs_program
+    if not is_known:
+        hint = "name the scheduler of the nodes: `slurm` or `kubernetes`"
+        raise ArgumentError(f"`{engine}` is not a scheduler that trains a workload", argument="engine", hint=hint)
+    cluster = run_file.cluster.model_copy(update={"engine": engine, "of": None})
+    return run_file.model_copy(update={"cluster": cluster}), source
 
 
 def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:
@@ -191,16 +214,47 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
     else:
         precision = workload_of(request.run_file).precision
         nodes, skipped = candidates(load_catalog(), request.offers, precision=precision, only=request.only)
+    if request.has_scheduler:
+        without = [each for each in nodes if each.one.accelerator.vendor not in PYTORCH_VENDORS]
+        skipped += [Skipped(each.node, "Trainworks has no worker for it") for each in without]
+        nodes = [each for each in nodes if each not in without]
+    nodes = _affordable(nodes, request, plans, skipped)
     sized = SizedAlternatives([], skipped, {})
-    planned: list[_Planned] = []
+    planned: list[Planned] = []
     for index, candidate in enumerate(nodes):
         progress(index / len(nodes), f"planning {candidate.node}")
         if reason := _try_candidate(candidate, request, plans, planned):
             sized.skipped.append(Skipped(candidate.node, reason))
-    _add_alternatives(planned, request, sized)
+    add_alternatives(planned, request, sized)
     if not sized.alternatives:
         raise _no_alternative(sized.skipped)
     return sized
+
+
+def _affordable(
+    nodes: Sequence[Candidate], request: SizingRequest, plans: PlanCache, skipped: list[Skipped]
+) -> list[Candidate]:
+    """The kinds of node that may do the work for the budget: those that would at the peak of their accelerators.
+
+    Raises:
+        EnvironmentProblem: there is none.
+    """
+    budget_usd = request.goal.budget_usd
+    if budget_usd is None:
+        return [*nodes]
+    least = {each.node: least_usd(each, request, plans.flops(each.one)) for each in nodes}
+    reason = "its accelerators at their peak already cost more than the budget"
+    skipped += [Skipped(each.node, reason) for each in nodes if least[each.node] > budget_usd]
+    affordable = [each for each in nodes if least[each.node] <= budget_usd]
+    priced = {node: usd for node, usd in least.items() if usd < math.inf}
+    if not affordable and priced:
+        node = min(priced, key=lambda name: priced[name])
+        raise EnvironmentProblem(
+            f"a budget of {format_usd(budget_usd)} is too small: even at the peak of its accelerators the cheapest "
+            f"kind of node, {node}, costs {format_usd(priced[node])}",
+            hint="allow more money, or leave `--budget` out to see what the run costs",
+        )
+    return affordable
 
 
 def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
@@ -212,29 +266,13 @@ def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
     )
 
 
-class _Planned(NamedTuple):
-    """A number of nodes of one kind, and the plan on them."""
-
-    candidate: Candidate
-    num_nodes: int
-    plan: ClusterPlan
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.candidate.node, self.num_nodes
-
-    @property
-    def name(self) -> str:
-        return f"{self.num_nodes:,} x {self.candidate.node}"
-
-
-def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[_Planned]) -> str:
+def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[Planned]) -> str:
     """Plan a candidate at the numbers of nodes to compare; returns the reason where there are none."""
     owned = candidate.for_sale and "own" in request.contracts
     if not owned and not candidate.offers:
         return "it can be bought, and not rented"
     largest = candidate.largest or request.largest
-    too_few = _too_few(candidate, request, plans.flops)
+    too_few = _too_few(candidate, request, plans.flops(candidate.one))
 
     def meets(count: int) -> bool:
         if count <= too_few:
@@ -242,7 +280,7 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
         plan = plans.on(candidate.cluster(count))
         return plan is not None and may_meet(plan, request)
 
-    least = smallest(largest, meets)
+    least = smallest(largest, meets, too_many=lambda count: plans.is_too_large(candidate.cluster(count)))
     if least is None:
         return _why_not(candidate, largest, plans)
     if not owned and not candidate.offers_of(least):
@@ -250,13 +288,13 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
     counts = [count for count in node_counts(largest) if count >= least]
     for count in counts[: _TRIED_COUNTS if request.goal.deadline_s else _TRIED_COUNTS + 2]:
         if plan := plans.on(candidate.cluster(count)):
-            planned.append(_Planned(candidate, count, plan))
+            planned.append(Planned(candidate, count, plan))
     return ""
 
 
-def _too_few(candidate: Candidate, request: SizingRequest, flops: float | None) -> int:
-    """Largest number of nodes that misses the deadline even at the peak of every accelerator; 0 where unknown."""
-    if request.goal.deadline_s is None or flops is None:
+def _too_few(candidate: Candidate, request: SizingRequest, flops: float) -> int:
+    """Largest number of nodes that misses the deadline even at the peak of every accelerator."""
+    if request.goal.deadline_s is None:
         return 0
     part = load_catalog().accelerators[candidate.base.accelerator]
     peak = part.peak_flops_per_s[workload_of(request.run_file).precision] * candidate.base.accelerators
@@ -266,114 +304,8 @@ def _too_few(candidate: Candidate, request: SizingRequest, flops: float | None) 
 def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
     if candidate.largest == 1:
         return "one node is too few, and no offer says what network joins several"
-    if plans.on(candidate.cluster(largest)) is not None:
-        return f"{largest:,} nodes would take too long"
-    return plans.why_not(candidate.cluster(largest)).splitlines()[0]
-
-
-def _add_alternatives(planned: Sequence[_Planned], request: SizingRequest, sized: SizedAlternatives) -> None:
-    """Simulate every plan and price each kind of contract on offer; what fails is skipped with its reason."""
-    for each, run in zip(planned, simulate_reliability([(p.plan, {}) for p in planned], request), strict=True):
-        if isinstance(run, UsageError):
-            sized.skipped.append(Skipped(each.name, run.message))
-        else:
-            sized.runs[each.key] = run
-    running = [(each, sized.runs[each.key]) for each in planned if each.key in sized.runs]
-    on_spot = _on_spot(running, request)
-    for each, run in running:
-        for contract, build in _priced_contracts(each, run, on_spot, request).items():
-            try:
-                sized.alternatives.append(build())
-            except UsageError as error:
-                sized.skipped.append(Skipped(f"{each.name}, {contract}", error.message))
-
-
-_Runs = dict[tuple[str, int], Reliability | UsageError]
-"""Simulated runs, or why they never end, by name of the node and number of nodes."""
-
-
-def _on_spot(running: Sequence[tuple[_Planned, Reliability]], request: SizingRequest) -> _Runs:
-    """The same runs on spot capacity, where it is asked for and on offer; a failed node is replaced as on demand.
-
-    The time from a preemption to the next step is a wait for capacity and the restart that every failure needs.
-    """
-    life_s, restart_s = (assumed(name, request.given.get(name)).value for name in ("spot life", "spot restart"))
-    wanted = [(each, run) for each, run in running if _selling(each, "spot", request)]
-    given = [
-        {"capacity_life_s": life_s, "capacity_wait_s": max(0.0, restart_s - run.failures.restart.value)}
-        for _, run in wanted
-    ]
-    plans = [each.plan for each, _ in wanted]
-    runs = simulate_reliability(zip(plans, given, strict=True), request)
-    return {each.key: run for (each, _), run in zip(wanted, runs, strict=True)}
-
-
-def _selling(planned: _Planned, contract: Contract, request: SizingRequest) -> list[Offer]:
-    """Offers of this many nodes under a contract; none if it is not requested."""
-    offers = planned.candidate.offers_of(planned.num_nodes) if contract in request.contracts else []
-    return [offer for offer in offers if contract in contracts(offer)]
-
-
-def _priced_contracts(
-    planned: _Planned, run: Reliability, on_spot: _Runs, request: SizingRequest
-) -> dict[str, Callable[[], Alternative]]:
-    """Functions that price each requested contract on offer, by its name."""
-    candidate, count, _ = planned
-    builders: dict[str, Callable[[], Alternative]] = {}
-    for contract in RENTAL_CONTRACTS:
-        if selling := _selling(planned, contract, request):
-            paid = on_spot[planned.key] if contract == "spot" else run
-            builders[contract] = partial(_rented, candidate, count, contract, selling, run, paid, request)
-    if candidate.for_sale and "own" in request.contracts:
-        builders["own"] = partial(_owned, candidate, count, run, request)
-    return builders
-
-
-def _rented(
-    candidate: Candidate,
-    count: int,
-    contract: Contract,
-    selling: Sequence[Offer],
-    run: Reliability,
-    paid: Reliability | UsageError,
-    request: SizingRequest,
-) -> Alternative:
-    if isinstance(paid, UsageError):
-        raise paid
-    life_s, wasted = None, None
-    if contract == "spot":
-        life_s = assumed("spot life", request.given.get("spot life")).value
-        share = 1 - _occupied_s(run.outcome) / _occupied_s(paid.outcome)
-        wasted = computed("spot waste", max(0.0, share), "", by=f"simulation of {TRIALS} runs, beside those on demand")
-    hours = _hours(run.outcome)  # a spot price has the waste in it
-    accelerators = count * candidate.base.accelerators
-    priced_as = partial(rent, contract=contract, num_accelerators=accelerators, hours=hours, given=request.given)
-    priced = [(priced_as(offer, wasted=wasted), offer) for offer in selling]
-    cost, offer = min(priced, key=lambda pair: pair[0].value)
-    interval_s = paid.mean.interval.value
-    return Alternative(candidate, count, 0, contract, offer.name, cost, paid.outcome, interval_s, life_s)
-
-
-def _occupied_s(outcome: SimulationOutcome) -> float:
-    """Time for which the median run occupies its nodes."""
-    return float(np.median(outcome.held_s))
-
-
-def _hours(outcome: SimulationOutcome) -> Traced:
-    low, mid, high = (outcome.quantile_s(share) / HOUR_S for share in (0.1, 0.5, 0.9))
-    return computed("hours", mid, "h", by=f"simulation of {TRIALS} runs with their failures", low=low, high=high)
-
-
-def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRequest) -> Alternative:
-    """An owned cluster, spares included, for the hours of the run."""
-    cluster = run.plan.job.cluster
-    spares = round(run.spares.value)
-    bought = cluster.model_copy(update={"num_nodes": count + spares})
-    yearly = fact("hours per year", request.hours_per_year, "h/year", source=GIVEN)
-    owning = own(bought, hours_per_year=yearly, given=request.given)
-    accelerators = fact("accelerators bought", bought.num_accelerators, "", source="with spares")
-    hours = _hours(run.outcome)
-    cost = (owning.per_accelerator_hour * accelerators * hours).named(
-        f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
-    )
-    return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, run.mean.interval.value)
+    usable = next((n for n in reversed(powers(largest)) if not plans.is_too_large(candidate.cluster(n))), largest)
+    if plans.on(candidate.cluster(usable)) is None:
+        return plans.why_not(candidate.cluster(usable)).splitlines()[0]
+    limit = "" if usable == largest else ", and the batch and the model do not divide among more"
+    return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"

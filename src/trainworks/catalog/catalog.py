@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cache
 
 from trainworks.catalog.facts import (
@@ -31,6 +30,7 @@ from trainworks.catalog.facts import (
     Term,
     XidAction,
 )
+from trainworks.catalog.nearest import nearest_rows
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 
@@ -375,18 +375,10 @@ def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
     if set(kinds) & _EXPLAINED and (explained := explain_term(name)) is not None:
         return explained
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
-    nearest = _nearest(_normal(name), {key: found for kind in kinds for key, found in _index(kind).items()})
+    nearest = nearest_rows(_normal(name), {kind: _index(kind) for kind in kinds})
     listed = f"trainworks catalog list {kinds[0]}" if len(kinds) == 1 else "trainworks catalog list"
-    return UsageError(
-        f"no {noun} `{name}` in the catalogue",
-        hint=f"nearest are {', '.join(f'`{near}`' for near in nearest)}; `{listed}` has all",
-    )
-
-
-def _nearest(wanted: str, index: Mapping[str, str]) -> list[str]:
-    """The three rows with the most similar names or aliases."""
-    by_similarity = sorted(index, key=lambda key: -SequenceMatcher(None, wanted, key).ratio())
-    return list(dict.fromkeys(index[key] for key in by_similarity))[:3]
+    near = f"nearest are {', '.join(f'`{one}`' for one in nearest)}; " if nearest else ""
+    return UsageError(f"no {noun} `{name}` in the catalogue", hint=f"{near}`{listed}` has all")
 
 
 @cache

@@ -30,6 +30,7 @@ from trainworks.catalog.catalog import (
     without_remark,
 )
 from trainworks.catalog.facts import Accelerator, Link, Node
+from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.config.limits import check_limit
 from trainworks.config.spec import Frozen
 from trainworks.errors import QuantityError, UsageError
@@ -56,30 +57,6 @@ _COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<wh
 _DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
 _IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
-
-
-class NodeFabric(Frozen):
-    """The NICs of one node."""
-
-    nics: int
-    port: str
-    """One NIC in a description: `HDR`, `RoCE 400`, `200 Gb/s`."""
-    bytes_per_s: float
-    """Bandwidth of one NIC, one direction."""
-    network: str
-
-    def __str__(self) -> str:
-        return f"{self.nics}x {self.port}"
-
-    @classmethod
-    def of_links(cls, nics: int, port: str) -> NodeFabric:
-        """NICs of a link of the catalogue.
-
-        Raises:
-            UsageError: the catalogue does not have the link.
-        """
-        found = link(port)
-        return cls(nics=nics, port=port, bytes_per_s=found.bytes_per_s, network=found.network)
 
 
 class ClusterDescription(Frozen):
@@ -134,19 +111,38 @@ class ClusterDescription(Frozen):
         domain = min(self.node.scale_up_domain, accelerators)
         return self.model_copy(update={"name": name, "num_nodes": num_nodes, "scale_up_domain": domain})
 
+    def part(self, num_nodes: int, accelerators_per_node: int) -> ClusterDescription:
+        """Some of the nodes, and some of the accelerators of each; errors as of `with_nodes`.
+
+        >>> [parse_cluster("16 nodes of DGX H100").part(2, count).name for count in (4, 8)]
+        ['2 nodes of 4x H100-SXM-80GB', '2 nodes of DGX H100']
+        """
+        some = self if num_nodes == self.num_nodes else self.with_nodes(num_nodes)
+        node, name = some.node, f"{accelerators_per_node}x {self.accelerator.name}"
+        if node is None or accelerators_per_node == self.accelerators_per_node:
+            return some
+        domain = accelerators_per_node if node.scale_up_domain == node.accelerators else node.scale_up_domain
+        update = {"name": name, "accelerators": accelerators_per_node, "scale_up_domain": domain}
+        named = _NamedNode(node.model_copy(update=update), name, some._notes_without_nics())
+        sharp = self.in_network_reduction
+        return _describe(_name(num_nodes, name, self.fabric, sharp=sharp), num_nodes, named, self.fabric, sharp=sharp)
+
+    def _notes_without_nics(self) -> list[str]:
+        """The notes without those that a description of the NICs adds."""
+        return [note for note in self.notes if not note.startswith(_NIC_NOTE)]
+
     def with_fabric(self, fabric: NodeFabric) -> ClusterDescription:
         """The same nodes with other NICs.
 
-        >>> parse_cluster("4x p4d.24xlarge").with_fabric(NodeFabric.of_links(8, "HDR")).name
+        >>> parse_cluster("4x p4d.24xlarge").with_fabric(NodeFabric.of_links(8, "HDR", link("HDR"))).name
         '4 nodes of p4d.24xlarge over 8x HDR'
         """
         if self.node is None:
             raise ValueError(f"the nodes of `{self.name}` are not known")
-        notes = [note for note in self.notes if not note.startswith(_NIC_NOTE)]
         return _describe(
             _name(self.num_nodes, self.node_name, fabric, sharp=self.in_network_reduction),
             self.num_nodes,
-            _NamedNode(self.node, self.node_name, notes),
+            _NamedNode(self.node, self.node_name, self._notes_without_nics()),
             fabric,
             sharp=self.in_network_reduction,
         )

@@ -30,7 +30,7 @@ from functools import cache
 from statistics import median
 from typing import Any
 
-from trainworks.catalog.catalog import accelerator, has, load_catalog, node
+from trainworks.catalog.catalog import accelerator, find_row, has, load_catalog, node
 from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
 
@@ -117,6 +117,19 @@ def known_accelerator(name: str) -> str | None:
         return None
 
 
+def skypilot_name(name: str) -> str:
+    """SkyPilot's name of an accelerator of the catalogue; any other name stays as it is.
+
+    >>> skypilot_name("A100-SXM-80GB"), skypilot_name("A100-SXM-40GB"), skypilot_name("MI300X-192GB")
+    ('A100-80GB', 'A100', 'MI300X')
+    """
+    if name not in load_catalog().accelerators:
+        return name
+    own = [short for short, meant in _NAMES.items() if meant == name and "-" not in short]  # a dash: of one cloud
+    aliases = find_row(name, "accelerators").aliases
+    return next(iter((*own, *(alias for alias in aliases if alias not in _NAMES and " " not in alias))), name)
+
+
 def printable_text(text: str) -> str:
     """Untrusted text as one short line that is safe to print."""
     return "".join(letter for letter in text if letter.isprintable()).strip()[:_LONGEST_NAME]
@@ -133,6 +146,7 @@ _NAMES = {
     "Trainium": "Trainium1-32GB",
     "RTX4090": "RTX-4090-24GB",
     "RTX3090": "RTX-3090-24GB",
+    "RTXA6000": "RTX-A6000-48GB",
 }
 """Names of SkyPilot that the catalogue lacks or uses for another part."""
 _PROVIDERS = {"aws": "AWS", "gcp": "GCP", "ibm": "IBM", "oci": "OCI", "runpod": "RunPod", "cudo": "Cudo"}

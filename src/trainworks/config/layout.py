@@ -72,6 +72,9 @@ class Layout(Spec):
         Annotated[tuple[Annotated[int, up_to("layers")], ...], Field(max_length=LIMITS["layers"].most)] | None
     ) = None
     """Layers of each pipeline stage, first to last; by default evenly divided, with the shorter stages at both ends."""
+    selection: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share by which the best of many layouts is expected to take longer than predicted; a plan adds it to the step.
+    `trainworks size` writes it with the layout that it chose; a layout of your own has none."""
 
 
 class ResolvedLayout(Spec):

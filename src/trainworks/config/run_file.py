@@ -185,11 +185,14 @@ class Cluster(Spec):
     engine: Engine = "local"
     of: str | None = None
     """Description of a cluster to plan for: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`.
-    With an engine other than `local`, the ranks also get the variables that NCCL needs on its network."""
+    With an engine other than `local` the job requests these nodes, their accelerators and, of nodes that the catalogue
+    knows, 80 % of cores and memory; `nodes`, `processes_per_node` and `resources` may take a part. The ranks also get
+    the variables that NCCL needs on its network."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
     """Price of one accelerator per hour; a budget needs it."""
     nodes: Annotated[int, up_to("nodes")] = 1
-    """Number of node agents; several on one machine are separate failure domains."""
+    """Number of node agents, with `of` and an engine by default all described nodes; several on one machine are
+    separate failure domains."""
     processes_per_node: Annotated[int, up_to("processes_per_node")] | Literal["auto"] = "auto"
     """Ranks per node; `auto` is one per accelerator, or one on a machine without accelerators."""
     rendezvous_port: Annotated[int, Field(ge=0, le=65535)] = 0

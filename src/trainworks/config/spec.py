@@ -43,6 +43,9 @@ def _path(text: str) -> str:
 PathText = Annotated[str, AfterValidator(_path)]
 """A path that file systems accept."""
 
+RUN_NAME_HINT = (
+    "use up to 63 of `a-z`, `A-Z`, `0-9`, `.`, `_` and `-`, and begin with a letter or digit, like `fine-tune-7b`"
+)
 _RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
@@ -50,7 +53,7 @@ def _run_name(text: str) -> str:
     if not re.fullmatch(_RUN_NAME, text):
         raise FieldError(
             f"invalid run name `{text[:100]}`",
-            hint="use up to 63 letters, digits, `.`, `_` and `-`, and begin with a letter or digit",
+            hint=RUN_NAME_HINT,
         )
     return text
 

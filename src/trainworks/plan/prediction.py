@@ -62,6 +62,7 @@ def predictions(
     global_batch: int,
     belief: Belief,
     families: NDArray[np.intp] | None = None,
+    selection: float = 0.0,
     coefficients: Coefficients = COEFFICIENTS,
 ) -> list[Prediction]:
     """Predictions of these layouts, in their order.
@@ -74,10 +75,12 @@ def predictions(
         global_batch: sequences per step.
         belief: of the cluster.
         families: positions of the layouts that a search chose among; None for layouts that nothing chose.
+        selection: share that an earlier search, which left these layouts over, adds to their step time.
         coefficients: of the model of time and memory.
     """
     parts = parts_s(job, layouts, coefficients)
     factor = 1.0 if families is None else float(np.exp(selection_bias(times.total_s[families])))
+    factor *= 1 + selection
     selection_s = (factor - 1) * times.total_s
     seconds = times.total_s + selection_s
     low, high = interval_s(parts * factor, belief)

@@ -10,7 +10,7 @@ from typing import Any
 from trainworks.config.layout import MESH_AXES
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cluster.published_runs import extrapolation
-from trainworks.plan.cluster.scaling import Scale, describe_rejection, is_tight
+from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_chance, is_tight
 from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.nccl import nccl_settings
@@ -173,7 +173,7 @@ def _rejections(plan: ClusterPlan) -> Section:
 def _scale_table(scales: Iterable[Scale], *, has_goal: bool) -> Table:
     """One row per size. A narrow terminal leaves out the accelerators and the memory; empty columns are left out."""
     rows = [_scale_cells(scale) for scale in scales]
-    names = [name for name in rows[0] if (has_goal or name != "goal") and any(row[name] for row in rows)]
+    names = [name for name in rows[0] if (has_goal or name != "chance") and any(row[name] for row in rows)]
     columns = [
         Column(name, wrap=name == "layout", min_width=NARROW if name in ("accelerators", "memory") else 0)
         for name in names
@@ -191,7 +191,7 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
         "accelerator hours": f"{hours:,.0f}" if hours >= 9.5 else f"{hours:.2g}",
         "memory": format_gib(scale.best.memory.device_bytes),
         "cost": "" if scale.cost_usd is None else f"{scale.cost_usd:,.0f} USD",
-        "goal": scale.chance,
+        "chance": format_chance(scale.chance),
         "layout": layout_text(scale.best),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self, final
 
@@ -14,6 +15,7 @@ from trainworks.backends.registry import plugin_options
 from trainworks.config.run_file import Cluster
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState
@@ -29,7 +31,7 @@ from trainworks_ray.render import (
     package_of_gang,
     request_of,
 )
-from trainworks_ray.states import JOB_STATES, job_status, node_facts
+from trainworks_ray.states import JOB_STATES, accelerator_types, job_status, node_facts
 
 __all__ = ["RayBackend"]
 
@@ -101,6 +103,15 @@ class RayBackend(Backend):
         if self._options.address is None:
             hint = "set it to the address of the dashboard, like `http://ray-head:8265`"
             raise UsageError("`cluster.ray.address` is missing", hint=hint)
+
+    def adapted(self, spec: JobSpec) -> JobSpec:
+        """Replace the accelerator's name by that of Ray's nodes; one that no node has stays, as an autoscaler may."""
+        wanted = spec.node.accelerator
+        if wanted is None or not spec.node.accelerators:
+            return spec
+        known = [name for node in self._client.state("nodes") for name in accelerator_types(node)]
+        found = matching_names(wanted, known)
+        return replace(spec, node=replace(spec.node, accelerator=found[0])) if found else spec
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """Render the JSON for the driver on Ray's head node; its `text` is the bash script of every node."""

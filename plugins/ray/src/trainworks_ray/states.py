@@ -152,6 +152,12 @@ def _ray_message(text: object) -> str | None:
     return (f"{first}: {last}" if last else first)[:500] or None
 
 
+def accelerator_types(node: Object) -> list[str]:
+    """Names of a node's accelerators: `A100`, and `A100-80G` where their memory is part of the name."""
+    keys = map(str, node.get("resources_total") or {})
+    return [key.partition(":")[2] for key in keys if key.startswith("accelerator_type:")]
+
+
 def node_facts(node: Object, groups: Sequence[Object] = ()) -> NodeStatus:
     """Status of a node, with the load of placement groups.
 
@@ -169,7 +175,7 @@ def node_facts(node: Object, groups: Sequence[Object] = ()) -> NodeStatus:
     if state == "free" and held:
         full = cores >= float(total.get("CPU", 0)) and accelerators >= float(total.get("GPU", 0))
         state = "taken" if full else "mixed"
-    kinds = [key.partition(":")[2] for key in total if str(key).startswith("accelerator_type:")]
+    kinds = accelerator_types(node)
     return NodeStatus(
         name=name,
         state=state,

@@ -65,6 +65,10 @@ def resolve(
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
     """
     run_file = with_image(run_file)
+    if run_file.cluster.of is not None:
+        from trainworks.jobs.described_nodes import with_described_nodes  # noqa: PLC0415  # imports the catalogue
+
+        run_file = with_described_nodes(run_file, source)
     anchored = anchor(run_file, source, on_nodes=host is not None, shape=shape)
     environment = environment or read_environment(run_file, source)
     probed = probe(anchored, runs, host=host, environment=environment)
@@ -152,17 +156,12 @@ def _processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Pro
 
 def _with_nccl(processes: Processes, run_file: RunFile, source: Source | None) -> Processes:
     """The same processes with the NCCL settings of the cluster, where the run file describes it."""
-    described = run_file.cluster.of
-    if described is None:
+    if run_file.cluster.of is None:
         return processes
-    from trainworks.catalog.cluster import parse_cluster  # noqa: PLC0415 - a catalogue that few runs need
+    from trainworks.jobs.described_nodes import described_part  # noqa: PLC0415 - imports the catalogue
     from trainworks.plan.network.nccl import nccl_environment  # noqa: PLC0415
 
-    try:
-        cluster = parse_cluster(described)
-    except UsageError as error:
-        place = source.place(("cluster", "of")) if source else None
-        raise UsageError(error.message, place=place, hint=error.hint) from None
+    cluster = described_part(run_file, source)
     return processes.model_copy(update={"nccl_environment": nccl_environment(cluster, processes)})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainworks.api.sizing.plans import PlanCache, smallest_power, workload_of
+from trainworks.api.sizing.plans import PlanCache, powers, workload_of
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_accelerators
 from trainworks.catalog.facts import Accelerator, Offer, Processor
@@ -119,7 +119,8 @@ def smallest_clusters(request: SizingRequest, plans: PlanCache) -> list[Smallest
 
 
 def _smallest(part: Accelerator, offers: Sequence[Offer], plans: PlanCache) -> SmallestCluster | None:
-    count = smallest_power(_LARGEST_MINIMUM, lambda count: plans.holds(cluster_of_accelerators(part, count)))
+    counts = powers(_LARGEST_MINIMUM)  # in their order: a small model does not divide among many accelerators
+    count = next((count for count in counts if plans.holds(cluster_of_accelerators(part, count))), None)
     plan = None if count is None else plans.on(cluster_of_accelerators(part, count))
     if count is None or plan is None:
         return None

@@ -36,18 +36,22 @@ class PlanCache:
         self._model = planned_model(run_file, source)
         self._run_file = run_file.model_copy(update={"goal": Goal()})
         self._source = source
-        self._plans: dict[str, ClusterPlan | str] = {}
+        self._plans: dict[str, ClusterPlan | EnvironmentProblem | UsageError] = {}
 
-    @property
-    def flops(self) -> float | None:
-        """FLOPs of the whole run, forward and backward; None before the first plan."""
-        plan = next((plan for plan in self._plans.values() if not isinstance(plan, str)), None)
-        return None if plan is None else plan.steps * plan.global_batch * plan.job.flops_per_sequence
+    def flops(self, cluster: ClusterDescription) -> float:
+        """FLOPs of the whole run, forward and backward; every cluster takes as many."""
+        workload = workload_of(self._run_file)
+        job = self._model.job(workload, cluster)
+        return self._model.steps * workload.global_batch * job.flops_per_sequence
 
     def on(self, cluster: ClusterDescription) -> ClusterPlan | None:
         """The plan on a cluster of the same hardware under any name; None where nothing fits or divides."""
         plan = self._plan(cluster)
-        return None if isinstance(plan, str) else plan
+        return plan if isinstance(plan, ClusterPlan) else None
+
+    def is_too_large(self, cluster: ClusterDescription) -> bool:
+        """Whether the batch and the model do not divide among so many accelerators; unknown with a written layout."""
+        return self._run_file.layout is None and isinstance(self._plan(cluster), UsageError)
 
     def holds(self, cluster: ClusterDescription) -> bool:
         """Whether a layout fits into the memory of a cluster; quicker than its plan."""
@@ -62,7 +66,7 @@ class PlanCache:
     def why_not(self, cluster: ClusterDescription) -> str:
         """The reason why a cluster has no plan; empty if it has one."""
         plan = self._plan(cluster)
-        return plan if isinstance(plan, str) else ""
+        return "" if isinstance(plan, ClusterPlan) else plan.message
 
     def exactly(self, cluster: ClusterDescription) -> ClusterPlan:
         """The plan on a cluster, with its own name and nodes.
@@ -81,13 +85,13 @@ class PlanCache:
         plans = [(option, self.on(cluster.with_fabric(option.fabric))) for option in options]
         return [PlannedFabric(option, plan.best[0]) for option, plan in plans if plan is not None]
 
-    def _plan(self, cluster: ClusterDescription) -> ClusterPlan | str:
+    def _plan(self, cluster: ClusterDescription) -> ClusterPlan | EnvironmentProblem | UsageError:
         key = cluster.same_hardware()
         if key not in self._plans:
             try:
                 self._plans[key] = self.exactly(cluster)
             except (EnvironmentProblem, UsageError) as error:
-                self._plans[key] = error.message
+                self._plans[key] = error
         return self._plans[key]
 
 
@@ -102,19 +106,34 @@ def workload_of(run_file: RunFile) -> Workload:
     return run_file.workload
 
 
-def smallest(largest: int, enough: Callable[[int], bool]) -> int | None:
+def smallest(
+    largest: int, enough: Callable[[int], bool], *, too_many: Callable[[int], bool] = lambda count: False
+) -> int | None:
     """The smallest of 1, 2, 3, 4, 6, 8, 12 ... that is enough; None where no power of two up to the largest is.
 
     The count between the last two powers comes last, because batches do not always divide by three.
+
+    Args:
+        largest: count to consider.
+        enough: whether a count is enough; of two counts that are not too many, the larger is if the smaller is.
+        too_many: whether a count, and every larger one, is too many for the work.
+
+    >>> smallest(1024, lambda count: 2 <= count < 16, too_many=lambda count: count >= 16)
+    2
     """
-    power = smallest_power(largest, enough)
-    if power is None or power < 4:
-        return power
-    return 3 * power // 4 if enough(3 * power // 4) else power
+    power = smallest_power(largest, lambda count: enough(count) or too_many(count))
+    if power is None or not enough(power):
+        return None
+    return 3 * power // 4 if power >= 4 and enough(3 * power // 4) else power
+
+
+def powers(largest: int) -> list[int]:
+    """The powers of two up to the largest, ascending."""
+    return [1 << shift for shift in range(largest.bit_length())]
 
 
 def smallest_power(largest: int, enough: Callable[[int], bool]) -> int | None:
     """The smallest power of two that is enough, by bisection: more is taken to be enough, too."""
-    powers = [1 << shift for shift in range(largest.bit_length())]
-    index = bisect_left(powers, True, key=enough)
-    return powers[index] if index < len(powers) else None
+    counts = powers(largest)
+    index = bisect_left(counts, True, key=enough)
+    return counts[index] if index < len(counts) else None

@@ -106,7 +106,10 @@ def _jobs(
             plan = planned.on(candidate.cluster(count))
             return plan is not None and may_meet(plan, one, share=_WORK_SHARE)
 
-        least = smallest(one.largest, meets)
+        def too_many(count: int, planned: PlanCache = planned) -> bool:
+            return planned.is_too_large(candidate.cluster(count))
+
+        least = smallest(one.largest, meets, too_many=too_many)
         plan = None if least is None else planned.on(candidate.cluster(least))
         if least is None or plan is None:
             return f"{one.largest:,} nodes of it do not finish `{one.run_file.name}` in time"

@@ -15,9 +15,9 @@ from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, option_e
 from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 
-_ONLY_PLANNED = (
-    "note: a preset is planned and not trained here, because it is a shape without a tokenizer and weights; to train "
-    "it, name a checkpoint folder or hub id in `workload.model.hf`, or give its dimensions"
+_NO_WEIGHTS = (
+    "note: a preset has no tokenizer and no weights: it trains from random weights, if its dimensions describe it; for "
+    "its own weights name a checkpoint folder or hub id in `workload.model.hf`"
 )
 
 
@@ -99,4 +99,4 @@ def command(
 
     workload = result.run_file.workload if isinstance(result, ResolvedRun) else None
     if workload is not None and workload.model.preset is not None:
-        say(_ONLY_PLANNED, err=True)
+        say(_NO_WEIGHTS, err=True)

@@ -60,6 +60,13 @@ def command(
     ] = None,
     hours_per_year: Hours = None,
     largest: Largest = 1024,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="slurm|kubernetes",
+            help="Scheduler that will run the job: size for Trainworks' own trainer, and write a file for `submit`.",
+        ),
+    ] = None,
     prices: Prices = None,
     assume: Assume = None,
     seed: Seed = 1,
@@ -95,6 +102,7 @@ def command(
             contract=contract or [],
             hours_per_year=hours_per_year,
             largest=largest,
+            engine=engine,
             prices=prices,
             assume=assume or [],
             seed=seed,

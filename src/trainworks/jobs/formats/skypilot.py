@@ -96,12 +96,19 @@ def _node_resources(spec: JobSpec, program: Program) -> dict[str, Any]:
     node: NodeResources = spec.node
     if node.accelerators and node.accelerator is None:
         raise UsageError(f"{_LANGUAGE} needs the accelerator type", hint="write it like `H100:8`")
-    kinds = [f"{node.accelerator}:{node.accelerators}", *node.alternatives] if node.accelerators else [None]
+    kinds = [f"{_name(node.accelerator)}:{node.accelerators}", *node.alternatives] if node.accelerator else [None]
     return {
         "accelerators": kinds if len(kinds) > 1 else kinds[0],
         "cpus": f"{node.cores:g}+" if node.cores else None,
         "memory": f"{node.memory_bytes / 1e9:.9f}".rstrip("0").rstrip(".") + "+" if node.memory_bytes else None,
     }
+
+
+def _name(accelerator: str) -> str:
+    """SkyPilot's name of an accelerator."""
+    from trainworks.catalog.prices import skypilot_name  # noqa: PLC0415  # the catalogue takes a tenth of a second
+
+    return skypilot_name(accelerator)
 
 
 def _rented(options: SkyPilot) -> dict[str, Any]:

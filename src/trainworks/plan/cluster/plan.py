@@ -48,7 +48,7 @@ class ClusterPlan(Result):
     scales: list[Scale]
     """Fewer and more nodes, if there is a goal to meet: those that none beats in both time and accelerators."""
     goal: str | None
-    """The goal, and the number of nodes on which it is likely met."""
+    """The goal, the chance of meeting it, and the numbers of nodes on which it is met by half and by nine of ten."""
     notes: list[str]
     evaluation: PlannedEvaluation | None = None
     """Evaluations during training; None without any, and of all of data that are not counted."""
@@ -119,6 +119,7 @@ def plan_request(
         result.memories,
         global_batch=batch,
         belief=request.belief,
+        selection=request.selection,
         families=result.families[:TABLE_LENGTH],
     )
     cluster = request.job.cluster

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from statistics import NormalDist
 
 from trainworks.config.data import Evaluation
 from trainworks.config.limits import LIMITS
@@ -21,10 +22,8 @@ from trainworks.plan.uncertainty import Belief
 from trainworks.record.resolved import PlannedEvaluation, StepTimeTerms
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib
 
-Chance = Literal["unlikely", "about even", "likely"]
-"""Chance of meeting a goal: the 80 % interval misses it, has it inside, or meets it."""
-
-_CHANCES: tuple[Chance, ...] = ("unlikely", "about even", "likely")
+LIKELY = 0.9
+"""Chance of meeting a goal that the slow end of the 80 % interval just meets; a plan looks for it."""
 _UNITS = {"meshes": "mesh"}
 _ROUND = (1, 3, 5, 7, 9, 15)
 """Odd factors of node counts among which batches divide well."""
@@ -56,6 +55,8 @@ class PlanRequest:
 
     evaluation: Evaluation | None = None
     """Evaluations during training; their time adds to that of the steps."""
+    selection: float = 0.0
+    """Share that an earlier search, whose layout is fixed here, adds to the step time."""
 
     def evaluations(self, best: Prediction) -> PlannedEvaluation | None:
         """Number and cost of the evaluations in a layout; None without any, and of all of data that are not counted."""
@@ -89,7 +90,8 @@ class Scale:
     cost_usd: float | None
     meets_goal: bool
     """Judged by the predicted time, the middle of its interval."""
-    chance: Chance
+    chance: float
+    """Chance of meeting the goal, by the interval of the step time."""
 
 
 def scales(request: PlanRequest) -> list[Scale]:
@@ -102,7 +104,7 @@ def scales(request: PlanRequest) -> list[Scale]:
         scale = _scale(request, num_nodes)
         if scale and (not rows or scale.run_time_s < rows[-1].run_time_s):
             rows.append(scale)
-        if num_nodes >= described and (not request.has_goal or (rows and rows[-1].chance == "likely")):
+        if num_nodes >= described and (not request.has_goal or (rows and rows[-1].chance >= LIKELY)):
             break
     return rows
 
@@ -149,6 +151,7 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
         result.memories,
         global_batch=batch,
         belief=request.belief,
+        selection=request.selection,
         families=result.families[:TABLE_LENGTH],
     )[0]
     num_accelerators, run_time_s = job.cluster.num_accelerators, request.run_time_s(best, best.step_time_s)
@@ -163,12 +166,19 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
     )
 
 
-def goal_chance(request: PlanRequest, best: Prediction, num_accelerators: int) -> Chance:
-    """Whether the 80 % interval of the whole run is within deadline and budget, around them, or beyond."""
+def goal_chance(request: PlanRequest, best: Prediction, num_accelerators: int) -> float:
+    """Chance that the whole run keeps deadline and budget; 1 without either.
+
+    The logarithm of the time is taken as normal on each side of the prediction, with the ends of the 80 % interval as
+    its first and its last tenth.
+    """
     limit_s = _limit_s(request, num_accelerators)
-    if request.run_time_s(best, best.high_s) <= limit_s:
-        return "likely"
-    return "unlikely" if request.run_time_s(best, best.low_s) > limit_s else "about even"
+    low_s, mid_s, high_s = (request.run_time_s(best, at) for at in (best.low_s, best.step_time_s, best.high_s))
+    end_s = low_s if limit_s < mid_s else high_s
+    if end_s == mid_s or math.isinf(limit_s):
+        return 1.0 if limit_s >= mid_s else 0.0
+    last_tenth = NormalDist().inv_cdf(LIKELY)
+    return NormalDist().cdf(last_tenth * math.log(limit_s / mid_s) / abs(math.log(end_s / mid_s)))
 
 
 def _limit_s(request: PlanRequest, num_accelerators: int) -> float:
@@ -179,19 +189,28 @@ def _limit_s(request: PlanRequest, num_accelerators: int) -> float:
     return min(limits)
 
 
-def describe_goal(request: PlanRequest, chance: Chance, rows: list[Scale]) -> str:
-    """`30d: unlikely on 32 nodes; about even on 96; likely on 128`."""
+def describe_goal(request: PlanRequest, chance: float, rows: list[Scale]) -> str:
+    """`30d: met with a chance of 4 % on 32 nodes; 55 % on 96; 93 % on 128`."""
     goals = [] if request.goal.deadline is None else [re.sub(r" 0[hms]$", "", format_duration(request.goal.deadline))]
     goals += [] if request.goal.budget is None else [f"{request.goal.budget:,.0f} USD"]
     num_nodes = request.job.cluster.num_nodes
-    parts = [f"{chance} on {_nodes(num_nodes)}"]
-    for name in _CHANCES[max(1, _CHANCES.index(chance)) :]:
-        smallest = min((scale.num_nodes for scale in rows if scale.chance == name), default=num_nodes)
-        if smallest != num_nodes and (smallest < num_nodes or name != chance):
-            parts.append(f"{name} on {smallest:,}{' already' if name == chance else ''}")
-    if chance != "likely" and not any(scale.chance == "likely" for scale in rows):
-        parts.append(f"likely on none up to {_LARGEST_SCALE * num_nodes:,}")
-    return f"{' and '.join(goals)}: {'; '.join(parts)}"
+    parts = [f"met with a chance of {format_chance(chance)} on {_nodes(num_nodes)}"]
+    for least in (0.5, LIKELY):
+        first = next((row for row in rows if row.chance >= least), None)
+        if first is None or first.num_nodes == num_nodes or (first.num_nodes > num_nodes and chance >= least):
+            continue
+        already = " already" if first.num_nodes < num_nodes else ""
+        parts.append(f"{format_chance(first.chance)} on {first.num_nodes:,}{already}")
+    if max([chance, *(row.chance for row in rows)]) < LIKELY:
+        parts.append(f"{format_chance(LIKELY)} on none up to {_LARGEST_SCALE * num_nodes:,}")
+    return f"{' and '.join(goals)}: {'; '.join(dict.fromkeys(parts))}"
+
+
+def format_chance(chance: float) -> str:
+    """`88 %`, and at the ends `under 1 %` and `over 99 %`."""
+    if chance < 0.01:
+        return "under 1 %"
+    return "over 99 %" if chance > 0.99 else f"{100 * chance:.0f} %"
 
 
 def _nodes(count: int) -> str:

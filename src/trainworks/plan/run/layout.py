@@ -28,7 +28,7 @@ _NAMES = {
 _TABLE_LENGTH = 8
 
 
-def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, ...]:
+def choose_layouts(job: RunJob, written: Layout | None, *, keep: int = _TABLE_LENGTH) -> tuple[PlannedLayout, ...]:
     """The best layouts in the order of preference (`plan.search`); without a written one all degrees are open.
 
     A written layout decides its degrees, of which a missing one is 1, and its options; its micro-batch, recomputation
@@ -40,7 +40,7 @@ def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, 
         EnvironmentProblem: nothing fits; the message says what is short.
     """
     batch = job.workload.global_batch
-    result = search_first(_spaces(job, written), keep=_TABLE_LENGTH)
+    result = search_first(_spaces(job, written), keep=keep)
     if not result.fitting:
         raise _too_large(job, result.nearest)
     used = result.memories.device_bytes()
@@ -50,7 +50,7 @@ def choose_layouts(job: RunJob, written: Layout | None) -> tuple[PlannedLayout, 
             step_s=float(result.times.total_s[index]),
             memory_bytes=round(float(used[index])),
         )
-        for index in result.families[:_TABLE_LENGTH].tolist()
+        for index in result.families[:keep].tolist()
     )
 
 

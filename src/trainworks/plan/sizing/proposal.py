@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from trainworks.plan.pareto import pareto
 from trainworks.plan.reliability.scenario import SimulationOutcome
@@ -27,6 +28,8 @@ class SizingGoal:
     """Smallest acceptable chance of meeting the deadline."""
     spot: bool = False
     """True if preemptible capacity may be proposed."""
+    to_buy: bool = False
+    """True if the nodes are bought for this goal: the purchase counts, not the share of it that one run uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Alternative:
     """Work between two checkpoints, in seconds."""
     life_s: float | None = None
     """Mean life of spot capacity; None for capacity that is not preempted."""
+    purchase: Traced | None = None
+    """Servers, spares and network, USD; None for rented capacity."""
 
     @property
     def accelerators(self) -> int:
@@ -74,6 +79,10 @@ class Alternative:
         node = self.candidate.node
         return self.seller if node in self.seller else f"{node} ({self.seller})"
 
+    def price_usd(self, goal: SizingGoal) -> float:
+        """What a proposal minimises: the purchase of nodes that are bought for the goal, else the cost of the run."""
+        return self.purchase.value if goal.to_buy and self.purchase else self.cost.value
+
     def chance(self, goal: SizingGoal) -> float:
         """Chance to finish by the deadline; 1 without one."""
         return 1.0 if goal.deadline_s is None else self.outcome.chance(goal.deadline_s)
@@ -85,10 +94,10 @@ class Alternative:
 
 
 def choose(alternatives: Sequence[Alternative], goal: SizingGoal) -> Alternative | None:
-    """The cheapest alternative that meets the goal; None if none does."""
+    """The alternative that meets the goal for the least money; None if none does."""
     meeting = [item for item in alternatives if item.meets(goal)]
     lasting = [item for item in meeting if goal.spot or item.life_s is None]
-    return min(lasting or meeting, key=lambda item: (item.cost.value, item.p90_s), default=None)
+    return min(lasting or meeting, key=lambda item: (item.price_usd(goal), item.p90_s), default=None)
 
 
 def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
@@ -99,34 +108,40 @@ def front(alternatives: Sequence[Alternative]) -> list[Alternative]:
 def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGoal) -> list[str]:
     """Reasons for this alternative and against the others, each in a sentence."""
     meeting = [item for item in alternatives if item.meets(goal) and item is not chosen]
-    cheaper = [item for item in alternatives if item.cost.value < chosen.cost.value]
+    price = partial(Alternative.price_usd, goal=goal)
+    cheaper = [item for item in alternatives if price(item) < price(chosen)]
     spot = [item for item in cheaper if item.meets(goal)]
     lasting = " that is not preempted" if spot else ""
-    said = [f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal; this is the cheapest{lasting}"]
+    to_buy = " to buy" if goal.to_buy else ""
+    count = f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal"
+    said = [f"{count}; this is the cheapest{to_buy}{lasting}"]
     if spot:
-        said.append(_on_spot(min(spot, key=lambda item: item.cost.value), chosen))
+        said.append(_on_spot(min(spot, key=price), chosen))
     other = [item for item in meeting if item.candidate.base.accelerator != chosen.candidate.base.accelerator]
     other = [item for item in other if item not in spot]
     if other:
-        nearest = min(other, key=lambda item: item.cost.value)
-        said.append(_beside("the cheapest with another accelerator", nearest, chosen))
+        nearest = min(other, key=price)
+        said.append(_beside("the cheapest with another accelerator", nearest, chosen, goal))
     fastest = min(meeting, key=lambda item: item.p50_s, default=chosen)
     if fastest.p50_s < chosen.p50_s:
-        said.append(_beside("the fastest that was tried", fastest, chosen))
+        said.append(_beside("the fastest that was tried", fastest, chosen, goal))
     missing = [item for item in cheaper if not item.meets(goal)]
     if missing:
-        item = min(missing, key=lambda each: each.cost.value)
-        said.append(f"{_beside('cheaper would be', item, chosen)}, {_misses(item, goal)}")
+        item = min(missing, key=price)
+        said.append(f"{_beside('cheaper would be', item, chosen, goal)}, {_misses(item, goal)}")
     return said
 
 
 def _on_spot(item: Alternative, chosen: Alternative) -> str:
     life = f"if a job lives {format_duration(item.life_s or 0.0)} there, which is assumed"
-    return f"{_beside('on spot', item, chosen)}, {life}: `--contract spot` proposes it"
+    return f"{_beside('on spot', item, chosen, _RENTED)}, {life}: `--contract spot` proposes it"
 
 
-def _beside(what: str, item: Alternative, chosen: Alternative) -> str:
-    more = item.cost.value / chosen.cost.value - 1
+_RENTED = SizingGoal(deadline_s=None, budget_usd=None, confidence=0.0)
+
+
+def _beside(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
+    more = item.price_usd(goal) / chosen.price_usd(goal) - 1
     cost = f"{abs(more):.0%} {'dearer' if more >= 0 else 'cheaper'}"
     return f"{what}: {item.name}, {cost}, half of the runs done in {format_duration(item.p50_s)}"
 

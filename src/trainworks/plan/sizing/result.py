@@ -60,6 +60,11 @@ class SizingRequest:
     """Numbers that replace assumptions."""
     seed: int = 1
 
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether the run file names the scheduler that will run the job."""
+        return self.run_file.cluster.engine not in ("local", "described")
+
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
@@ -146,8 +151,8 @@ class Proposal(Result):
     @property
     def run_yaml(self) -> str:
         """The same as the text of a run file."""
-        layout, goal = as_fields(self.details.plan.best[0].layout), _goal(self)
-        content = dict(self.written) | {"cluster": _cluster(self), "layout": layout} | ({"goal": goal} if goal else {})
+        parts = {"layout": _layout(self), "goal": _goal(self), "job": _job(self), "resources": _resources(self)}
+        content = dict(self.written) | {"cluster": _cluster(self)} | {key: part for key, part in parts.items() if part}
         text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         return f"# Proposed by `trainworks size`: {self.chosen.name}\n{text}"
 
@@ -199,14 +204,46 @@ class Proposal(Result):
 
 
 def _cluster(proposal: Proposal) -> dict[str, Any]:
-    """`cluster` of the proposal; the options of a backend, if the run file names one, stay."""
+    """`cluster` of the proposal; the scheduler, if one is named, and its options stay."""
     chosen, described = proposal.chosen, proposal.details.plan.job.cluster
     hours = chosen.accelerators * chosen.p50_s / HOUR_S
     proposed = {"of": described.name, "usd_per_accelerator_hour": round(chosen.cost.value / hours, 4)}
-    written = proposal.written.get("cluster")
-    if proposal.request.run_file.cluster.engine in ("local", "described") or not isinstance(written, dict):
+    if not proposal.request.has_scheduler:
         return proposed
-    return written | proposed | {"nodes": chosen.num_nodes, "processes_per_node": described.accelerators_per_node}
+    written, engine = proposal.written.get("cluster"), proposal.request.run_file.cluster.engine
+    options = {"engine": engine} | (written if isinstance(written, dict) else _options_of(str(written or "")))
+    nodes = {"nodes": chosen.num_nodes, "processes_per_node": described.accelerators_per_node}
+    return options | {"engine": engine} | proposed | nodes
+
+
+def _options_of(text: str) -> dict[str, Any]:
+    """The options in a cluster that is written as a text: the partition of `slurm:PARTITION`."""
+    engine, _, partition = text.partition(":")
+    return {"slurm": {"partition": partition.strip()}} if engine == "slurm" and partition else {}
+
+
+def _layout(proposal: Proposal) -> dict[str, Any]:
+    """`layout` as planned, with what the search that chose it adds to the step time."""
+    best = proposal.details.plan.best[0]
+    selection_s = best.terms_s["selection"]
+    share = round(selection_s / (best.step_time_s - selection_s), 4)
+    return as_fields(best.layout) | ({"selection": share} if share else {})
+
+
+def _job(proposal: Proposal) -> dict[str, Any]:
+    """`job` with the deadline as the time limit, where a scheduler runs it and the run file has no limit."""
+    written, deadline_s = dict(proposal.written.get("job") or {}), proposal.request.goal.deadline_s
+    if deadline_s is None or not proposal.request.has_scheduler or "time_limit" in written:
+        return written
+    return written | {"time_limit": f"{deadline_s / HOUR_S:.10g}h"}
+
+
+def _resources(proposal: Proposal) -> dict[str, Any]:
+    """`resources` of the run file with the proposed accelerators; without any, `cluster.of` says what is requested."""
+    written = dict(proposal.written.get("resources") or {})
+    cluster = proposal.details.plan.job.cluster
+    kind = f"{cluster.accelerator.name}:{cluster.accelerators_per_node}"
+    return written | ({"accelerators": kind} if "accelerators" in written else {})
 
 
 def _goal(proposal: Proposal) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class HandedJob:
         if isinstance(plan.job.shape, ConvNetShape) or run_file.workload is None:
             raise UsageError("only a transformer can be handed over, and the model is a convolutional network")
         best, written = plan.best[0], run_file.layout
-        chosen = best.layout.model_dump() | ({"zero": 3} if best.layout.zero == "auto" else {})
+        chosen = best.layout.model_dump(exclude={"selection"}) | ({"zero": 3} if best.layout.zero == "auto" else {})
         chosen["stage_layers"] = written.stage_layers if written else None
         layout = ResolvedLayout(**chosen, grad_accum_steps=best.accum)
         zero = 0 if best.layout.zero == "auto" else best.layout.zero

@@ -1,0 +1,31 @@
+"""The rows of the catalogue that an unknown name may mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+
+_SIMILAR = 0.5
+"""Least similarity of a name that is suggested where the kind is known."""
+_SIMILAR_OF_ANY_KIND = 0.7
+"""The same where a name may be of any kind."""
+
+
+def nearest_rows(wanted: str, indexes: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The three rows with the most similar names or aliases, of the kind of the most similar; only similar ones.
+
+    Args:
+        wanted: normalised name.
+        indexes: name of the row by each of its normalised names, by kind.
+
+    >>> nearest_rows("h10o", {"accelerators": {"h100": "H100-SXM-80GB"}, "links": {"hdr100": "InfiniBand HDR100"}})
+    ['H100-SXM-80GB']
+    """
+    rows = [
+        (SequenceMatcher(None, wanted, key).ratio(), kind, name)
+        for kind, index in indexes.items()
+        for key, name in index.items()
+    ]
+    least = _SIMILAR if len(indexes) == 1 else _SIMILAR_OF_ANY_KIND
+    near = sorted((row for row in rows if row[0] >= least), key=lambda row: -row[0])
+    return list(dict.fromkeys(name for _, kind, name in near if kind == near[0][1]))[:3]

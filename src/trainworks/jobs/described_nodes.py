@@ -1,0 +1,174 @@
+"""The nodes of a job on a cluster that its run file describes: what `cluster.of` says is what the job requests."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from trainworks.catalog.catalog import accelerator, has, processor
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.prices import known_accelerator
+from trainworks.config.command import AcceleratorRequest, Resources
+from trainworks.config.run_file import RunFile
+from trainworks.config.source import FieldPath, Source
+from trainworks.errors import UsageError
+from trainworks.jobs.accelerator_names import matching_names
+from trainworks.plan.sizing.candidates import PYTORCH_VENDORS
+
+_HOST_SHARE = 0.8
+"""Share of a node's cores and memory that a job requests; the scheduler and the system keep the rest."""
+
+
+def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_format: bool = False) -> RunFile:
+    """The run file with the nodes, ranks and `resources` of `cluster.of`, where it leaves them open.
+
+    A job takes all of the described cluster, or the part that `nodes`, `processes_per_node` of a workload and
+    `resources` name. Cores and memory are requested where the catalogue has those of the described node.
+
+    Args:
+        run_file: with any cluster; one without `of`, or that is only planned for, stays as it is.
+        source: text of the run file, for the place of an error.
+        of_format: whether the job is written for another program, which runs a described cluster, too.
+
+    Raises:
+        UsageError: the description cannot be read, or the run file requests more than it has, or other accelerators.
+    """
+    cluster = run_file.cluster
+    if cluster.of is None or (cluster.engine == "described" and not of_format):
+        return run_file
+    whole = _whole(cluster.of, source)
+    nodes, count = _nodes(run_file, whole, source), _accelerators(run_file, whole, source)
+    changes: dict[str, object] = {"nodes": nodes}
+    if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and _has_gpus(whole):
+        changes["processes_per_node"] = count
+    written = run_file.resources or Resources()
+    kind = AcceleratorRequest(name=whole.accelerator.name, count=count)
+    resources = {
+        "accelerators": written.accelerators or (kind,),
+        "cpus": written.cpus or _cores(whole, count),
+        "memory": written.memory or _memory_gb(whole, count),
+    }
+    return run_file.model_copy(
+        update={
+            "cluster": cluster.model_copy(update=changes),
+            "resources": written.model_copy(update=resources),
+        }
+    )
+
+
+def described_part(run_file: RunFile, source: Source | None = None) -> ClusterDescription:
+    """The nodes and accelerators of the described cluster that a job takes: all of one that is only planned for.
+
+    Raises:
+        UsageError: the description cannot be read, or the run file requests more than it has, or other accelerators.
+    """
+    if run_file.cluster.engine == "described":
+        return _whole(run_file.cluster.of or "", source, ("cluster",))
+    whole = _whole(run_file.cluster.of or "", source)
+    return whole.part(_nodes(run_file, whole, source), _accelerators(run_file, whole, source))
+
+
+def check_worker(run_file: RunFile, source: Source | None = None) -> None:
+    """Refuse a workload on accelerators that Trainworks cannot train on; a command may run on any.
+
+    Raises:
+        UsageError: with the line that names them.
+    """
+    if run_file.workload is None:
+        return
+    requests = (run_file.resources.accelerators if run_file.resources else None) or ()
+    wanted: list[tuple[str | None, FieldPath]] = [(one.kind, ("resources", "accelerators")) for one in requests]
+    if run_file.cluster.of is not None:
+        wanted.append((_whole(run_file.cluster.of, source).accelerator.name, ("cluster", "of")))
+    for kind, field in wanted:
+        name = known_accelerator(kind or "")
+        if name is not None and accelerator(name).vendor not in PYTORCH_VENDORS:
+            raise UsageError(
+                f"cannot train a workload on {name}: Trainworks has a worker for NVIDIA and AMD GPUs alone",
+                place=_place(source, field),
+                hint="start your own program there: `run: python train.py`, `framework: jax`; "
+                "`trainworks plan --on` plans a workload for described accelerators of every vendor",
+            )
+
+
+def _whole(text: str, source: Source | None, field: FieldPath = ("cluster", "of")) -> ClusterDescription:
+    """The described cluster; its errors name the line."""
+    try:
+        return parse_cluster(text)
+    except UsageError as error:
+        raise UsageError(error.message, place=_place(source, field), hint=error.hint) from None
+
+
+def _nodes(run_file: RunFile, whole: ClusterDescription, source: Source | None) -> int:
+    """Nodes of the job: those of the run file, or all that are described."""
+    is_written = run_file.num_nodes is not None or "nodes" in run_file.cluster.model_fields_set
+    nodes = run_file.nodes if is_written else whole.num_nodes
+    if nodes > whole.num_nodes:
+        field: FieldPath = ("cluster", "nodes") if run_file.num_nodes is None else ("num_nodes",)
+        _refuse(f"{nodes} nodes requested", whole, f"set `{field[-1]}` to at most {whole.num_nodes}", source, field)
+    return nodes
+
+
+def _accelerators(run_file: RunFile, whole: ClusterDescription, source: Source | None) -> int:
+    """Accelerators of a node that the job takes: those of the run file, or all that are described."""
+    most = whole.accelerators_per_node
+    per_node = run_file.cluster.processes_per_node
+    requests = run_file.resources.accelerators if run_file.resources else None
+    at = ("resources", "accelerators")
+    if requests and not (same := [one for one in requests if _is_same(one, whole)]):
+        hint = f"request `{whole.accelerator.name}:{most}`, or describe the nodes that you want"
+        _refuse(f"`{requests[0]}` requested", whole, hint, source, at)
+    if requests and min(one.count for one in same) > most:
+        _refuse(f"`{same[0]}` requested", whole, f"request at most {most} accelerators of a node", source, at)
+    if requests:
+        return next(one.count for one in same if one.count <= most)
+    if run_file.workload is None or per_node == "auto":
+        return most
+    if per_node > most:
+        hint = f"set `processes_per_node` to at most {most}: a rank takes one accelerator"
+        _refuse(f"{per_node} ranks on each node", whole, hint, source, ("cluster", "processes_per_node"))
+    return per_node
+
+
+def _is_same(request: AcceleratorRequest, whole: ClusterDescription) -> bool:
+    """Whether a request means the described accelerator; `gpu` means any."""
+    name = whole.accelerator.name
+    kind = request.kind
+    return kind is None or known_accelerator(kind) == name or bool(matching_names(kind, [name]))
+
+
+def _refuse(wanted: str, whole: ClusterDescription, hint: str, source: Source | None, field: FieldPath) -> NoReturn:
+    each = f"{whole.accelerators_per_node} {whole.accelerator.name}"
+    nodes = "1 node" if whole.num_nodes == 1 else f"{whole.num_nodes} nodes"
+    message = f"{wanted}, and `cluster.of` (`{whole.name}`) has {nodes} of {each}"
+    raise UsageError(message, place=_place(source, field), hint=hint)
+
+
+def _place(source: Source | None, field: FieldPath) -> str | None:
+    return source.place(field) if source else None
+
+
+def _has_gpus(cluster: ClusterDescription) -> bool:
+    """Whether every accelerator takes one rank; on others the command decides."""
+    return cluster.accelerator.vendor in PYTORCH_VENDORS
+
+
+def _is_named(cluster: ClusterDescription) -> bool:
+    """Whether the description names a node of the catalogue, and not its accelerators alone."""
+    return cluster.node is not None and has("nodes", cluster.node_name)
+
+
+def _cores(whole: ClusterDescription, count: int) -> float:
+    """Cores per node for so many accelerators; one for each where the cores of the node are not known."""
+    node, cores = whole.node, 0.0
+    if node is not None and _is_named(whole):
+        sockets, each = node.processors or 0, processor(node.processor).cores if node.processor else 0
+        cores = sockets * each or (node.vcpus or 0) / 2  # two threads of a core
+    return float(count * max(1, int(_HOST_SHARE * cores / whole.accelerators_per_node)))
+
+
+def _memory_gb(whole: ClusterDescription, count: int) -> float | None:
+    """Whole GB per node for so many accelerators; None where the memory of the node is not known."""
+    node = whole.node
+    if node is None or not node.host_memory_bytes or not _is_named(whole):
+        return None
+    return _HOST_SHARE * node.host_memory_bytes * count / whole.accelerators_per_node // 1e9
