@@ -74,7 +74,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
 
 def _fabric_files(stack: Stack) -> dict[str, str]:
     """Files of the role `fabric` by path, variables of hosts with rails, and the text of the switches."""
-    if stack.fabric is None:
+    if stack.fabric is None or stack.fabric.link is None:
         return {}
     role = "roles/fabric/files"
     files = {f"{role}/{name}": text for name, text in (host_files(stack.fabric) | mpi_files(stack.fabric)).items()}
@@ -170,7 +170,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
 def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
     """Variables of the role `fabric`; its play is left out without a link."""
     fabric = stack.fabric
-    if fabric is None:
+    if fabric is None or fabric.link is None:
         return {"fabric_link": ""}
     inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
     return {

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 
-from trainworks.catalog.catalog import node
-from trainworks.catalog.cluster import cluster_of_nodes
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition
+from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import hardware_of
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
 from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
-from trainworks.plan.network.design import design_network
 
 _FOLDER = "/etc/slurm"
 _SLOW_KILL_S = 180
@@ -268,20 +266,11 @@ def _devices(stack: Stack, hardware: Hardware) -> str:
 
 def _topology(stack: Stack) -> str:
     """A switch for each set of leaves of the designed network, and one above them."""
-    switches = [nodes for group in stack.groups("compute") for nodes in nodes_under_one_leaf(group)]
+    switches = leaves_of(stack)
     lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
     if len(switches) > 1:
         lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
     return "\n".join(["# a set of leaf switches that whole nodes are attached to is one switch here", *lines]) + "\n"
-
-
-def nodes_under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
-    """Names of a group by set of leaves; all together where its network cannot be designed."""
-    machine = None if group.machine is None else node(group.machine)
-    if machine is None or len(group.names) < 2 or not machine.nics:
-        return [group.names]
-    each = design_network(cluster_of_nodes(machine, len(group.names))).nodes_per_set
-    return [group.names[start : start + each] for start in range(0, len(group.names), each)]
 
 
 def _node_check(stack: Stack) -> NodeCheck:

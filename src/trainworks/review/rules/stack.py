@@ -10,6 +10,7 @@ import yaml
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, has, node
 from trainworks.catalog.facts import Release
+from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
@@ -242,6 +243,26 @@ def other_slurm(file: ReviewedFile) -> Iterator[Problem]:
         system = release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
         if system and system.slurm != ".".join(value.value.split(".")[:2]):
             yield at(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
+
+
+@rule(
+    "TW740",
+    "A value is to be filled in",
+    "error",
+    why="`size --write-stack` and `network --write-stack` mark the values that only the owner of the cluster knows, "
+    "and write an example in their place. `slurmd -C` prints the hardware of a node.",
+    fix=f"Write your own value, and remove `{FILL_IN} ...`.",
+    source="https://slurm.schedmd.com/slurmd.html",
+    file="stack.yaml",
+    bad=_example(comment=f"  {FILL_IN} the branch that your images have"),
+    good=_example(),
+)
+def placeholder(file: ReviewedFile) -> Iterator[Problem]:
+    """A value with the mark behind it."""
+    for number, line in enumerate(file.lines if file.stack is not None else (), start=1):
+        before, mark, what = line.partition(FILL_IN)
+        if mark and before.strip():
+            yield Problem(number, len(before) + 1, f"this line needs your own value: {what.strip()}")
 
 
 def at(node_: yaml.ScalarNode, message: str) -> Problem:
