@@ -124,6 +124,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
         "network": str(stack.network),
         "gpu_driver_packages": _driver_packages(stack, apt),
+        "gpu_driver_version": _driver_version(stack),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
         **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
@@ -185,19 +186,31 @@ def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
 
 
 def _driver_packages(stack: Stack, apt: bool) -> list[str]:
-    """Packages of the driver and of the fabric manager, of the same branch.
+    """Packages of the driver and of the fabric manager, of the same branch, and of the same version where one is given.
 
     Ubuntu has them itself; for others the repository of NVIDIA has to be set up before.
     """
     if stack.gpu is None:
         return []
-    branch = software.driver_branch(stack.gpu.driver)
+    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
     fabric = _needs_fabric_manager(stack)
     if stack.os.startswith("Ubuntu"):
         names = [f"nvidia-driver-{branch}-server-open", f"nvidia-utils-{branch}-server"]
-        return names + ([f"nvidia-fabricmanager-{branch}"] if fabric else [])
-    names = [f"cuda-drivers-{branch}"] if apt else ["nvidia-driver", "nvidia-driver-cuda"]
-    return names + (([f"nvidia-fabricmanager-{branch}"] if apt else ["nvidia-fabric-manager"]) if fabric else [])
+    else:
+        names = [f"cuda-drivers-{branch}"] if apt else ["nvidia-driver", "nvidia-driver-cuda"]
+    names += [f"nvidia-fabricmanager-{branch}" if apt else "nvidia-fabric-manager"] if fabric else []
+    if not apt:  # one name for all branches
+        return [f"{name}-{version or f'{branch}.*'}" for name in names]
+    return [f"{name}={version}" for name in names] if version else names
+
+
+def _driver_version(stack: Stack) -> str:
+    """Pattern of a package's version for a driver beyond its branch; empty for the branch alone.
+
+    The packages of `580.126.18` have a release behind it, `580.126.18-1`.
+    """
+    dots = stack.gpu.driver.count(".") if stack.gpu else 0
+    return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
 
 
 def _needs_fabric_manager(stack: Stack) -> bool:
