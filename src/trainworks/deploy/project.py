@@ -32,6 +32,7 @@ from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
 from trainworks.jobs.formats.manifest import to_yaml
 
+_HOMES = "/home"
 _INDEX = "https://download.pytorch.org/whl/cu"
 
 
@@ -99,6 +100,7 @@ def cloud_init(stack: Stack) -> str:
     """User data of cloud-init that makes a bare machine one that Ansible can log in to."""
     administrator = {
         "name": stack.admin,
+        "homedir": stack.home_of_admin,
         "shell": "/bin/bash",
         "lock_passwd": True,
         "sudo": "ALL=(ALL) NOPASSWD:ALL",
@@ -119,6 +121,9 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
     own_exports = exports(stack)
     return {
         "cluster_name": stack.name,
+        "admin": stack.admin,
+        "admin_home": stack.home_of_admin,
+        "mount_folders": stack.folders,
         "base_packages": ["chrony", "python3", "rsync"],
         "time_service": "chrony" if apt else "chronyd",
         "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
@@ -145,6 +150,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "chars=['ascii_letters', 'digits']) }}",
         "database_packages": ["mariadb-server"],
         "database_settings": "/etc/mysql/mariadb.conf.d/90-slurm.cnf" if apt else "/etc/my.cnf.d/slurm.cnf",
+        "homes": _homes(stack),
         "users": [
             {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
             for user in stack.users
@@ -166,6 +172,22 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         ],
         "monitoring_files": list(watched),
     }
+
+
+def _homes(stack: Stack) -> dict[str, Any]:
+    """Folder of the users' homes, and the hosts that create them there.
+
+    A file server squashes root of a node: homes on it are created on the server itself. Those on another system
+    are created once, and those of a server outside of the stack by its administrator.
+    """
+    hosts = [name for group in stack.nodes for name in group.names]
+    shared = next((mount for mount in stack.mounts if mount.at == _HOMES), None)
+    if shared is None:
+        return {"at": _HOMES, "hosts": hosts, "shared": False}
+    if shared.kind != "nfs":
+        return {"at": _HOMES, "hosts": hosts[:1], "shared": True}
+    own = [shared.server] if shared.server in stack.hosts("storage") else []
+    return {"at": shared.export, "hosts": own, "shared": True}
 
 
 def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
