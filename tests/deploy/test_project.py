@@ -102,7 +102,7 @@ def test_backfill_sees_the_end_of_the_longest_jobs(
         ("Ubuntu 24.04", "580", ["nvidia-driver-580-server-open", "nvidia-fabricmanager-580"], ""),
         ("Ubuntu 24.04", "580.126.18", ["nvidia-driver-580-server-open=580.126.18-*"], "580.126.18-*"),
         ("Ubuntu 24.04", "580.126", ["nvidia-fabricmanager-580=580.126.*"], "580.126.*"),
-        ("Debian 12", "580.126.18", ["cuda-drivers-580=580.126.18-*"], "580.126.18-*"),
+        ("Debian 12", "580.126.18", ["nvidia-open-580=580.126.18-*"], "580.126.18-*"),
         ("Rocky 9", "580.126.18", ["nvidia-driver-580.126.18-*", "nvidia-fabric-manager-580.126.18-*"], "580.126.18-*"),
         ("Rocky 9", "580", ["nvidia-driver-580.*"], ""),
     ],
@@ -113,7 +113,7 @@ def test_the_packages_have_the_version_of_the_driver(
     changes = {"Ubuntu 24.04": system, 'driver: "580"': f'driver: "{driver}"'}
     if system == "Rocky 9":
         changes['monitoring: {page: "https://pager.example/hook"}\n'] = ""
-        changes[", monitoring]"] = "]"
+        changes |= {", monitoring]": "]", '"2.14", cuda: "13.0"': '"2.8", cuda: "12.8"'}
     variables = yaml.safe_load(changed(tmp_path, EXAMPLE, **changes)["group_vars/all.yaml"])
     assert set(packages) <= set(variables["gpu_driver_packages"])
     assert variables["gpu_driver_version"] == pin
@@ -235,7 +235,7 @@ def test_what_pip_compiled_is_no_part_of_the_project(tmp_path: Path) -> None:
 
 
 def test_rocky_has_other_packages_and_no_prometheus(tmp_path: Path) -> None:
-    rocky = {"Ubuntu 24.04": "Rocky 9"}
+    rocky = {"Ubuntu 24.04": "Rocky 9", '"2.14", cuda: "13.0"': '"2.8", cuda: "12.8"'}
     with pytest.raises(RunFileError, match="no packages of Prometheus"):
         changed(tmp_path, **rocky)
     files = changed(tmp_path, **rocky, **{'monitoring: {page: "https://pager.example/hook"}': "", ", monitoring]": "]"})

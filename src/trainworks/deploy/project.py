@@ -8,6 +8,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, get_args
 
 from trainworks.catalog import software
+from trainworks.catalog.catalog import accelerator
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy.fabric.hosts import host_files, rail_networks
@@ -23,7 +24,7 @@ from trainworks.deploy.file_systems import (
     secret_files,
     striped_folders,
 )
-from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.hardware import has_nvswitch, node_of, system_of
 from trainworks.deploy.images.container import image_files
 from trainworks.deploy.images.machine import machine_image_files
 from trainworks.deploy.kubernetes.bundle import bundle_files
@@ -216,14 +217,26 @@ def _driver_packages(stack: Stack, apt: bool) -> list[str]:
         return []
     branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
     fabric = _needs_fabric_manager(stack)
+    is_open = _kernel_module(stack) == "open"
     if stack.os.startswith("Ubuntu"):
-        names = [f"nvidia-driver-{branch}-server-open", f"nvidia-utils-{branch}-server"]
+        names = [f"nvidia-driver-{branch}-server{'-open' if is_open else ''}", f"nvidia-utils-{branch}-server"]
+    elif apt:
+        names = [f"nvidia-open-{branch}" if is_open else f"cuda-drivers-{branch}"]
     else:
-        names = [f"cuda-drivers-{branch}"] if apt else ["nvidia-driver", "nvidia-driver-cuda"]
+        module = "kmod-nvidia-open-dkms" if is_open else "kmod-nvidia-latest-dkms"
+        names = ["nvidia-driver", "nvidia-driver-cuda", module]
     names += [f"nvidia-fabricmanager-{branch}" if apt else "nvidia-fabric-manager"] if fabric else []
     if not apt:  # one name for all branches
         return [f"{name}-{version or f'{branch}.*'}" for name in names]
     return [f"{name}={version}" for name in names] if version else names
+
+
+def _kernel_module(stack: Stack) -> str:
+    """The kernel module that knows the GPUs of all nodes: the open one, unless some need the other."""
+    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
+    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
+    modules = {each.kernel_module for each in found if each is not None}
+    return "proprietary" if "proprietary" in modules else "open"
 
 
 def _driver_version(stack: Stack) -> str:

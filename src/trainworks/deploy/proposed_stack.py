@@ -200,9 +200,7 @@ def _gpu_software(architecture: str) -> tuple[Release, str, str]:
     Raises:
         UsageError: none fits.
     """
-    generation = next(
-        (each for each in software.releases("GPU generation") if each.name == architecture.partition(" ")[0]), None
-    )
+    generation = software.generation(architecture)
     drivers = [each for each in software.releases("driver") if not software.is_over(each) and _knows(each, generation)]
     for driver in sorted(drivers, key=lambda each: each.ends or "", reverse=True):
         for torch in reversed(software.releases("PyTorch")):
