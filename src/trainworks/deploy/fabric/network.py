@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from trainworks.catalog.catalog import load_catalog, node
 from trainworks.catalog.cluster import ClusterDescription, NodeFabric, cluster_of_nodes
-from trainworks.catalog.facts import Accelerator, Node
+from trainworks.catalog.facts import Accelerator
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.fabric import Fabric, FabricDesign
 from trainworks.config.stack_parts.nodes import NodeGroup
@@ -46,10 +45,10 @@ def networks_of(stack: Stack) -> list[NodeNetwork]:
     if asked is not None:
         names = _names(groups)
         return [NodeNetwork(names, _designed(_cluster(groups, len(names), asked), asked))]
-    kinds = sorted(groups, key=_adapters)
-    alike = [list(found) for _, found in groupby(kinds, key=_adapters)]
-    alike.sort(key=lambda found: groups.index(found[0]))
-    return [NodeNetwork(_names(found), _of_machines(found)) for found in alike]
+    alike: dict[tuple[int, float, str], list[NodeGroup]] = {}
+    for group in groups:
+        alike.setdefault(_adapters(group), []).append(group)
+    return [NodeNetwork(_names(found), _of_machines(found)) for found in alike.values()]
 
 
 def check_design(stack: Stack) -> None:
@@ -154,18 +153,15 @@ _NONE = Accelerator(
 
 
 def _adapters(group: NodeGroup) -> tuple[int, float, str]:
-    """What the adapters of a machine have in common with those of others in its network."""
-    machine = _machine(group)
+    """Number, rate and kind of the adapters of a machine: those of one network are alike."""
+    machine = None if group.machine is None else node(group.machine)
     return (machine.nics, machine.nic_bytes_per_s, machine.network) if machine is not None else (0, 0.0, "")
-
-
-def _machine(group: NodeGroup) -> Node | None:
-    return None if group.machine is None else node(group.machine)
 
 
 def _of_machines(groups: Sequence[NodeGroup]) -> NetworkDesign | None:
     """The network that machines of the catalogue have; None for one that is not known, or that a provider has built."""
-    machine, num_nodes = _machine(groups[0]), len(_names(groups))
+    num_nodes = len(_names(groups))
+    machine = None if groups[0].machine is None else node(groups[0].machine)
     if machine is None or num_nodes < 2 or not machine.nics:
         return None
     try:
