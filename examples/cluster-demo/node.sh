@@ -74,11 +74,11 @@ cp -a "$(dirname "$0")/files/." "$root/"
 printf '127.0.0.1\tlocalhost\n127.0.1.1\t%s\n' "$name" > "$root/etc/hosts"
 # what cloud-init does on a first boot, from `cloud-init/user-data.yaml`: the administrator, with the keys
 chroot "$root" ssh-keygen -q -A
-chroot "$root" useradd --create-home --shell /bin/bash "$ADMIN"
+chroot "$root" useradd --create-home --home-dir "/var/lib/$ADMIN" --shell /bin/bash "$ADMIN"
 echo "$ADMIN ALL=(ALL) NOPASSWD:ALL" > "$root/etc/sudoers.d/90-administrator"
-install -d -m 700 "$root/home/$ADMIN/.ssh"
-cp "$HALL/key.pub" "$root/home/$ADMIN/.ssh/authorized_keys"
-chroot "$root" chown -R "$ADMIN:$ADMIN" "/home/$ADMIN/.ssh"
+install -d -m 700 "$root/var/lib/$ADMIN/.ssh"
+cp "$HALL/key.pub" "$root/var/lib/$ADMIN/.ssh/authorized_keys"
+chroot "$root" chown -R "$ADMIN:$ADMIN" "/var/lib/$ADMIN/.ssh"
 mkdir "$root/.old"
 cd "$root"
 pivot_root . .old

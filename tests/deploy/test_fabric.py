@@ -15,7 +15,9 @@ import pytest
 import yaml
 
 from trainworks.api.deploying.stack import check_stack, render_stack
+from trainworks.config.stack import load_stack
 from trainworks.deploy.fabric.open_sm import open_sm_files
+from trainworks.deploy.fabric.rails import switches
 from trainworks.errors import RunFileError
 
 EXAMPLE = Path("examples/cluster/stack-roce.yaml")
@@ -198,6 +200,26 @@ def test_a_host_that_disagrees_is_named(roce, tmp_path: Path) -> None:
     (tmp_path / "class/infiniband/mlx5_2/ports/1/gid_attrs/types/3").write_text("IB/RoCE v1\n")
     (tmp_path / "class/net/rail5/mtu").write_text("1500\n")
     assert check() == (1, "mlx5_2: GID 3 is not RoCE v2\nrail5: MTU is not 9000\n")
+
+
+@pytest.mark.parametrize("count", [16, 40, 100])
+def test_topology_and_switches_of_one_render_have_the_same_leaves(tmp_path: Path, count: int) -> None:
+    second = """
+  - hosts: big[1-8]
+    address: 10.20.9.1
+    roles: [compute]
+    hardware: {sockets: 2, cores_per_socket: 64, threads_per_core: 2, memory: 3900 GiB, accelerators: "b200:8"}
+
+gpu:"""
+    files = rendered(
+        tmp_path, ("gpu[01-16]", f"gpu[001-{count}]"), ("\n\ngpu:", second), ("172.20.0.0/22", "172.20.0.0/19")
+    )
+    topology = files["roles/scheduler/files/topology.conf"]
+    by_topology = {frozenset(nodes.split(",")) for nodes in re.findall(r"SwitchName=leaf\d+ Nodes=(\S+)", topology)}
+    stack, _ = load_stack(tmp_path / "stack.yaml")
+    by_switches = {frozenset(rail.host for _, rail in switch.rails) for switch in switches(stack)} - {frozenset()}
+    assert by_topology == by_switches
+    assert len(frozenset.union(*by_topology)) == count + 8
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,55 @@ def test_accelerator_hours_of_an_account_are_minutes_of_slurm_that_begin_anew_ea
     assert "name=vision cluster=hall-b set GrpTRESMins=gres/gpu=120030" in script
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (("7-00:00:00", "30:00"), (10080, 420)),
+        (("1-00:00:00", "30:00"), None),
+        (("UNLIMITED", "30:00"), (43200, 1800)),
+        (("60-00:00:00", "30:00"), (43200, 1800)),
+        (("30:00", "2-12"), (3600, 150)),
+    ],
+)
+def test_backfill_sees_the_end_of_the_longest_jobs(
+    tmp_path: Path, limits: tuple[str, str], expected: tuple[int, int] | None
+) -> None:
+    changes = {"max_time: 7-00:00:00": f"max_time: {limits[0]}", 'max_time: "30:00"': f'max_time: "{limits[1]}"'}
+    lines = changed(tmp_path, EXAMPLE, **changes)[f"{SLURM}/slurm.conf"].splitlines()
+    found = [line for line in lines if line.startswith("SchedulerParameters=")]
+    wanted = [] if expected is None else [f"SchedulerParameters=bf_window={expected[0]},bf_resolution={expected[1]}"]
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("system", "driver", "packages", "pin"),
+    [
+        ("Ubuntu 24.04", "580", ["nvidia-driver-580-server-open", "nvidia-fabricmanager-580"], ""),
+        ("Ubuntu 24.04", "580.126.18", ["nvidia-driver-580-server-open=580.126.18-*"], "580.126.18-*"),
+        ("Ubuntu 24.04", "580.126", ["nvidia-fabricmanager-580=580.126.*"], "580.126.*"),
+        ("Debian 12", "580.126.18", ["nvidia-open-580=580.126.18-*"], "580.126.18-*"),
+        ("Rocky 9", "580.126.18", ["nvidia-driver-580.126.18-*", "nvidia-fabric-manager-580.126.18-*"], "580.126.18-*"),
+        ("Rocky 9", "580", ["nvidia-driver-580.*"], ""),
+    ],
+)
+def test_the_packages_have_the_version_of_the_driver(
+    tmp_path: Path, system: str, driver: str, packages: list[str], pin: str
+) -> None:
+    changes = {"Ubuntu 24.04": system, 'driver: "580"': f'driver: "{driver}"'}
+    if system == "Rocky 9":
+        changes['monitoring: {page: "https://pager.example/hook"}\n'] = ""
+        changes |= {", monitoring]": "]", '"2.14", cuda: "13.0"': '"2.8", cuda: "12.8"'}
+    variables = yaml.safe_load(changed(tmp_path, EXAMPLE, **changes)["group_vars/all.yaml"])
+    assert set(packages) <= set(variables["gpu_driver_packages"])
+    assert variables["gpu_driver_version"] == pin
+
+
+def test_every_tag_reads_the_lists_of_packages_first(project: Path) -> None:
+    first = yaml.safe_load((project / "site.yaml").read_text())[0]
+    (task,) = first["pre_tasks"]
+    assert (first["hosts"], task["ansible.builtin.apt"], task["tags"]) == ("all", {"update_cache": True}, ["always"])
+
+
 def test_our_own_rules_find_nothing_in_the_project(project: Path) -> None:
     assert review(project).findings == []
 
@@ -186,13 +235,13 @@ def test_what_pip_compiled_is_no_part_of_the_project(tmp_path: Path) -> None:
 
 
 def test_rocky_has_other_packages_and_no_prometheus(tmp_path: Path) -> None:
-    rocky = {"Ubuntu 24.04": "Rocky 9"}
+    rocky = {"Ubuntu 24.04": "Rocky 9", '"2.14", cuda: "13.0"': '"2.8", cuda: "12.8"'}
     with pytest.raises(RunFileError, match="no packages of Prometheus"):
         changed(tmp_path, **rocky)
     files = changed(tmp_path, **rocky, **{'monitoring: {page: "https://pager.example/hook"}': "", ", monitoring]": "]"})
     variables = yaml.safe_load(files["group_vars/all.yaml"])
     assert variables["slurm_packages"]["controller"] == ["slurm-slurmctld"]
-    assert "nvidia-fabric-manager" in variables["gpu_driver_packages"]
+    assert "nvidia-fabric-manager-580.*" in variables["gpu_driver_packages"]
 
 
 def test_nodes_of_a_large_network_are_grouped_by_its_leaves(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
-from trainworks.api.deploying.stack import check_stack
+from trainworks.api.deploying.stack import check_stack, render_stack
 from trainworks.catalog import software
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
@@ -27,6 +28,7 @@ environments:
   - {name: image, image: "nvidia/cuda:11.6.0-cudnn8-runtime-ubuntu20.04", at: /shared}
   - {name: wheels, torch: "2.0", cuda: "12.0", at: /shared}
 """
+OPERATOR = "kubernetes: {{gpu_operator: {}, jobset: v0.10.1, kueue: v0.19.2}}\nusers:"
 
 
 @pytest.fixture
@@ -43,6 +45,7 @@ def test_the_stack_that_articles_name_is_refused_piece_by_piece(file: Path) -> N
         (9, "TW737", "warning"),
         (11, "TW731", "error"),
         (11, "TW735", "error"),
+        (12, "TW746", "error"),
         (12, "TW736", "error"),
     ]
 
@@ -90,6 +93,12 @@ def test_one_change_of_a_good_stack(file: Path, wrong: str, right: str, rules: l
             "11  nodes.2.hardware.accelerators",
             "is made by AMD",
         ),
+        (
+            "machine: DGX H100",
+            "hardware: {sockets: 2, cores_per_socket: 64, memory: 1 TiB, accelerators: 'h1000:8'}",
+            "11  nodes.2.hardware.accelerators",
+            "no accelerator `h1000`",
+        ),
         ("uid: 2002", "uid: 2001", "1", "uid `2001` is there twice"),
         ("at: /datasets", "at: /shared", "1", "mount `/shared` is there twice"),
         ("10.10.1.1", "255.255.255.254", "1", "outside of"),
@@ -106,6 +115,65 @@ def test_a_problem_has_its_place(file: Path, wrong: str, right: str, place: str,
     assert any(
         message in each.message and (each.place or "").endswith(f"stack.yaml:{place}") for each in raised.value.problems
     ), raised.value.render()
+
+
+P100 = "hardware: {sockets: 2, cores_per_socket: 8, memory: 1 TiB, accelerators: 'P100:8'}"
+NGC = '{name: ngc, image: "nvcr.io/nvidia/pytorch:24.01-py3", at: /shared/images}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules"),
+    [
+        ({"machine: DGX H100": P100, '"2.14", cuda: "13.0"': '"2.9", cuda: "12.8"'}, ["TW745"]),
+        ({"machine: DGX H100": P100, '"2.14", cuda: "13.0"': '"2.9", cuda: "12.6"'}, []),
+        ({"machine: DGX H100": P100.replace("P100", "V100"), '"2.14", cuda: "13.0"': '"2.10", cuda: "12.8"'}, []),
+        ({"Ubuntu 24.04": "Rocky 9", '"2.14", cuda: "13.0"': '"2.9", cuda: "13.0"'}, ["TW746"]),
+        ({"Ubuntu 24.04": "Rocky 9", '"2.14", cuda: "13.0"': '"2.8", cuda: "12.8"'}, []),
+        ({'"2.14", cuda: "13.0"': '"2.1", cuda: "12.1"'}, ["TW746"]),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": f"  - {NGC}\nusers:"}, ["TW735"]),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": f"  - {NGC.replace('24.01', '25.06')}\nusers:"}, []),
+        ({"users:": f"  - {NGC}\nusers:"}, []),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v23.9.0")}, ["TW747"]),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v25.10.0")}, []),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_software_that_does_not_know_the_gpus_or_the_python_is_refused(
+    file: Path, changes: dict[str, str], rules: list[str]
+) -> None:
+    text = EXAMPLE.read_text().replace('monitoring: {page: "https://pager.example/hook"}\n', "")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    file.write_text(text)
+    assert [each.rule for each in check_stack(file).findings] == rules
+
+
+def test_gpus_of_different_kernel_modules_are_refused(file: Path) -> None:
+    old = "  - {hosts: old1, address: 10.10.9.1, roles: [compute], machine: p3.16xlarge}\n"
+    text = EXAMPLE.read_text().replace("DGX H100}\n", "DGX B200}\n" + old.replace("machine: p3.16xlarge", P100))
+    file.write_text(text.replace('"2.14", cuda: "13.0"', '"2.9", cuda: "12.8"'))
+    assert "TW744" in [each.rule for each in check_stack(file).findings]
+
+
+@pytest.mark.parametrize(
+    ("system", "gpus", "package"),
+    [
+        ("Debian 12", "machine: DGX B200", "nvidia-open-580"),
+        ("Debian 12", P100, "cuda-drivers-580"),
+        ("Ubuntu 24.04", "machine: DGX H100", "nvidia-driver-580-server-open"),
+        ("Ubuntu 24.04", P100, "nvidia-driver-580-server"),
+        ("Rocky 9", "machine: DGX B200", "kmod-nvidia-open-dkms-580.*"),
+        ("Rocky 9", P100, "kmod-nvidia-latest-dkms-580.*"),
+    ],
+)
+def test_the_driver_has_the_kernel_module_that_knows_the_gpus(file: Path, system: str, gpus: str, package: str) -> None:
+    text = EXAMPLE.read_text().replace("Ubuntu 24.04", system).replace("machine: DGX H100", gpus)
+    text = text.replace(", monitoring]", "]").replace('monitoring: {page: "https://pager.example/hook"}\n', "")
+    environment = text.partition("environments:\n")[2].partition("\n\n")[0]
+    file.write_text(text.replace(f"environments:\n{environment}", ""))
+    variables = yaml.safe_load(render_stack(file)["group_vars/all.yaml"])
+    assert package in variables["gpu_driver_packages"]
 
 
 def test_addresses_follow_the_first_of_their_group() -> None:

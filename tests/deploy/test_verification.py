@@ -8,11 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from trainworks.api.deploying import stack as deploying
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
+from trainworks.config.stack_parts.storage import SharedMount
+from trainworks.deploy.file_systems import is_mounted_as, mount_units, mounted_as
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.verification import ClusterVerification, probe, services_of, verify
 
@@ -89,6 +92,30 @@ def test_another_file_system_at_the_folder_is_a_warning() -> None:
     found = verified("gpu2", "store1:/export/shared nfs4", "tmpfs tmpfs")
     assert not found.failed
     assert [verdict.found for verdict in found.verdicts if verdict.outcome == "warn"] == ["tmpfs tmpfs"]
+
+
+KINDS = {
+    "nfs": ("{kind: nfs, at: /x, server: a, export: /e}", "a:/e nfs4"),
+    "lustre": ("{kind: lustre, at: /x, device: '10.0.0.5@o2ib:/fast'}", "10.0.0.5@o2ib:/fast lustre"),
+    "cephfs": ("{kind: cephfs, at: /x, monitors: [m1, m2], file_system: f, client: c}", "m1:3300,m2:3300:/ ceph"),
+    "new cephfs": (
+        "{kind: cephfs, at: /x, monitors: [m1], file_system: f, client: c, export: /e}",
+        "c@0f5a9a52-7c1d-11f0-8de9-0242ac120002.f=/e ceph",
+    ),
+    "beegfs": ("{kind: beegfs, at: /x, server: a}", "beegfs_nodev beegfs"),
+    "scale": ("{kind: scale, at: /x, device: fs1}", "fs1 gpfs"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_mount_of_each_kind_is_known_by_what_findmnt_prints(name: str) -> None:
+    text, printed = KINDS[name]
+    mount = SharedMount.model_validate(yaml.safe_load(text))
+    assert is_mounted_as(mount, printed)
+    assert not any(is_mounted_as(mount, other) for other in ("tmpfs tmpfs", "None lustre", ""))
+    if mount.kind != "scale":
+        (unit,) = mount_units(STACK.model_copy(update={"mounts": (mount,), "scratch": None, "metadata": None}))
+        assert all(f"={part}\n" in unit.text for part in mounted_as(mount))
 
 
 def test_a_host_that_does_not_answer_fails() -> None:

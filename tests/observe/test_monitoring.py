@@ -21,10 +21,12 @@ from tests.fakes import FakeClock
 from tests.kubernetes.pod_security import violations
 from tests.observe.prometheus import judge, program
 from trainworks.api.observing import monitor
+from trainworks.api.observing.listening import EXPORTER_ADDRESS, listen_address
 from trainworks.api.observing.monitor import follow_nodes, render_monitoring, rendered_dashboards
 from trainworks.backends.backend import NodeStatus
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, MissingExtraError, UnreachableError, UsageError
+from trainworks.host.users import this_host
 from trainworks.observe.metrics.families import FAMILIES
 from trainworks.observe.monitoring.alert import AlertRule
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
@@ -308,7 +310,15 @@ def test_targets_are_the_nodes_of_the_cluster(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["monitor", "targets", "--to", str(tmp_path)])
     assert done.exit_code == 0
     (group,) = json.loads((tmp_path / "trainworks.targets.json").read_text())
-    assert [target.endswith(":9855") for target in group["targets"]] == [True]
+    assert group["labels"] == {"node": this_host()}
+
+
+def test_the_exporter_of_this_machine_listens_where_its_target_says(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["monitor", "targets", "--to", str(tmp_path)]).exit_code == 0
+    (group,) = json.loads((tmp_path / "trainworks.targets.json").read_text())
+    (target,) = group["targets"]
+    assert listen_address(target, None, hint="") == EXPORTER_ADDRESS
+    assert f"default: {target}" in CliRunner().invoke(app, ["exporter", "--help"]).output
 
 
 def test_target_files_follow_the_nodes_and_stay_while_the_backend_is_away(
@@ -333,7 +343,8 @@ def test_target_files_follow_the_nodes_and_stay_while_the_backend_is_away(
         follow_nodes(tmp_path, every_s=15, clock=clock, notify=said.append)
     both = ["node1:9100", "node2:9100"]
     assert seen == [["node1:9100"], both, both, both, ["node2:9100"]]
-    assert said == ["slurm does not answer; the target files stay as they are"]
+    assert said[0].startswith("the exporter listens on 127.0.0.1:9855 by default, where other machines cannot read it")
+    assert said[1:] == ["slurm does not answer; the target files stay as they are"]
 
 
 @pytest.mark.parametrize("arguments", [["render", "--follow", "--to", "x"], ["targets", "--follow"]])

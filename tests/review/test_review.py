@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import trainworks
 from trainworks.cli.app import app
-from trainworks.errors import ArgumentError, UsageError
+from trainworks.config.slurm.sbatch import parse_batch_script
+from trainworks.errors import ArgumentError, RunFileError, UsageError
 
 BAD = "export NCCL_SOCKET_IFNAME=^lo,^docker0\nib_send_bw mlx5_0\n"
 KEYS = {"file", "line", "column", "rule", "severity", "message", "why", "fix", "source"}
@@ -172,3 +173,14 @@ def test_explain_prints_the_page_of_a_rule() -> None:
 def test_nothing_to_review_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="nothing to review"):
         command()
+
+
+@pytest.mark.parametrize("line", ["--checkpoint=30", "--checkpoint 30", "--checkpoint-dir=/tmp", "--restart-dir=/tmp"])
+def test_checkpoints_of_slurm_are_found_and_refused(tmp_path: Path, line: str) -> None:
+    script = tmp_path / "train.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH {line}\nsrun python train.py\n")
+    (found,) = [each for each in trainworks.review(script).findings if each.severity == "error"]
+    assert (found.rule, found.line) == ("TW302", 3)
+    assert "was removed from Slurm with 20.02" in found.message
+    with pytest.raises(RunFileError, match=r"was removed from Slurm with 20\.02"):
+        parse_batch_script(script.read_text(), name=str(script))

@@ -266,8 +266,8 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedN
     if has("nodes", what):
         return count, _NamedNode(node(what), what, [])
     if counted := _COUNTED.fullmatch(what):
-        each = _count(text, counted["count"], "accelerators per node")
-        return count, _node_of(accelerator(counted["what"]), each)
+        part, each = accelerator(counted["what"]), _count(text, counted["count"], "accelerators per node")
+        return count, _NamedNode(node_of_accelerators(part, each), f"{each}x {part.name}", [])
     if not has("accelerators", what):
         raise explain_term(what) or _unreadable(text, _unknown(what))
     part = accelerator(what)
@@ -304,7 +304,7 @@ def _fill(count: int, part: Accelerator) -> tuple[int, _NamedNode]:
     """Accelerators in reference nodes: one node that may be partly empty, or several full ones."""
     base = reference_node(part.name)
     if count < base.accelerators:
-        return 1, _node_of(part, count)
+        return 1, _NamedNode(node_of_accelerators(part, count), f"{count}x {part.name}", [])
     if count % base.accelerators:
         low = count // base.accelerators * base.accelerators
         raise UsageError(
@@ -321,26 +321,25 @@ def _reference(part: Accelerator) -> _NamedNode:
     return _NamedNode(base, f"{base.accelerators}x {part.name}", [note])
 
 
-def _node_of(part: Accelerator, count: int) -> _NamedNode:
+def node_of_accelerators(part: Accelerator, count: int) -> Node:
     """A node with `count` of an accelerator, otherwise like the reference node where one is known."""
-    name = f"{count}x {part.name}"
     base = reference_node(part.name) if part.reference_node else None
     domain = part.scale_up_group or (count if part.scale_up_bytes_per_s else 1)
     if base is not None and (count == base.accelerators or base.scale_up_domain > base.accelerators):
         domain = base.scale_up_domain
     update = {"accelerator": part.name, "accelerators": count, "scale_up_domain": domain}
-    if base is not None:
-        renamed = {} if count == base.accelerators else {"name": name}
-        return _NamedNode(base.model_copy(update=update | renamed), name, [])
-    bare = {"name": name, "nics": 0, "nic_bytes_per_s": 0.0, "network": "not published"}
-    return _NamedNode(Node.model_validate(bare | update), name, [])
+    if base is not None and count == base.accelerators:
+        return base.model_copy(update=update)
+    name = {"name": f"{count}x {part.name}"}
+    bare = {"nics": 0, "nic_bytes_per_s": 0.0, "network": "not published"}
+    return base.model_copy(update=update | name) if base else Node.model_validate(bare | update | name)
 
 
 def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
     """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them."""
     counted = None if _is_bandwidth(over) else _COUNTED.fullmatch(over)
     port_name = counted["what"] if counted else over
-    port = _port(text, port_name)
+    port = port_of(text, port_name)
     nics, notes = 1, []
     if counted:
         nics = _count(text, counted["count"], "NICs per node")
@@ -364,7 +363,12 @@ def _is_bandwidth(text: str) -> bool:
         return False
 
 
-def _port(text: str, port_name: str) -> Link:
+def port_of(text: str, port_name: str) -> Link:
+    """A port in a description: a link of the catalogue between nodes, or a rate such as `200 Gb/s`.
+
+    Raises:
+        UsageError: `port_name`, a part of the text, is neither.
+    """
     for name in (port_name, _IB.sub("", port_name).strip()):
         if has("links", name) and link(name).network not in ("scale-up", "host"):
             return link(name)

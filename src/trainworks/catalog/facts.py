@@ -11,7 +11,7 @@ from trainworks.config.spec import Frozen
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
-Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx"]
+Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx", "NGC image"]
 
 
 class Accelerator(Frozen):
@@ -326,6 +326,19 @@ class Release(Frozen):
     """Generic kernel of an operating system, the one that vendors build drivers for."""
     first_slurm: str | None = None
     """Oldest release of Slurm with a plugin for it."""
+    kernel_module: Literal["open", "proprietary"] | None = None
+    """The kernel module of the driver that alone knows a GPU generation; None where both do."""
+    first_operator: str | None = None
+    """Oldest GPU operator that knows a GPU generation; None if every one of today does."""
+    python: str | None = None
+    """Release of an operating system's own python3."""
+    first_python: str | None = None
+    last_python: str | None = None
+    """Newest Python that wheels are published for; None where that is not known."""
+    left_out: tuple[str, ...] = ()
+    """CUDA of wheels, and a GPU generation that they have no code for: `12.8 Pascal`."""
+    cuda: str | None = None
+    """CUDA of an image, and of later ones up to the next row."""
 
 
 class XidAction(Frozen):

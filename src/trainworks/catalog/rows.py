@@ -394,6 +394,13 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
             "slurm",
             "kernel",
             "first_slurm",
+            "kernel_module",
+            "first_operator",
+            "python",
+            "first_python",
+            "last_python",
+            "left_out",
+            "cuda",
         )
     },
     "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},

@@ -86,6 +86,29 @@ def least_driver(cuda: str) -> int | None:
     return next((each.first_driver for each in releases("CUDA") if each.name == f"CUDA {major}"), None)
 
 
+def generation(architecture: str | None) -> Release | None:
+    """The GPU generation of an accelerator's architecture; None if the catalogue has no row for it.
+
+    >>> found = generation("Blackwell Ultra")
+    >>> found and found.kernel_module
+    'open'
+    """
+    name = (architecture or "").partition(" ")[0]
+    return next((each for each in releases("GPU generation") if each.name == name), None)
+
+
+def image_cuda(image: str) -> str | None:
+    """CUDA of an image of NVIDIA's catalogue, by its release; None for another image, and before the first row.
+
+    >>> image_cuda("nvcr.io/nvidia/pytorch:24.01-py3"), image_cuda("python:3.12")
+    ('12.3', None)
+    """
+    named = re.search(r"\bnvcr\.io/nvidia/[\w./-]+:(\d\d\.\d\d)-", image)
+    rows = sorted(releases("NGC image"), key=lambda each: version_key(each.name), reverse=True)
+    key = version_key(named[1]) if named else ()
+    return next((each.cuda for each in rows if key and version_key(each.name) <= key), None)
+
+
 def wheel_builds() -> list[str]:
     """CUDA releases that some release of PyTorch has wheels for, oldest first.
 

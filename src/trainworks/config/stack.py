@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from trainworks.config.autoscale import ConfigPath
 from trainworks.config.load import problems_of
 from trainworks.config.source import Source, read_text
 from trainworks.config.spec import FieldError, Spec
@@ -33,6 +34,9 @@ class Stack(Spec):
     """Network of the nodes; file systems are exported to it alone."""
     admin: AccountName = "deploy"
     """User that Ansible logs in as, and that cloud-init creates."""
+    admin_home: ConfigPath | None = None
+    """Home of `admin`, with its keys; by default /var/lib/ADMIN, over which nothing is mounted. An account
+    whose home is below one of `mounts` is moved here."""
     admin_keys: Annotated[tuple[PublicKey, ...], Field(min_length=1)]
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     gpu: GpuSoftware | None = None
@@ -84,12 +88,10 @@ class Stack(Spec):
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Stack:
-        local = [each.at for each in (self.scratch, self.metadata) if each]
-        folders = [mount.at for mount in self.mounts] + local
         named: dict[str, list[str | int]] = {
             "partition": [each.name for each in self.slurm.partitions],
             "default partition": ["default" for each in self.slurm.partitions if each.default],
-            "mount": [*folders],
+            "mount": [*self.folders],
             "environment": [each.name for each in self.environments],
             "image": [each.name for each in self.images],
             "QOS": ["normal", *(each.name for each in self.slurm.qos)],
@@ -116,11 +118,33 @@ class Stack(Spec):
         return self
 
     @model_validator(mode="after")
+    def _no_mount_hides_the_administrator(self) -> Stack:
+        for folder in self.folders:
+            if f"{self.home_of_admin}/".startswith(f"{folder}/"):
+                raise FieldError(
+                    f"`{folder}` is mounted over {self.home_of_admin}, the home of `{self.admin}`, and hides its keys: "
+                    "no playbook would reach a node again",
+                    hint=f"remove `admin_home`, which is /var/lib/{self.admin} then, or mount at another folder",
+                )
+        return self
+
+    @model_validator(mode="after")
     def _compute_hardware(self) -> Stack:
         for group in self.nodes:
             if "compute" in group.roles and (group.machine is None) == (group.hardware is None):
                 raise FieldError(f"compute nodes `{group.hosts}` need exactly one of `machine` and `hardware`")
         return self
+
+    @property
+    def home_of_admin(self) -> str:
+        """Home of the user that Ansible logs in as."""
+        return (self.admin_home or f"/var/lib/{self.admin}").rstrip("/")
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders that file systems are mounted at."""
+        local = [each.at for each in (self.scratch, self.metadata) if each]
+        return [mount.at for mount in self.mounts] + local
 
     def groups(self, role: Role) -> Iterator[NodeGroup]:
         """Groups with a role."""

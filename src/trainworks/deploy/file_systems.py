@@ -154,6 +154,22 @@ def _shared(mount: SharedMount) -> MountUnit:
     return _unit(mount.at, what, kind, options, reasons, facts, before=_NETWORK, target="remote-fs.target")
 
 
+def mounted_as(mount: SharedMount) -> tuple[str, str]:
+    """Source and type of a mount, as `findmnt` prints them."""
+    if mount.kind == "scale":
+        return str(mount.device), "gpfs"
+    return _SOURCES[mount.kind](mount)[:2]
+
+
+def is_mounted_as(mount: SharedMount, found: str) -> bool:
+    """Whether `findmnt` printed this mount: the client of CephFS writes monitors or the cluster before the folder."""
+    source, kind = mounted_as(mount)
+    if mount.kind == "cephfs":
+        folder = mount.export or "/"
+        return found.endswith((f":{folder} {kind}", f"={folder} {kind}"))
+    return found == f"{source} {kind}"
+
+
 _MountSource = tuple[str, str, str, tuple[str, ...]]
 """What is mounted, its type, its options, and their reasons."""
 

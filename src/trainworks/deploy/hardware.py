@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator, has, node, processor
-from trainworks.catalog.facts import Release
+from trainworks.catalog.catalog import accelerator, node, processor
+from trainworks.catalog.cluster import node_of_accelerators
+from trainworks.catalog.facts import Node, Release
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.errors import ArgumentError, UsageError
@@ -43,14 +44,22 @@ def hardware_of(group: NodeGroup) -> Hardware:
         raise UsageError(f"the catalogue does not know the processors and memory of `{machine.name}`", hint=hint)
     cores = processor(machine.processor).cores
     threads = (machine.vcpus or machine.processors * cores) // (machine.processors * cores)
-    kind = machine.accelerator.partition("-")[0].lower()
     return Hardware(
         sockets=machine.processors,
         cores_per_socket=cores,
         threads_per_core=max(1, threads),
         memory=int(machine.host_memory_bytes * _REPORTED_SHARE),
-        accelerators=f"{kind}:{machine.accelerators}" if machine.accelerators else None,
+        accelerators=f"{gres_kind(machine.accelerator)}:{machine.accelerators}" if machine.accelerators else None,
     )
+
+
+def gres_kind(name: str) -> str:
+    """Type of an accelerator in Slurm: the first word of its name, in small letters.
+
+    >>> gres_kind("H100-SXM-80GB")
+    'h100'
+    """
+    return name.partition("-")[0].lower()
 
 
 def check_names(stack: Stack) -> None:
@@ -66,35 +75,47 @@ def check_names(stack: Stack) -> None:
         key = "machine" if group.hardware is None else "hardware.accelerators"
         try:
             hardware_of(group)
-            _check_vendor(group)
+            _check_accelerators(group)
         except UsageError as error:
             raise ArgumentError(error.message, argument=f"nodes.{index}.{key}", hint=error.hint) from None
 
 
-def _check_vendor(group: NodeGroup) -> None:
+def _check_accelerators(group: NodeGroup) -> None:
     """Refuse accelerators that the rendered files are not for.
 
     Raises:
-        UsageError: another vendor than NVIDIA made them.
+        UsageError: the catalogue does not have them, or another vendor than NVIDIA made them.
     """
-    described = group.hardware.accelerators or "" if group.hardware else node(group.machine or "").accelerator
-    name = described.partition(":")[0]
-    vendor = accelerator(name).vendor if has("accelerators", name) else "NVIDIA"
-    if vendor != "NVIDIA":
-        hint = "leave these nodes out of the stack"
+    machine = node_of(group)
+    part = accelerator(machine.accelerator) if machine is not None else None
+    if part is not None and part.vendor != "NVIDIA":
         raise UsageError(
-            f"`{name}` is made by {vendor}, and the roles know NVIDIA's driver and devices alone", hint=hint
+            f"`{part.name}` is made by {part.vendor}, and the roles know NVIDIA's driver and devices alone",
+            hint="leave these nodes out of the stack",
         )
 
 
-def has_nvswitch(group: NodeGroup) -> bool:
-    """True if the GPUs of a machine of the catalogue reach each other over NVSwitches, which need a fabric manager.
+def node_of(group: NodeGroup) -> Node | None:
+    """A node of a group as the catalogue knows it: its machine, or one with its accelerators; None without any.
 
-    Those are the machines with over four GPUs in one scale-up domain, from Ampere on, and the sixteen V100 of a DGX-2.
+    Raises:
+        UsageError: the catalogue does not have the machine or the accelerators.
     """
-    if group.machine is None:
+    if group.machine is not None:
+        return node(group.machine)
+    kind, _, count = (group.hardware.accelerators or "" if group.hardware else "").partition(":")
+    return node_of_accelerators(accelerator(kind), int(count)) if count else None
+
+
+def has_nvswitch(group: NodeGroup) -> bool:
+    """True if the GPUs of a node reach each other over its own NVSwitches, which need a fabric manager.
+
+    Those are nodes with over four GPUs in one scale-up domain, from Ampere on, and with the sixteen V100 of a DGX-2.
+    The NVSwitches of an NVL72 are in trays of their own, which run the fabric manager themselves.
+    """
+    machine = node_of(group)
+    if machine is None:
         return False
-    machine = node(group.machine)
     part = accelerator(machine.accelerator)
     least = 4 if part.launched >= 2020 else 8
-    return part.vendor == "NVIDIA" and machine.scale_up_domain > least
+    return part.vendor == "NVIDIA" and least < machine.scale_up_domain <= machine.accelerators

@@ -8,6 +8,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, get_args
 
 from trainworks.catalog import software
+from trainworks.catalog.catalog import accelerator
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy.fabric.hosts import host_files, rail_networks
@@ -23,7 +24,7 @@ from trainworks.deploy.file_systems import (
     secret_files,
     striped_folders,
 )
-from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.hardware import has_nvswitch, node_of, system_of
 from trainworks.deploy.images.container import image_files
 from trainworks.deploy.images.machine import machine_image_files
 from trainworks.deploy.kubernetes.bundle import bundle_files
@@ -32,6 +33,7 @@ from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
 from trainworks.jobs.formats.manifest import to_yaml
 
+_HOMES = "/home"
 _INDEX = "https://download.pytorch.org/whl/cu"
 
 
@@ -74,7 +76,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
 
 def _fabric_files(stack: Stack) -> dict[str, str]:
     """Files of the role `fabric` by path, variables of hosts with rails, and the text of the switches."""
-    if stack.fabric is None:
+    if stack.fabric is None or stack.fabric.link is None:
         return {}
     role = "roles/fabric/files"
     files = {f"{role}/{name}": text for name, text in (host_files(stack.fabric) | mpi_files(stack.fabric)).items()}
@@ -99,6 +101,7 @@ def cloud_init(stack: Stack) -> str:
     """User data of cloud-init that makes a bare machine one that Ansible can log in to."""
     administrator = {
         "name": stack.admin,
+        "homedir": stack.home_of_admin,
         "shell": "/bin/bash",
         "lock_passwd": True,
         "sudo": "ALL=(ALL) NOPASSWD:ALL",
@@ -119,11 +122,15 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
     own_exports = exports(stack)
     return {
         "cluster_name": stack.name,
+        "admin": stack.admin,
+        "admin_home": stack.home_of_admin,
+        "mount_folders": stack.folders,
         "base_packages": ["chrony", "python3", "rsync"],
         "time_service": "chrony" if apt else "chronyd",
         "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
         "network": str(stack.network),
         "gpu_driver_packages": _driver_packages(stack, apt),
+        "gpu_driver_version": _driver_version(stack),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
         **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
@@ -144,6 +151,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "chars=['ascii_letters', 'digits']) }}",
         "database_packages": ["mariadb-server"],
         "database_settings": "/etc/mysql/mariadb.conf.d/90-slurm.cnf" if apt else "/etc/my.cnf.d/slurm.cnf",
+        "homes": _homes(stack),
         "users": [
             {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
             for user in stack.users
@@ -167,10 +175,26 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
     }
 
 
+def _homes(stack: Stack) -> dict[str, Any]:
+    """Folder of the users' homes, and the hosts that create them there.
+
+    A file server squashes root of a node: homes on it are created on the server itself. Those on another system
+    are created once, and those of a server outside of the stack by its administrator.
+    """
+    hosts = [name for group in stack.nodes for name in group.names]
+    shared = next((mount for mount in stack.mounts if mount.at == _HOMES), None)
+    if shared is None:
+        return {"at": _HOMES, "hosts": hosts, "shared": False}
+    if shared.kind != "nfs":
+        return {"at": _HOMES, "hosts": hosts[:1], "shared": True}
+    own = [shared.server] if shared.server in stack.hosts("storage") else []
+    return {"at": shared.export, "hosts": own, "shared": True}
+
+
 def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
     """Variables of the role `fabric`; its play is left out without a link."""
     fabric = stack.fabric
-    if fabric is None:
+    if fabric is None or fabric.link is None:
         return {"fabric_link": ""}
     inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
     return {
@@ -185,19 +209,43 @@ def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
 
 
 def _driver_packages(stack: Stack, apt: bool) -> list[str]:
-    """Packages of the driver and of the fabric manager, of the same branch.
+    """Packages of the driver and of the fabric manager, of the same branch, and of the same version where one is given.
 
     Ubuntu has them itself; for others the repository of NVIDIA has to be set up before.
     """
     if stack.gpu is None:
         return []
-    branch = software.driver_branch(stack.gpu.driver)
+    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
     fabric = _needs_fabric_manager(stack)
+    is_open = _kernel_module(stack) == "open"
     if stack.os.startswith("Ubuntu"):
-        names = [f"nvidia-driver-{branch}-server-open", f"nvidia-utils-{branch}-server"]
-        return names + ([f"nvidia-fabricmanager-{branch}"] if fabric else [])
-    names = [f"cuda-drivers-{branch}"] if apt else ["nvidia-driver", "nvidia-driver-cuda"]
-    return names + (([f"nvidia-fabricmanager-{branch}"] if apt else ["nvidia-fabric-manager"]) if fabric else [])
+        names = [f"nvidia-driver-{branch}-server{'-open' if is_open else ''}", f"nvidia-utils-{branch}-server"]
+    elif apt:
+        names = [f"nvidia-open-{branch}" if is_open else f"cuda-drivers-{branch}"]
+    else:
+        module = "kmod-nvidia-open-dkms" if is_open else "kmod-nvidia-latest-dkms"
+        names = ["nvidia-driver", "nvidia-driver-cuda", module]
+    names += [f"nvidia-fabricmanager-{branch}" if apt else "nvidia-fabric-manager"] if fabric else []
+    if not apt:  # one name for all branches
+        return [f"{name}-{version or f'{branch}.*'}" for name in names]
+    return [f"{name}={version}" for name in names] if version else names
+
+
+def _kernel_module(stack: Stack) -> str:
+    """The kernel module that knows the GPUs of all nodes: the open one, unless some need the other."""
+    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
+    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
+    modules = {each.kernel_module for each in found if each is not None}
+    return "proprietary" if "proprietary" in modules else "open"
+
+
+def _driver_version(stack: Stack) -> str:
+    """Pattern of a package's version for a driver beyond its branch; empty for the branch alone.
+
+    The packages of `580.126.18` have a release behind it, `580.126.18-1`.
+    """
+    dots = stack.gpu.driver.count(".") if stack.gpu else 0
+    return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
 
 
 def _needs_fabric_manager(stack: Stack) -> bool:

@@ -6,37 +6,46 @@ TW739. A line that ends with `# fill in: ...` has a value that only the owner of
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 from trainworks.catalog import software
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.catalog.facts import Release
-from trainworks.config.source import Source
+from trainworks.catalog.facts import Node, Release
+from trainworks.config.source import FieldPath, Source
+from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.deploy.hardware import hardware_of
-from trainworks.errors import RunFileError, UsageError
+from trainworks.config.stack_parts.words import FILL_IN
+from trainworks.deploy.fabric.network import port_of
+from trainworks.deploy.fabric.rails import has_switch_text
+from trainworks.deploy.hardware import gres_kind, hardware_of
+from trainworks.errors import UsageError
+from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES
+from trainworks.plan.network.design import NetworkDesign
 
-FILL_IN = "# fill in:"
-"""Comment behind a value that stands for one that Trainworks cannot know."""
 _FIRST_COMPUTE = MANAGEMENT.network_address + FIRST_NODE
 _EXAMPLE_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIReplaceThisKey admin@example"
 _ADVICE_WIDTH = 110
+_RAILS = IPv4Address("172.16.0.0")
+"""First address of the rails of a proposal, which no other network of it has."""
+_LARGEST_RAILS = 12
+"""Prefix of the private network that begins there (RFC 1918)."""
 
 
-def proposed_stack(cluster: ClusterDescription, advice: Sequence[str] = ()) -> str:
+def proposed_stack(cluster: ClusterDescription, design: NetworkDesign | None = None, advice: Sequence[str] = ()) -> str:
     """Text of a stack file for a described cluster.
 
     Args:
         cluster: its compute nodes.
+        design: the network between them, which the file hands over as `fabric`; None for a single node.
         advice: sentences that go with them, as comments: about network, storage or racks.
 
     Raises:
         UsageError: the nodes are not known, have no GPU of NVIDIA, or do not fit the network of the file.
     """
-    machine = cluster.node.name if cluster.node else None
-    if machine is None or cluster.accelerator.vendor != "NVIDIA":
+    if cluster.node is None or cluster.accelerator.vendor != "NVIDIA":
         raise UsageError(
             f"a stack file is for nodes with GPUs of NVIDIA, and `{cluster.name}` has {cluster.accelerator.name}",
             hint="describe nodes such as `4 nodes of DGX H100`",
@@ -44,80 +53,129 @@ def proposed_stack(cluster: ClusterDescription, advice: Sequence[str] = ()) -> s
     if cluster.num_nodes > MOST_NODES:
         raise UsageError(f"{cluster.num_nodes:,} nodes do not fit the network {MANAGEMENT} of the stack file")
     driver, torch, cuda = _gpu_software(cluster.accelerator.architecture or "")
-    lines = [
-        f"# The software of {cluster.name}, proposed by Trainworks.",
-        f"# Fill in the lines that say so, then use `trainworks deploy`. Releases as of {software.AS_OF}.",
-        *(f"# {line}" for sentence in advice for line in _wrapped(sentence)),
-        "name: cluster                             # of the cluster in Slurm",
-        f"os: {_system().name}                          # supported until {_system().ends}",
-        f"network: {MANAGEMENT}                     # of the nodes' management interfaces",
-        f'admin_keys: ["{_EXAMPLE_KEY}"]  {FILL_IN} your public key, `cat ~/.ssh/id_ed25519.pub`',
-        "",
-        "nodes:",
-        "  - {hosts: login1, address: 10.10.0.10, roles: [login, controller, database, monitoring]}",
-        "  - {hosts: store1, address: 10.10.0.20, roles: [storage]}",
-        _compute(machine, cluster.num_nodes, is_assumed=machine not in cluster.node_name),
-        "",
-        f'gpu: {{driver: "{software.driver_branch(driver.name)}"}}  # supported until {driver.ends}; runs CUDA {cuda}',
-        "slurm:",
-        f'  release: "{_slurm()}"                        # packages that you build, as SchedMD describes',
-        "  partitions:",
-        "    - {name: train, default: true, max_time: 7-00:00:00}",
-        '    - {name: debug, max_time: "30:00", priority: 10}',
-        "",
-        "mounts:",
-        "  - {kind: nfs, at: /shared, server: store1, export: /export/shared}",
-        "# scratch: {devices: [/dev/nvme1n1, /dev/nvme2n1]}   # the empty drives of a compute node, by `lsblk`",
-        "environments:",
-        f'  - {{name: torch, torch: "{torch}", cuda: "{cuda}", at: /shared/environments}}',
-        "monitoring: {}                            # `page: https://...` receives critical alerts",
-        f"users: [{{name: first, uid: 2001, account: research}}]  {FILL_IN} the users and their accounts",
+    system = _system()
+    group, note = _compute(cluster.node, cluster)
+    fabric, notes = ({}, {}) if design is None else _fabric(design)
+    data = {
+        "name": "cluster",
+        "os": system.name,
+        "network": str(MANAGEMENT),
+        "admin_keys": [_EXAMPLE_KEY],
+        "nodes": [
+            {"hosts": "login1", "address": "10.10.0.10", "roles": ["login", "controller", "database", "monitoring"]},
+            {"hosts": "store1", "address": "10.10.0.20", "roles": ["storage"]},
+            group,
+        ],
+        "gpu": {"driver": str(software.driver_branch(driver.name))},
+        **({"fabric": fabric} if fabric else {}),
+        "slurm": {
+            "release": software.longest_supported("Slurm").name.removeprefix("Slurm "),
+            "partitions": [
+                {"name": "train", "default": True, "max_time": "7-00:00:00"},
+                {"name": "debug", "max_time": "30:00", "priority": 10},
+            ],
+        },
+        "mounts": [{"kind": "nfs", "at": "/shared", "server": "store1", "export": "/export/shared"}],
+        "environments": [{"name": "torch", "torch": torch, "cuda": cuda, "at": "/shared/environments"}],
+        "monitoring": {},
+        "users": [{"name": "first", "uid": 2001, "account": "research"}],
+    }
+    comments: dict[FieldPath, str] = {
+        ("name",): "of the cluster in Slurm",
+        ("os",): f"supported until {system.ends}",
+        ("network",): "of the nodes' management interfaces",
+        ("admin_keys", 0): f"{FILL_IN} your public key, `cat ~/.ssh/id_ed25519.pub`",
+        ("nodes", 2, "machine" if "machine" in group else "hardware"): note,
+        ("gpu",): f"supported until {driver.ends}; runs CUDA {cuda}",
+        ("slurm", "release"): "packages that you build, as SchedMD describes",
+        ("mounts",): "`scratch: {devices: [/dev/nvme1n1]}` adds the empty drives of a compute node, by `lsblk`",
+        ("monitoring",): "`page: https://...` receives critical alerts",
+        ("users", 0): f"{FILL_IN} the users and their accounts",
+        **{("fabric", key): text for key, text in notes.items()},
+    }
+    Stack.model_validate(data)
+    head = [
+        f"The software of {cluster.name}, proposed by Trainworks.",
+        f"Fill in the lines that say so, then use `trainworks deploy`. Releases as of {software.AS_OF}.",
+        *(line for sentence in advice for line in _wrapped(sentence)),
     ]
+    return "".join(f"# {line}\n" for line in head) + _commented(to_yaml(data, is_short=True), comments)
+
+
+def _commented(text: str, comments: Mapping[FieldPath, str]) -> str:
+    """A YAML text with comments at the lines of keys, empty ones left out."""
+    source, lines = Source("stack.yaml", text), text.splitlines()
+    source.parse()
+    for path, comment in comments.items():
+        if comment:
+            lines[source.line(path) - 1] += f"  # {comment.removeprefix('# ')}"
     return "\n".join(lines) + "\n"
 
 
-def refuse_placeholders(source: Source) -> None:
-    """Refuse a stack file whose placeholders are not filled in.
-
-    Raises:
-        RunFileError: naming every line, and what belongs there.
-    """
-    problems = [
-        UsageError(f"this line needs your own value: {what}", place=f"{source.name}:{number}", hint=_HINT)
-        for number, what in _placeholders(source.text)
-    ]
-    if problems:
-        raise RunFileError([*problems])
-
-
-_HINT = f"write the value, and remove `{FILL_IN} ...`"
-
-
-def _placeholders(text: str) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        before, mark, what = line.partition(FILL_IN)
-        if mark and before.strip():
-            yield number, what.strip()
-
-
-def _compute(machine: str, num_nodes: int, *, is_assumed: bool) -> str:
-    """The line of the compute nodes; what the description or the catalogue leaves open is to be filled in."""
+def _compute(machine: Node, cluster: ClusterDescription) -> tuple[dict[str, Any], str]:
+    """The group of the compute nodes, and what the description or the catalogue leaves open, to be filled in."""
+    num_nodes = cluster.num_nodes
     width = len(str(num_nodes))
     names = f"gpu{1:0{width}}" if num_nodes == 1 else f"gpu[{1:0{width}}-{num_nodes}]"
-    group = NodeGroup(hosts=names, address=_FIRST_COMPUTE, roles=("compute",), machine=machine)
-    start = f'  - {{hosts: "{names}", address: {_FIRST_COMPUTE}, roles: [compute], '
+    found: dict[str, Any] = {"hosts": names, "address": str(_FIRST_COMPUTE), "roles": ["compute"]}
     try:
-        hardware_of(group)
+        hardware_of(NodeGroup.model_validate(found | {"machine": machine.name}))
     except UsageError:
-        kind = _word(machine.partition("-")[0].lower())
-        described = f"hardware: {{sockets: 2, cores_per_socket: 32, memory: 1TB, accelerators: {kind}:8}}}}"
-        return f"{start}{described}  {FILL_IN} the hardware of {machine}, by `slurmd -C` on a node"
-    note = f"  {FILL_IN} your machine; this one of the catalogue is assumed" if is_assumed else ""
-    return f"{start}machine: {machine}}}{note}"
+        note = f"{FILL_IN} the hardware of {machine.name}, by `slurmd -C` on a node"
+        return found | {"hardware": _hardware(machine)}, note
+    is_assumed = machine.name not in cluster.node_name
+    note = f"{FILL_IN} your machine; this one of the catalogue is assumed" if is_assumed else ""
+    return found | {"machine": machine.name}, note
 
 
-def _word(text: str) -> str:
-    return re.sub(r"[^a-z0-9_-]", "", text) or "gpu"
+def _hardware(machine: Node) -> dict[str, Any]:
+    """Hardware of a machine as far as the catalogue knows it, with usual values for the rest."""
+    sockets = machine.processors or 2
+    memory = machine.host_memory_bytes or 10**12
+    return {
+        "sockets": sockets,
+        "cores_per_socket": max(1, (machine.vcpus or 128) // (2 * sockets)),
+        "threads_per_core": 2,
+        "memory": f"{memory // 2**30} GiB",
+        "accelerators": f"{gres_kind(machine.accelerator)}:{machine.accelerators}",
+    }
+
+
+def _fabric(design: NetworkDesign) -> tuple[dict[str, Any], dict[str, str]]:
+    """`fabric` of the stack for a designed network, and the comments of its keys."""
+    cluster, node = design.cluster, design.cluster.node
+    assert node is not None
+    port = cluster.fabric.port if cluster.fabric else port_of(node.network, node.nic_bytes_per_s)
+    asked = {"nics": design.nics, "port": port, "topology": design.topology}
+    asked |= {"switch": design.switch.name} if design.switch else {}
+    asked |= {"oversubscription": design.taper} if design.taper > 1 else {}
+    asked |= {"spare_slots": design.spare_slots} if design.spare_slots else {}
+    devices = [f"mlx5_{number}" for number in range(design.nics)]
+    notes = {"devices": f"{FILL_IN} the adapters of this network, by `rdma link` on a node"}
+    if cluster.network == "InfiniBand":
+        managers = "`subnet_managers: [login1]` runs OpenSM there, where neither the switches nor UFM do"
+        return {"design": asked, "link": "infiniband", "devices": devices}, notes | {"link": managers}
+    rails = _rails_network(design)
+    if cluster.network != "RoCE" or rails is None:
+        return {"design": asked}, {"design": "its adapters are left as they are: `link` configures them"}
+    found = {
+        "design": asked,
+        "link": "roce",
+        "devices": devices,
+        "interfaces": [f"rail{number}" for number in range(design.nics)],
+        "network": str(rails),
+        "switches": "cumulus" if has_switch_text(design) else "none",
+    }
+    notes |= {"interfaces": f"{FILL_IN} their network interfaces, in the same order, by `rdma link`"}
+    notes |= {"network": "of the rails", "switches": "or `eos`"}
+    return found, notes | ({} if has_switch_text(design) else {"switches": "no text for a network of this kind"})
+
+
+def _rails_network(design: NetworkDesign) -> IPv4Network | None:
+    """The smallest network with two addresses for each adapter and one for each switch; None where none is private."""
+    needed = 2 * design.endpoints + design.num_switches + 2
+    prefix = 32 - (needed - 1).bit_length()
+    return IPv4Network((_RAILS, prefix)) if prefix >= _LARGEST_RAILS else None
 
 
 def _wrapped(sentence: str) -> Iterator[str]:
@@ -136,19 +194,13 @@ def _system() -> Release:
     return max(found, key=lambda each: each.ends or "")
 
 
-def _slurm() -> str:
-    return software.longest_supported("Slurm").name.removeprefix("Slurm ")
-
-
 def _gpu_software(architecture: str) -> tuple[Release, str, str]:
     """Driver branch, PyTorch and CUDA: the longest supported branch that knows the GPUs, and the newest that it runs.
 
     Raises:
         UsageError: none fits.
     """
-    generation = next(
-        (each for each in software.releases("GPU generation") if each.name == architecture.partition(" ")[0]), None
-    )
+    generation = software.generation(architecture)
     drivers = [each for each in software.releases("driver") if not software.is_over(each) and _knows(each, generation)]
     for driver in sorted(drivers, key=lambda each: each.ends or "", reverse=True):
         for torch in reversed(software.releases("PyTorch")):

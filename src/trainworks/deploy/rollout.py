@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from trainworks.config.stack import Stack
+from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.playbook import Answer, HostCounts, PlaybookRun, TaskResult
-from trainworks.deploy.slurm_conf import nodes_under_one_leaf
 
 REASON = "trainworks deploy"
 """Reason of a drain; an apply that was interrupted finds its nodes again by it."""
@@ -60,8 +60,7 @@ def batches(stack: Stack, size: int | None, hosts: Collection[str] | None = None
     """
     wanted = [name for group in stack.nodes for name in group.names if hosts is None or name in hosts]
     servers = {name for group in stack.nodes if set(group.roles) != {"compute"} for name in group.names}
-    racks = [rack for group in stack.groups("compute") for rack in nodes_under_one_leaf(group)]
-    chosen = [tuple(name for name in rack if name in wanted and name not in servers) for rack in racks]
+    chosen = [tuple(name for name in rack if name in wanted and name not in servers) for rack in leaves_of(stack)]
     if size is not None:
         nodes = [name for rack in chosen for name in rack]
         chosen = [tuple(nodes[start : start + size]) for start in range(0, len(nodes), size)]

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 
-from trainworks.catalog.catalog import node
-from trainworks.catalog.cluster import cluster_of_nodes
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
+from trainworks.config.slurm.slurm_words import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition
+from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import hardware_of
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
 from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
-from trainworks.plan.network.design import design_network
 
 _FOLDER = "/etc/slurm"
 _SLOW_KILL_S = 180
 _SCRATCH_FREE_GB = 50
+_USUAL_WINDOW, _LONGEST_WINDOW = 1440, 43200
+"""Minutes of `bf_window`."""
+_USUAL_RESOLUTION_S = 60
 
 
 def slurm_files(stack: Stack) -> dict[str, str]:
@@ -116,6 +118,7 @@ def _slurm_conf(stack: Stack) -> str:
         "# the nodes of a job under as few leaf switches as possible",
         "TopologyPlugin=topology/tree",
         "SchedulerType=sched/backfill",
+        *_backfill(stack),
         "PriorityType=priority/multifactor",
         "PriorityWeightAge=1000",
         "PriorityWeightFairshare=10000",
@@ -147,6 +150,24 @@ def _memory_share_mb(stack: Stack) -> int:
         each.memory // 2**20 // (each.sockets * each.cores_per_socket * each.threads_per_core)
         for each in map(hardware_of, stack.groups("compute"))
     )
+
+
+def _backfill(stack: Stack) -> list[str]:
+    """Lines for limits above a day, the time that backfill looks ahead by default; empty without one.
+
+    Source: slurm.conf(5), SchedulerParameters: `bf_window` is at least the highest limit, 30 days at most, and
+    `bf_resolution` grows with it, so that it manages as many steps of time as by default.
+    """
+    limits = [parse_slurm_time(each.max_time) or math.inf for each in stack.slurm.partitions]
+    minutes = min(math.ceil(max(limits) / 60), _LONGEST_WINDOW) if max(limits) < math.inf else _LONGEST_WINDOW
+    if minutes <= _USUAL_WINDOW:
+        return []
+    resolution_s = math.ceil(_USUAL_RESOLUTION_S * minutes / _USUAL_WINDOW)
+    return [
+        "# backfill sees the end of the longest jobs: with its default of a day, small jobs would always go before",
+        "# a large one that waits; coarser steps of time keep its work the same",
+        f"SchedulerParameters=bf_window={minutes},bf_resolution={resolution_s}",
+    ]
 
 
 def _priorities(stack: Stack) -> list[str]:
@@ -268,20 +289,11 @@ def _devices(stack: Stack, hardware: Hardware) -> str:
 
 def _topology(stack: Stack) -> str:
     """A switch for each set of leaves of the designed network, and one above them."""
-    switches = [nodes for group in stack.groups("compute") for nodes in nodes_under_one_leaf(group)]
+    switches = leaves_of(stack)
     lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
     if len(switches) > 1:
         lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
     return "\n".join(["# a set of leaf switches that whole nodes are attached to is one switch here", *lines]) + "\n"
-
-
-def nodes_under_one_leaf(group: NodeGroup) -> list[tuple[str, ...]]:
-    """Names of a group by set of leaves; all together where its network cannot be designed."""
-    machine = None if group.machine is None else node(group.machine)
-    if machine is None or len(group.names) < 2 or not machine.nics:
-        return [group.names]
-    each = design_network(cluster_of_nodes(machine, len(group.names))).nodes_per_set
-    return [group.names[start : start + each] for start in range(0, len(group.names), each)]
 
 
 def _node_check(stack: Stack) -> NodeCheck:

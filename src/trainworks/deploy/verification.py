@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.config.stack import Stack
-from trainworks.deploy.file_systems import unit_name
+from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import hardware_of
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.rollout import HEALTH
@@ -185,10 +185,9 @@ class _Expected:
         for mount in self.stack.mounts:
             if mount.server == host:
                 continue
-            source = f"{mount.server}:{mount.export}" if mount.kind == "nfs" else str(mount.device)
-            expected = f"{source} {'nfs4' if mount.kind == 'nfs' else 'lustre'}"
             found = mounted.get(mount.at, "")
-            outcome: Outcome = "pass" if found == expected else "warn" if found else "fail"
+            outcome: Outcome = "pass" if is_mounted_as(mount, found) else "warn" if found else "fail"
+            expected = " ".join(mounted_as(mount))
             yield NodeVerdict(host, f"mount {mount.at}", outcome, found or "not mounted", expected)
         if self.stack.scratch is not None and "compute" in roles:
             at = self.stack.scratch.at

@@ -37,6 +37,10 @@ class ListenAddress:
             return self.host == "localhost"
 
 
+EXPORTER_ADDRESS = ListenAddress("127.0.0.1", 9855)
+"""Where the exporter listens by default, so where Prometheus on the same machine finds it."""
+
+
 def parse_address(text: str) -> ListenAddress:
     """Parse `HOST:PORT`; an empty host means all interfaces.
 

@@ -22,6 +22,7 @@ from trainworks.review.rules import (
     software,
     stack,
     stack_fabric,
+    stack_gpus,
     storage,
 )
 
@@ -59,6 +60,7 @@ _MODULES = (
     monitoring,
     stack,
     stack_fabric,
+    stack_gpus,
 )
 RULES: Mapping[str, ReviewRule] = {
     rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)

@@ -27,11 +27,11 @@ def stack_yaml(proposal: Proposed) -> str:
     'gpu: {driver: "620"}  # supported until 2029-09; runs CUDA 13.2'
     """
     if isinstance(proposal, NetworkPlan):
-        return proposed_stack(proposal.design.cluster, _of_network(proposal.design))
-    details = proposal.details
-    if details.network is None:
-        return proposed_stack(details.plan.job.cluster, _of_storage(proposal))
-    return proposed_stack(details.network.cluster, [*_of_network(details.network), *_of_storage(proposal)])
+        return proposed_stack(proposal.design.cluster, proposal.design, _of_network(proposal.design))
+    design = proposal.details.network
+    if design is None:
+        return proposed_stack(proposal.details.plan.job.cluster, advice=_of_storage(proposal))
+    return proposed_stack(design.cluster, design, [*_of_network(design), *_of_storage(proposal)])
 
 
 def _of_network(design: NetworkDesign) -> list[str]:

@@ -10,10 +10,10 @@ from trainworks.api.observing.monitor import render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
+from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import project_files
-from trainworks.deploy.proposed_stack import refuse_placeholders
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
@@ -56,18 +56,20 @@ def render_stack(path: Path | str) -> dict[str, str]:
         Text of every file by its path in the project.
 
     Raises:
-        UsageError: the file does not exist or cannot be read, or a finding of `check_stack` is an error.
-        RunFileError: a key, a value or a name of it is not valid, or a proposed value is not filled in.
+        UsageError: the file does not exist or cannot be read.
+        RunFileError: a key, a value or a name of it is not valid, or a finding of `check_stack` is an error.
 
     >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
     True
     """
     stack, source = _read(Path(path))
-    refuse_placeholders(source)
-    for finding in check_stack(path).findings:
-        if finding.severity == "error":
-            message = f"the stack cannot be installed ({finding.rule}): {finding.message}"
-            raise UsageError(message, place=finding.place, hint=finding.fix)
+    wrong = [
+        UsageError(f"the stack cannot be installed ({each.rule}): {each.message}", place=each.place, hint=each.fix)
+        for each in check_stack(path).findings
+        if each.severity == "error"
+    ]
+    if wrong:
+        raise RunFileError([*wrong])
     monitoring: dict[str, str] = {}
     if stack.monitoring is not None:
         monitoring = render_monitoring(page=stack.monitoring.page, ticket=stack.monitoring.ticket)
@@ -195,6 +197,7 @@ def _read(path: Path) -> tuple[Stack, Source]:
         stack, source = load_stack(path)
     try:
         check_names(stack)
+        check_design(stack)
     except ArgumentError as error:
         raise _placed(error, source) from None
     return stack, source

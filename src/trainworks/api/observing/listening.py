@@ -5,9 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainworks.errors import ArgumentError
-from trainworks.host.listening import SHORTEST_TOKEN, ListenAddress, is_token, open_socket, parse_address, read_secret
+from trainworks.host.listening import (
+    EXPORTER_ADDRESS,
+    SHORTEST_TOKEN,
+    ListenAddress,
+    is_token,
+    open_socket,
+    parse_address,
+    read_secret,
+)
 
-__all__ = ["SHORTEST_TOKEN", "ListenAddress", "is_token", "listen_address", "open_socket", "read_secret"]
+__all__ = [
+    "EXPORTER_ADDRESS",
+    "SHORTEST_TOKEN",
+    "ListenAddress",
+    "is_token",
+    "listen_address",
+    "open_socket",
+    "read_secret",
+]
 
 
 def listen_address(text: str, secrets: Path | None, *, hint: str) -> ListenAddress:

@@ -9,9 +9,12 @@ from urllib.parse import urlsplit
 
 from trainworks.api.nodes import backend_on
 from trainworks.api.notices import Notify, warn
+from trainworks.backends.local.backend import LocalBackend
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.listening import EXPORTER_ADDRESS
+from trainworks.host.users import this_host
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.dcgm import dcgm_counters
 from trainworks.observe.monitoring.grafana import dashboard_json
@@ -21,6 +24,7 @@ from trainworks.observe.monitoring.prometheus import (
     alertmanager_config,
     prometheus_config,
     target_files,
+    target_files_of_this_machine,
 )
 from trainworks.observe.monitoring.rules import ALERTS, alert_rules, alert_tests, recording_rules
 from trainworks.observe.monitoring.zabbix import zabbix_template
@@ -118,17 +122,29 @@ def rendered_dashboards() -> dict[str, str]:
     return {f"trainworks-{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
 
 
-def monitored_nodes(cluster: str | None = None) -> dict[str, str]:
+def monitored_nodes(cluster: str | None = None, *, notify: Notify = warn) -> dict[str, str]:
     """Target files of the nodes of a cluster, by name.
+
+    Those of this machine have the address where the exporter listens by default. Those of a cluster have the names of
+    its nodes, where Prometheus reaches an exporter that listens beyond loopback.
 
     Args:
         cluster: this machine when None; else a backend such as `slurm`, or a run file.
+        notify: receives how exporters of other nodes have to listen.
 
     Raises:
         UsageError: no such backend.
         UnreachableError: it does not answer.
     """
-    return target_files(node.name for node in backend_on(cluster).nodes())
+    backend = backend_on(cluster)
+    if isinstance(backend, LocalBackend):
+        return target_files_of_this_machine(this_host())
+    files = target_files(node.name for node in backend.nodes())
+    notify(
+        f"the exporter listens on {EXPORTER_ADDRESS} by default, where other machines cannot read it: start those of "
+        f"these nodes with `--listen 0.0.0.0:{EXPORTER_ADDRESS.port} --token-file FILE`"
+    )
+    return files
 
 
 def follow_nodes(
@@ -158,7 +174,7 @@ def follow_nodes(
     written, said = dict[str, str](), ""
     while True:
         try:
-            files, problem = monitored_nodes(cluster), ""
+            files, problem = monitored_nodes(cluster, notify=(lambda text: None) if written else notify), ""
         except EnvironmentProblem as error:
             files, problem = written, str(error)
         for name in [name for name, text in files.items() if written.get(name) != text]:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from trainworks.api.observing.listening import EXPORTER_ADDRESS
 from trainworks.cli.options import RunsOption, option_errors, runs_folder, warn
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
-_LISTEN = "127.0.0.1:9855"
+_LISTEN = str(EXPORTER_ADDRESS)
 
 
 def command(

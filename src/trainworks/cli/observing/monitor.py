@@ -71,7 +71,7 @@ def command(
             to.mkdir(parents=True, exist_ok=True)
             follow_nodes(to, cluster, every_s=every_s, notify=warn)
         if files is MonitorFiles.TARGETS:
-            print_or_write(monitored_nodes(cluster), to)
+            print_or_write(monitored_nodes(cluster, notify=warn), to)
             return
         if files is MonitorFiles.DASHBOARDS:
             print_or_write(rendered_dashboards(), to)

@@ -61,6 +61,8 @@ _SBATCH = _WITH_VALUE | _MAYBE_WITH_VALUE | _FLAGS | _ALIASES.keys()
 KNOWN_OPTIONS = _SBATCH | PYXIS
 _TYPO = 0.8
 """Similarity from which an unknown name is a misspelt one, and not that of a plugin."""
+_REMOVED = frozenset({"checkpoint", "checkpoint-dir", "restart-dir"})
+"""Options of the checkpoint plugins, such as that of BLCR, which left Slurm with 20.02."""
 _HETEROGENEOUS = ("hetjob", "packjob")
 
 
@@ -213,6 +215,11 @@ def _full_name(written: str) -> str:
     """Complete a name that is the start of exactly one option; that of a plugin stays as it is."""
     if written in KNOWN_OPTIONS:
         return _ALIASES.get(written, written)
+    if written in _REMOVED:
+        raise UsageError(
+            f"`--{written}` was removed from Slurm with 20.02, and never saved the memory of a GPU",
+            hint="remove it, and let the program save: a workload does with `checkpoint:`",
+        )
     beginning = sorted({_ALIASES.get(name, name) for name in _SBATCH if name.startswith(written)})
     if len(beginning) == 1:
         return beginning[0]

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from trainworks.config.autoscale import Command, Name
 from trainworks.config.quantities import DurationS
+from trainworks.config.slurm.slurm_words import parse_slurm_time
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import AccountName, PublicKey, Version
+from trainworks.errors import QuantityError
 
-SlurmTime = Annotated[str, StringConstraints(pattern=r"^[0-9:-]+$|^UNLIMITED$")]
+
+def _slurm_time(text: str) -> str:
+    try:
+        parse_slurm_time(text)
+    except QuantityError as error:
+        raise FieldError(error.message, hint=error.hint) from None
+    return text
+
+
+SlurmTime = Annotated[str, StringConstraints(pattern=r"^[0-9:-]+$|^UNLIMITED$"), AfterValidator(_slurm_time)]
 
 
 class Partition(Spec):

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints
 
+FILL_IN = "# fill in:"
+"""Comment behind a value that stands for one that only the owner of the cluster knows."""
 Role = Literal["login", "controller", "database", "monitoring", "storage", "compute"]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*$", max_length=32)]
 AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
-from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.stack import Stack
+from trainworks.deploy.fabric.network import design_of_fabric
 from trainworks.errors import ArgumentError
 from trainworks.plan.network.cables import cable_plan
-from trainworks.plan.network.design import NetworkDesign, design_network
+from trainworks.plan.network.design import NetworkDesign
 
 _TOPOLOGIES = ("star", "rail-optimised", "rail-only", "spine-leaf")
 """Topologies of at most two tiers, in which one autonomous system for all spines is right."""
@@ -94,8 +94,8 @@ def switches(stack: Stack) -> list[SwitchPorts]:
 
     for cable in cable_plan(design):
         if cable.tier in ("node-leaf", "node-switch"):
-            rail = by_place[cable.from_device, cable.from_port]
-            switch(cable.to_device).rails.append((cable.to_port, rail))
+            if rail := by_place.get((cable.from_device, cable.from_port)):  # none of a spare slot
+                switch(cable.to_device).rails.append((cable.to_port, rail))
         else:
             switch(cable.from_device).links.append((cable.from_port, cable.to_device, cable.to_port))
             switch(cable.to_device).links.append((cable.to_port, cable.from_device, cable.from_port))
@@ -105,13 +105,15 @@ def switches(stack: Stack) -> list[SwitchPorts]:
     return list(found.values())
 
 
+def has_switch_text(design: NetworkDesign) -> bool:
+    """Whether the switches of a network are configured here: those of at most two tiers."""
+    return design.topology in _TOPOLOGIES and "core" not in design.switches
+
+
 def _design(stack: Stack) -> NetworkDesign:
-    """Network of the adapters; it does not depend on the accelerators, for which one kind stands."""
-    fabric = stack.fabric
-    assert fabric is not None
-    nics, nodes = len(fabric.devices), len(stack.hosts("compute"))
-    design = design_network(parse_cluster(f"{nodes} nodes of {nics}x H100-SXM-80GB over {nics}x RoCE {fabric.speed}"))
-    if design.topology not in _TOPOLOGIES:
-        message = f"{nodes} nodes need a network of kind `{design.topology}`, whose switches have no text here"
-        raise ArgumentError(message, argument="fabric.speed", hint="configure the switches by `trainworks network`")
+    design = design_of_fabric(stack)
+    if not has_switch_text(design):
+        message = f"{design.nodes} nodes have a network of kind `{design.topology}`, whose switches have no text here"
+        hint = "write `switches: none`, and configure them by `trainworks network --cables`"
+        raise ArgumentError(message, argument="fabric.switches", hint=hint)
     return design

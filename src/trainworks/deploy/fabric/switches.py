@@ -32,12 +32,13 @@ _EOS_HEADER = 2
 
 
 def switch_files(stack: Stack) -> dict[str, str]:
-    """Text of each switch by the name of its file; empty for InfiniBand, whose subnet manager configures them.
+    """Text of each switch by the name of its file; empty for InfiniBand, whose subnet manager configures them, and for
+    `switches: none`.
 
     Raises:
         ArgumentError: the network has more than two tiers, or too few addresses.
     """
-    if stack.fabric is None or stack.fabric.link != "roce":
+    if stack.fabric is None or stack.fabric.link != "roce" or stack.fabric.switches == "none":
         return {}
     render, ending = _KINDS[stack.fabric.switches]
     found = switches(stack)

@@ -229,7 +229,10 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def to_yaml(document: Any) -> str:
-    """Dump one document, keys in insertion order."""
-    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
+def to_yaml(document: Any, *, is_short: bool = False) -> str:
+    """Dump one document, keys in insertion order; where it is to be short, innermost lists and mappings on one line."""
+    style = None if is_short else False
+    text: str = yaml.dump(
+        document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=style
+    )
     return text

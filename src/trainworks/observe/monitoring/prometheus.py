@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainworks.host.listening import EXPORTER_ADDRESS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
 
 RULE_FILES = ("recording.yml", "alerts.yml")
-EXPORTER_PORTS = {"trainworks": 9855, "node": 9100}
+EXPORTER_PORTS = {"trainworks": EXPORTER_ADDRESS.port, "node": 9100}
 """Scrape job -> port of its exporter on every node."""
 OWNER = "notified_by"
 """Label of an alert that another system than Alertmanager tells people about; its value is that system."""
@@ -77,7 +78,10 @@ def _scrape(job: str, setup: MonitoringSetup) -> dict[str, Any]:
         "job_name": job,
         **own,
         "file_sd_configs": [{"files": [_TARGETS.format(job)]}],
-        "relabel_configs": [{"source_labels": ["__address__"], "regex": r"\[?(.+?)\]?:\d+", "target_label": "node"}],
+        # a target that has the label already keeps it: its address is not its name
+        "relabel_configs": [
+            {"source_labels": ["node", "__address__"], "regex": r";\[?(.+?)\]?:\d+", "target_label": "node"}
+        ],
     }
 
 
@@ -105,13 +109,21 @@ def target_files(nodes: Iterable[str]) -> dict[str, str]:
     """Lists of the exporters of these nodes, by file name; Prometheus notices when they change."""
     names = sorted(set(nodes))
     return {
-        _TARGETS.format(job): json.dumps([{"targets": [f"{_host(name)}:{port}" for name in names]}], indent=2) + "\n"
+        _TARGETS.format(job): json.dumps([{"targets": [str(ListenAddress(name, port)) for name in names]}], indent=2)
+        + "\n"
         for job, port in EXPORTER_PORTS.items()
     }
 
 
-def _host(name: str) -> str:
-    return f"[{name}]" if ":" in name else name
+def target_files_of_this_machine(name: str) -> dict[str, str]:
+    """Lists of the exporters of this machine alone, at the address where they listen by default, under its name."""
+    return {
+        _TARGETS.format(job): json.dumps(
+            [{"targets": [str(ListenAddress(EXPORTER_ADDRESS.host, port))], "labels": {"node": name}}], indent=2
+        )
+        + "\n"
+        for job, port in EXPORTER_PORTS.items()
+    }
 
 
 def alertmanager_config(setup: MonitoringSetup) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring.alert import AlertRule, with_labels
 from trainworks.observe.monitoring.zabbix_triggers import (
@@ -48,7 +49,7 @@ def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int, 
         "discovery_rules": [_discovery(kind, alerts, docs) for kind in DISCOVERIES],
         "macros": [
             {"macro": "{$TRAINWORKS.TOKEN}", "type": "SECRET_TEXT", "description": "Token of the exporter."},
-            {"macro": "{$TRAINWORKS.URL}", "value": "http://{HOST.CONN}:9855/metrics"},
+            {"macro": "{$TRAINWORKS.URL}", "value": f"http://{{HOST.CONN}}:{EXPORTER_ADDRESS.port}/metrics"},
         ],
     }
     export = {

@@ -105,7 +105,10 @@ def _nics_per_accelerator(cluster: ClusterDescription, base: Node) -> Iterator[H
 def _processor(cluster: ClusterDescription, base: Node, processor: Processor) -> Iterator[HardwareFinding]:
     """The generation of PCIe that processor and accelerator share, and the lanes for accelerators and NICs."""
     generation = pcie_generation(cluster.accelerator.host_bytes_per_s)
-    if generation is None:
+    if generation is None:  # the two are one superchip, or nothing is known
+        if processor.name == base.processor:
+            what = f"{cluster.accelerator.name}: a link between the chips"
+            yield HardwareFinding("processor", "fits", processor.name, what, "sold as one")
         return
     value, limit = (
         f"{processor.name}: PCIe {processor.pcie_generation}",

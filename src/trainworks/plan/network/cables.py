@@ -95,6 +95,19 @@ def cable_plan(design: NetworkDesign, *, nodes_per_rack: int | None = None) -> I
         yield Cable(tier, number + 1, start.device, start.port, end.device, end.port, length)
 
 
+def nodes_by_leaf(design: NetworkDesign) -> list[list[int]]:
+    """Indices of the nodes by the leaf of their first NIC, as `cable_plan` attaches it; all together without leaves."""
+    fabric = design.fabric
+    found: dict[tuple[int, int], list[int]] = {}
+    for node in range(design.nodes):
+        if isinstance(fabric, TreeNetwork):
+            leaf = next(_attached(design, fabric, node, 0))
+        else:
+            leaf = (0, node * design.nics // fabric.down if isinstance(fabric, GroupNetwork) else 0)
+        found.setdefault(leaf, []).append(node)
+    return list(found.values())
+
+
 def cables_as_csv(design: NetworkDesign, *, nodes_per_rack: int | None = None) -> str:
     """The cable plan as a table with a head."""
     text = io.StringIO()

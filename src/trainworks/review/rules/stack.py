@@ -10,6 +10,7 @@ import yaml
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, has, node
 from trainworks.catalog.facts import Release
+from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
@@ -50,7 +51,7 @@ def _example(**changes: str) -> str:
     fix="Take a release that is supported for as long as the cluster is to live, such as Ubuntu 24.04 or Rocky 9.",
     source="trainworks catalog show 'CentOS 8'",
     file="stack.yaml",
-    bad=_example(os="CentOS 8"),
+    bad=_example(os="CentOS 8", environment='image: "registry.example/train:1"'),
     good=_example(),
 )
 def ended_system(file: ReviewedFile) -> Iterator[Problem]:
@@ -102,7 +103,7 @@ def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
     """A driver branch before the first, or behind the last, of a GPU generation of the nodes."""
     for value in scalars(file.stack, "gpu", "driver"):
         branch = software.driver_branch(value.value)
-        for found in _generations(file):
+        for found in generations(file):
             if found.first_driver and branch < found.first_driver:
                 yield at(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
             elif found.last_driver and branch > found.last_driver:
@@ -140,13 +141,13 @@ def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
     fix="Take wheels or an image for a CUDA that compiles for the generation.",
     source=_ARCHITECTURES,
     file="stack.yaml",
-    bad=_example(environment='torch: "1.12", cuda: "11.6"'),
-    good=_example(environment='torch: "2.0", cuda: "11.8"'),
+    bad=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.7"'),
+    good=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.8"'),
 )
 def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
     """An environment for a CUDA before the first, or behind the last, of a GPU generation of the nodes."""
-    for value, cuda in _cudas(file):
-        for found in _generations(file):
+    for value, cuda in [*_cudas(file), *_cudas_of_ngc(file)]:
+        for found in generations(file):
             if found.first_cuda and software.version_key(cuda) < software.version_key(found.first_cuda):
                 yield at(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
             elif found.last_cuda and software.version_key(cuda)[0] > int(found.last_cuda):
@@ -162,12 +163,12 @@ def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
     fix="Take a CUDA that the release was built for.",
     source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
     file="stack.yaml",
-    bad=_example(environment='torch: "2.0", cuda: "12.0"'),
-    good=_example(environment='torch: "2.0", cuda: "11.8"'),
+    bad=_example(os="Debian 12", environment='torch: "2.0", cuda: "12.0"'),
+    good=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.8"'),
 )
 def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
     """`torch` and `cuda` of an environment that no wheel has."""
-    for item in _environments(file):
+    for item in environments(file):
         torch, cuda = tree.scalar(tree.get(item, "torch")), tree.get(item, "cuda")
         if torch is None or not isinstance(cuda, yaml.ScalarNode):
             continue
@@ -244,6 +245,26 @@ def other_slurm(file: ReviewedFile) -> Iterator[Problem]:
             yield at(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
 
 
+@rule(
+    "TW740",
+    "A value is to be filled in",
+    "error",
+    why="`size --write-stack` and `network --write-stack` mark the values that only the owner of the cluster knows, "
+    "and write an example in their place. `slurmd -C` prints the hardware of a node.",
+    fix=f"Write your own value, and remove `{FILL_IN} ...`.",
+    source="https://slurm.schedmd.com/slurmd.html",
+    file="stack.yaml",
+    bad=_example(comment=f"  {FILL_IN} the branch that your images have"),
+    good=_example(),
+)
+def placeholder(file: ReviewedFile) -> Iterator[Problem]:
+    """A value with the mark behind it."""
+    for number, line in enumerate(file.lines if file.stack is not None else (), start=1):
+        before, mark, what = line.partition(FILL_IN)
+        if mark and before.strip():
+            yield Problem(number, len(before) + 1, f"this line needs your own value: {what.strip()}")
+
+
 def at(node_: yaml.ScalarNode, message: str) -> Problem:
     """A problem at a value."""
     line, column = tree.place(node_)
@@ -264,18 +285,19 @@ def release(name: str, component: str) -> Release | None:
     return found if found and found.component == component else None
 
 
-def _environments(file: ReviewedFile) -> list[yaml.Node]:
+def environments(file: ReviewedFile) -> list[yaml.Node]:
+    """Environments of jobs, and images to build."""
     return [each for key in ("environments", "images") for each in tree.items(tree.get(file.stack, key))]
 
 
 def _environment_values(file: ReviewedFile, key: str) -> Iterator[yaml.ScalarNode]:
-    for item in _environments(file):
+    for item in environments(file):
         yield from scalars(item, key)
 
 
 def _cudas(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
     """CUDA of each environment: as written, or that in the name of its image."""
-    for item in _environments(file):
+    for item in environments(file):
         written = list(scalars(item, "cuda"))
         yield from ((value, value.value) for value in written if re.match(r"\d", value.value))
         for image in scalars(item, "image"):
@@ -284,7 +306,16 @@ def _cudas(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
                 yield image, named[1]
 
 
-def _generations(file: ReviewedFile) -> list[Release]:
+def _cudas_of_ngc(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """CUDA of images of NVIDIA's catalogue, which bring the libraries of the driver that it needs."""
+    for item in environments(file):
+        for image in scalars(item, "image"):
+            cuda = software.image_cuda(image.value)
+            if cuda is not None and tree.get(item, "cuda") is None:
+                yield image, cuda
+
+
+def generations(file: ReviewedFile) -> list[Release]:
     """GPU generations of the nodes, as far as the catalogue has their machines or accelerators."""
     names: dict[str, None] = {}
     for item in tree.items(tree.get(file.stack, "nodes")):
@@ -293,8 +324,4 @@ def _generations(file: ReviewedFile) -> list[Release]:
         card = node(machine).accelerator if machine and has("nodes", machine) else cards
         if has("accelerators", card):
             names |= {(accelerator(card).architecture or "").partition(" ")[0]: None}
-    return [found for name in names if (found := _release_of_generation(name))]
-
-
-def _release_of_generation(name: str) -> Release | None:
-    return next((each for each in software.releases("GPU generation") if each.name == name), None)
+    return [found for name in names if (found := software.generation(name))]

@@ -1,0 +1,140 @@
+"""TW744 to TW747: stack files: kernel modules, wheels, Python and operators against the GPUs and the system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+from trainworks.catalog import software
+from trainworks.catalog.facts import Release
+from trainworks.review.files import ReviewedFile
+from trainworks.review.finding import Problem
+from trainworks.review.readers import tree
+from trainworks.review.rule import rule
+from trainworks.review.rules.stack import at, environments, generations, release, scalars
+
+_MODULES = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html"
+_RELEASES = "https://github.com/pytorch/pytorch/blob/main/RELEASE.md"
+_STACK = """os: {os}
+nodes:
+  - {{hosts: "gpu[1-4]", machine: {machine}, roles: [compute]}}
+gpu: {{driver: "580"}}
+slurm: {{release: "26.05"}}
+environments:
+  - {{name: torch, torch: "{torch}", cuda: "{cuda}"}}
+"""
+_TWO_KINDS = """os: Ubuntu 24.04
+nodes:
+  - {{hosts: "old[1-4]", hardware: {{accelerators: "v100:8"}}, roles: [compute]}}
+  - {{hosts: "new[1-4]", hardware: {{accelerators: "{new}:8"}}, roles: [compute]}}
+gpu: {{driver: "580"}}
+slurm: {{release: "26.05"}}
+"""
+_OPERATOR = """os: Ubuntu 24.04
+nodes:
+  - {{hosts: "gpu[1-4]", machine: DGX B200, roles: [compute]}}
+gpu: {{driver: "580"}}
+slurm: {{release: "26.05"}}
+kubernetes: {{gpu_operator: {operator}}}
+"""
+
+
+@rule(
+    "TW744",
+    "The GPUs need different kernel modules",
+    "error",
+    why="A driver has two kernel modules. The open one does not know GPUs before Turing, and Blackwell runs with no "
+    "other; the nodes of a stack get one of them.",
+    fix="Give each of the two kinds of nodes a stack file of its own.",
+    source=_MODULES,
+    file="stack.yaml",
+    bad=_TWO_KINDS.format(new="b200"),
+    good=_TWO_KINDS.format(new="h100"),
+)
+def two_modules(file: ReviewedFile) -> Iterator[Problem]:
+    """GPU generations of the nodes of which one knows the open module alone, and another the proprietary one."""
+    by_module = {found.kernel_module: found.name for found in generations(file) if found.kernel_module}
+    if len(by_module) == 2:
+        for driver in scalars(file.stack, "gpu", "driver"):
+            needs = " and ".join(f"{name} needs the {module} module" for module, name in sorted(by_module.items()))
+            yield at(driver, f"one driver cannot serve all nodes: {needs}")
+
+
+@rule(
+    "TW745",
+    "The wheels have no code for the GPUs",
+    "error",
+    why="Wheels of PyTorch for CUDA 12.8 and later were built without the oldest generations that this CUDA knows, to "
+    "stay small: `no kernel image is available for execution on the device`.",
+    fix="Take the wheels for CUDA 12.6, or an older PyTorch.",
+    source="https://github.com/pytorch/pytorch/issues/157517",
+    file="stack.yaml",
+    bad=_STACK.format(os="Ubuntu 24.04", machine="p3.16xlarge", torch="2.11", cuda="12.8"),
+    good=_STACK.format(os="Ubuntu 24.04", machine="p3.16xlarge", torch="2.11", cuda="12.6"),
+)
+def wheels_without_code(file: ReviewedFile) -> Iterator[Problem]:
+    """`torch` and `cuda` of an environment whose wheels leave out a GPU generation of the nodes."""
+    for item in environments(file):
+        found, cuda = _torch(item), tree.get(item, "cuda")
+        if found is None or not isinstance(cuda, yaml.ScalarNode):
+            continue
+        for each in generations(file):
+            if f"{cuda.value} {each.name}" in found.left_out:
+                yield at(cuda, f"the wheels of {found.name} for CUDA {cuda.value} have no code for {each.name}")
+
+
+@rule(
+    "TW746",
+    "PyTorch has no wheels for this Python",
+    "error",
+    why="A virtual environment has the Python of the operating system, and each release of PyTorch has wheels for a "
+    "few releases of Python. pip finds none for another one.",
+    fix="Take a PyTorch that has wheels for it, another operating system, or an `image` with a Python of its own.",
+    source=_RELEASES,
+    file="stack.yaml",
+    bad=_STACK.format(os="Rocky 9", machine="DGX H100", torch="2.9", cuda="13.0"),
+    good=_STACK.format(os="Rocky 9", machine="DGX H100", torch="2.8", cuda="12.8"),
+)
+def other_python(file: ReviewedFile) -> Iterator[Problem]:
+    """`torch` of an environment that has no wheels for the python3 of `os`."""
+    system = release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
+    if system is None or system.python is None:
+        return
+    key = software.version_key(system.python)
+    for item in tree.items(tree.get(file.stack, "environments")):
+        found = _torch(item)
+        for value in scalars(item, "torch") if found else ():
+            assert found is not None
+            of = f"{system.name} has Python {system.python}"
+            if found.first_python and key < software.version_key(found.first_python):
+                yield at(value, f"{of}, and the first that {found.name} has wheels for is {found.first_python}")
+            elif found.last_python and key > software.version_key(found.last_python):
+                yield at(value, f"{of}, and the last that {found.name} has wheels for is {found.last_python}")
+
+
+@rule(
+    "TW747",
+    "The GPU operator does not know the GPUs",
+    "error",
+    why="A release of the GPU operator brings a device plugin, a toolkit and monitoring that know the GPUs of its "
+    "day. Its pods do not become ready on nodes with later ones.",
+    fix="Take a release that knows the generation.",
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/platform-support.html",
+    file="stack.yaml",
+    bad=_OPERATOR.format(operator="v23.9.0"),
+    good=_OPERATOR.format(operator="v25.10.0"),
+)
+def old_operator(file: ReviewedFile) -> Iterator[Problem]:
+    """`kubernetes.gpu_operator` before the first release that knows a GPU generation of the nodes."""
+    for value in scalars(file.stack, "kubernetes", "gpu_operator"):
+        for found in generations(file):
+            first = found.first_operator
+            if first and software.version_key(value.value) < software.version_key(first):
+                yield at(value, f"{value.value} does not know {found.name}: {first} is the first that does")
+
+
+def _torch(item: yaml.Node) -> Release | None:
+    """The release of PyTorch of an environment; None without one, and for one that the catalogue does not have."""
+    torch = tree.scalar(tree.get(item, "torch"))
+    return release(".".join(torch.split(".")[:2]), "PyTorch") if torch else None
