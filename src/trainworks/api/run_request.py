@@ -269,6 +269,9 @@ def job_in_format(request: RunRequest, name: str) -> str:
         raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
     run_file = with_image(request.run_file, _ENGINES.get(name))
     _check_needs_no_trainworks(run_file, name)
+    if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
+        hidden = dict.fromkeys(one for one in run_file.cluster.skypilot.secrets if one in run_file.envs)
+        run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster
     if name == "lsf" and cluster.autoscale is not None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from trainworks.config.command import is_secret
 from trainworks.errors import UsageError
 
 _OPTION = "--env"
@@ -43,7 +44,5 @@ def parse_variables(assignments: Sequence[str], shell: Mapping[str, str] = os.en
 
 def warnings_about(variables: Mapping[str, str | None]) -> tuple[str, ...]:
     """Remarks on secrets that would be written into the run directory."""
-    from trainworks.observe.following import is_secret  # noqa: PLC0415 - few commands set variables
-
     written = [name for name, value in variables.items() if value is not None and is_secret(name)]
     return tuple(f"the record of the run keeps the value of {name}; `--env {name}` keeps it out" for name in written)
