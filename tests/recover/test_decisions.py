@@ -70,7 +70,7 @@ def test_failures_without_a_fingerprint_prove_nothing() -> None:
 
 def test_transient_causes_are_those_that_another_start_of_the_job_helps() -> None:
     of_jobs = {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.LAUNCH_FAILED, Cause.NO_CAPACITY, Cause.CONTROLLER_ERROR}
-    of_jobs |= {Cause.NODE_RECLAIMED}
+    of_jobs |= {Cause.NODE_RECLAIMED, Cause.SCHEDULER_LOST}
     assert {cause for cause, facts in CAUSES.items() if facts.another_start_helps} - of_jobs == TRANSIENT
     assert set(Cause) > UNPROVEN
 

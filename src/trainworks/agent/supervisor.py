@@ -271,15 +271,15 @@ class Supervisor:
     def _note_state(self, failure: Event, exit_code: int | None = None) -> None:
         """Write the state and its cause to status.json, and as an event."""
         state = self._state
-        cause, message = failure.get("cause"), failure.get("message")
+        cause = failure.get("cause")
         pid, started_at = process.identity()
         if cause == "disk_full":
             self._run_dir.release_reserve()
-        self._run_dir.write_status(
+        self._run_dir.enter(
             RunStatus(
                 state=state,
                 cause=cause,
-                message=message,
+                message=failure.get("message"),
                 hint=failure.get("hint"),
                 exit_code=exit_code,
                 supervisor_pid=pid,
@@ -288,7 +288,6 @@ class Supervisor:
                 updated_at=self._clock.now(),
             )
         )
-        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message)
 
 
 def supervise(

@@ -191,7 +191,7 @@ class Run:
         if job is not None and not job.state.is_final:
             job.stop(at_once=at_once)
             return
-        state = self.state
+        state = self.state if job is None else job.state  # the queue may have ended a run that it could not write to
         if state.is_final or self.status.supervisor_pid is None:
             raise UsageError(f"run {self.id} is not running: {state}")
         AttachedBackend(self.resolved).stop(str(self.path), at_once=at_once)

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, naming_full_disk, write_atomic
+from trainworks.record.events import append_event
 
 if TYPE_CHECKING:  # a list of jobs reads no file of a run, and building a model takes milliseconds
     from trainworks.record.dev_environment import DevServer, DevUse
@@ -281,6 +282,13 @@ class RunDir:
     def write_status(self, status: RunStatus) -> None:
         """Replace the status, atomically; only the final one must survive a power cut."""
         write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n", durable=status.exit_code is not None)
+
+    def enter(self, status: RunStatus, **details: float) -> None:
+        """Replace the status, and record its state and how the run came to it as an event."""
+        from trainworks.record.status import End  # noqa: PLC0415
+
+        self.write_status(status)
+        append_event(self.events_file, "state", **status.model_dump(include=set(End.model_fields)), **details)
 
     def read_status(self) -> RunStatus:
         """Read the status; CREATED for a run that was never launched."""
