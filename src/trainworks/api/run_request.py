@@ -97,7 +97,9 @@ def read_request(
         raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
     run_file = request.run_file.with_ranks(nodes, nproc)
     named = replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
-    return _with_variables(named, env) if env else named
+    request = _with_variables(named, env) if env else named
+    secrets = warnings_about(task.run_file for task in (request, *request.following))
+    return replace(request, notes=tuple(dict.fromkeys((*request.notes, *secrets))))
 
 
 def _with_variables(request: RunRequest, assignments: Sequence[str]) -> RunRequest:
@@ -106,8 +108,7 @@ def _with_variables(request: RunRequest, assignments: Sequence[str]) -> RunReque
     tasks = [_with_envs(task, variables) for task in (request, *request.following)]
     if any(task.run_file.run is None for task in tasks):
         raise UsageError("a workload reads no variables", place="--env", hint="use `--env` for a command")
-    notes = (*request.notes, *warnings_about(variables))
-    return replace(tasks[0], notes=notes, following=tuple(tasks[1:]))
+    return replace(tasks[0], following=tuple(tasks[1:]))
 
 
 def _with_envs(request: RunRequest, variables: Mapping[str, str | None]) -> RunRequest:

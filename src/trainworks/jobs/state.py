@@ -30,7 +30,7 @@ class JobState(enum.StrEnum):
     FAILED = "FAILED"
     STOPPED = "STOPPED"
     LOST = "LOST"
-    """The supervisor died without writing a final state; derived by readers, never written."""
+    """The supervisor died without writing a final state; the first reader that finds out writes it."""
     UNKNOWN = "UNKNOWN"
     """The backend reports a state that this version does not know; `raw` has its text."""
 

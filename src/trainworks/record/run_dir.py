@@ -41,6 +41,10 @@ _RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
+def _mode(resolved: ResolvedRun) -> int:
+    return 0o600 if resolved.run_file.written_secrets else 0o644
+
+
 class RunDir:
     """Paths and small files of one run."""
 
@@ -244,8 +248,8 @@ class RunDir:
         return sorted((int(match[1]), folder) for match, folder in found if match)
 
     def write_resolved(self, resolved: ResolvedRun) -> None:
-        """Write the resolved run, atomically."""
-        write_atomic(self.resolved_file, resolved.model_dump_json(indent=2) + "\n")
+        """Write the resolved run, atomically; one with secrets is readable by its user alone."""
+        write_atomic(self.resolved_file, resolved.model_dump_json(indent=2) + "\n", mode=_mode(resolved))
 
     def read_resolved(self) -> ResolvedRun:
         """Read the resolved run.
@@ -260,7 +264,7 @@ class RunDir:
 
     def write_edited(self, resolved: ResolvedRun) -> None:
         """Write the resolved run of a job that is being edited beside the one that counts, atomically."""
-        write_atomic(self.edited_file, resolved.model_dump_json(indent=2) + "\n")
+        write_atomic(self.edited_file, resolved.model_dump_json(indent=2) + "\n", mode=_mode(resolved))
 
     def read_edited(self) -> ResolvedRun | None:
         """Read the resolved run of a job that is being edited; None if no edit was interrupted.
