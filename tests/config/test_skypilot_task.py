@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainworks.api.run_request import RunRequest, job_in_format, read_run_file
+from trainworks.api.run_request import RunRequest, job_in_format, not_kept, read_run_file
 from trainworks.config.load import parse_run_file
 from trainworks.config.skypilot_task import HANDED_ON, RENTED, TASK_KEYS
 from trainworks.errors import RunFileError
@@ -141,6 +141,35 @@ def test_a_task_without_cores_leaves_them_to_skypilot() -> None:
     assert exported("run: a\ncluster: {processes_per_node: 8}")["resources"] == {"cpus": "8+"}
 
 
+@pytest.mark.parametrize("name", ["jobset", "trainjob", "lsf", "skypilot"])
+def test_a_job_says_what_another_format_does_not_keep(name: str) -> None:
+    """On stderr, and in the text."""
+    text = """
+        name: a
+        run: a
+        resources: {accelerators: {H100: 8, 'A100:0.5'}, use_spot: true}
+        file_mounts: {/data: 's3://a'}
+        cluster: {slurm: {partition: big}, kubernetes: {image: i, queue: q}}
+        """
+    request = read_run_file(text)
+    options = {
+        "slurm": ["partition"],
+        "kubernetes": ["queue", "image"] if name in ("lsf", "skypilot") else [],
+        "skypilot": ["use_spot", "file_mounts"] if name != "skypilot" else [],
+    }
+    lost = {f"`cluster.{engine}.{option}` is not kept" for engine, those in options.items() for option in those}
+    if name != "skypilot":
+        lost |= {
+            "`resources.accelerators`: `A100:0.5` becomes a whole",
+            "`resources.accelerators`: of `H100:8, A100:0.5`",
+        }
+    remarks = not_kept(request.run_file, name)
+    assert len(remarks) == len(lost) and all(any(one.startswith(begin) for one in remarks) for begin in lost)
+    written = job_in_format(request, name)
+    assert all(f"# {remark}\n" in written for remark in remarks)
+    assert written.startswith("#!/bin/bash\n") or name != "lsf"
+
+
 def test_a_secret_with_a_value_is_not_written_into_a_manifest() -> None:
     request = read_run_file("run: a\nsecrets: {WORD: abc}\ncluster: {engine: kubernetes, kubernetes: {image: i}}")
     assert "abc" not in job_in_format(request, "jobset")
@@ -193,6 +222,10 @@ def test_a_value_is_handed_on_as_skypilot_understands_it(key: str, exported_as: 
     ("text", "note"),
     [
         ("resources: {accelerators: T4:0.5}", "t.yaml:2  resources.accelerators: `T4:0.5` becomes a whole accelerator"),
+        (
+            "resources: {accelerators: [H100:8, A100:8]}\ncluster: {engine: kubernetes, kubernetes: {image: i}}",
+            "t.yaml:2  resources.accelerators: of `H100:8, A100:8` the first is requested",
+        ),
         ("resources: {spot_recovery: none}", "t.yaml:2  resources.spot_recovery has no effect on `local`"),
         ("workdir: {url: https://a/b.git, ref: main}", "t.yaml:2  workdir has no effect on `local`: Trainworks clones"),
         ("managed_secrets: [token]", "t.yaml:2  managed_secrets has no effect on `local`"),

@@ -18,6 +18,7 @@ from trainworks.config.load import name_from
 from trainworks.config.manifests.load import parse_run_description
 from trainworks.config.pipeline import load_tasks
 from trainworks.config.run_file import RunFile
+from trainworks.config.skypilot_task import changed_elsewhere
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import Source
 from trainworks.config.spec import RunName
@@ -254,7 +255,34 @@ def _check_needs_no_trainworks(run_file: RunFile, name: str) -> None:
         raise UsageError(f"a job as {name} cannot keep its code", hint="remove `job.keep_code`")
 
 
+def not_kept(run_file: RunFile, name: str) -> list[str]:
+    """What a job loses in another format: the options of other engines, and what only SkyPilot has in `resources`."""
+    if name == "run-file":
+        return []
+    blocks = {key: getattr(run_file.cluster, key) for key in ("local", "slurm", "kubernetes", "skypilot")}
+    lost = [
+        f"`cluster.{key}.{option}` is not kept in a job as {name}"
+        for key, block in blocks.items()
+        for option in (block.model_dump(exclude_defaults=True) if key != _ENGINES.get(name) else ())
+        if (key, option) not in _KEPT_OTHERWISE
+    ]
+    changed = changed_elsewhere(run_file.resources, chooses=False) if name != "skypilot" else ()
+    return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed]
+
+
+_KEPT_OTHERWISE = (("skypilot", "secrets"), ("skypilot", "program"))
+"""Options without a counterpart whose effect a job has in every format, or does not need."""
+
+
 def job_in_format(request: RunRequest, name: str) -> str:
+    """`job_text`, with a comment at the top for everything that the format does not keep."""
+    text = job_text(request, name)
+    first, rest = text.split("\n", 1) if text.startswith("#!") else (None, text)
+    comments = "".join(f"# {' '.join(remark.split())}\n" for remark in not_kept(request.run_file, name))
+    return (f"{first}\n" if first is not None else "") + comments + rest
+
+
+def job_text(request: RunRequest, name: str) -> str:
     """The job as text for an engine that Trainworks does not talk to, or as a run file; this machine is not probed.
 
     Args:

@@ -88,14 +88,18 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     return rest, moves
 
 
-def changed_elsewhere(resources: Resources | None) -> Iterator[tuple[FieldPath, str]]:
-    """Requests that mean something else on an engine other than SkyPilot: the place of each, and what becomes of it."""
-    parts = [str(one) for one in (resources and resources.accelerators) or () if one.share]
-    if parts:
-        yield (
-            ("resources", "accelerators"),
-            f"`{', '.join(parts)}` becomes a whole accelerator: SkyPilot alone shares one",
-        )
+def changed_elsewhere(resources: Resources | None, *, chooses: bool) -> Iterator[tuple[FieldPath, str]]:
+    """Requests that mean something else where SkyPilot does not rent the nodes: the place, and what becomes of it.
+
+    Args:
+        resources: of the run file.
+        chooses: whether any of several accelerators will do there, as on this machine.
+    """
+    wanted, path = list((resources and resources.accelerators) or ()), ("resources", "accelerators")
+    if parts := [str(one) for one in wanted if one.share]:
+        yield path, f"`{', '.join(parts)}` becomes a whole accelerator: SkyPilot alone shares one"
+    if len(wanted) > 1 and not chooses:
+        yield path, f"of `{', '.join(map(str, wanted))}` the first is requested: SkyPilot alone chooses"
 
 
 def without_effect(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
