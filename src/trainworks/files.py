@@ -15,7 +15,7 @@ from trainworks.errors import DiskFullError
 from trainworks.units import format_bytes
 
 
-def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, mode: int = 0o644) -> None:
     """Write a file so that a reader, or a power cut, leaves the old content or the new, never a part.
 
     A temporary file in the same folder is written, flushed to disk and renamed over `path`.
@@ -24,6 +24,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
         path: of the file.
         content: all of it.
         durable: False for a file that may be lost, or empty, after a power cut.
+        mode: permissions of the file.
 
     Raises:
         DiskFullError: no space left; the old content is untouched and the temporary file is gone.
@@ -38,7 +39,7 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
                 if durable:
                     file.flush()
                     os.fsync(file.fileno())
-            temporary.chmod(0o644)
+            temporary.chmod(mode)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -36,7 +36,16 @@ def test_variables_are_set_in_every_task_of_a_pipeline(tmp_path: Path) -> None:
     assert [task.run_file.envs for task in (first, *first.following)] == [{"A": "4"}, {"A": "4", "B": "2"}]
 
 
-def test_a_secret_on_the_command_line_is_remarked_on() -> None:
-    assert read_request(COMMAND, env=["HF_TOKEN=x", "LR=1"]).notes == (
-        "the record of the run keeps the value of HF_TOKEN; `--env HF_TOKEN` keeps it out",
-    )
+NOTE = (
+    "the record of the run keeps the value of HF_TOKEN, readable by you alone; `HF_TOKEN: null` in `envs` takes it "
+    "from your shell and keeps it out"
+)
+
+
+def test_a_secret_that_is_written_down_is_remarked_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "x")
+    file = tmp_path / "a.yaml"
+    file.write_text("run: 'true'\nenvs: {HF_TOKEN: x, LR: 1}\n")
+    assert read_request(COMMAND, env=["HF_TOKEN=x", "LR=1"]).notes == (NOTE,)
+    assert read_request(read_request(str(file))).notes == (NOTE,)
+    assert read_request(str(file), env=["HF_TOKEN"]).notes == ()

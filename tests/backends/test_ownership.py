@@ -11,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fakes import spec
+from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.ownership import check_may_change, check_run_dir, check_undrain, is_private, may_end
 from trainworks.errors import NotOwnerError
 from trainworks.host import users
 from trainworks.host.users import is_administrator, this_host, user_name
 from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
@@ -141,3 +143,18 @@ def test_a_store_is_private_where_no_other_user_can_write_it(tmp_path: Path) -> 
     assert is_private("nonsense")  # opening it is the error
     (tmp_path / "jobs.db").chmod(0o666)
     assert not is_private(url)
+
+
+def test_a_run_that_the_dispatcher_would_not_execute_is_refused_at_its_submission(
+    run_dir: RunDir, tmp_path: Path
+) -> None:
+    """As with umask 000: every user can write the store and the folder of the runs."""
+    store = open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
+    (tmp_path / "jobs.db").chmod(0o666)
+    run_dir.path.parent.chmod(0o777)
+    spec = JobSpec(run_id=run_dir.run_id, name="demo", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
+    backend = LocalBackend(store)
+    with pytest.raises(NotOwnerError, match="every user can write") as refused:
+        backend.submit(backend.render(spec, run_dir), run_dir)
+    assert str(refused.value.hint).startswith(f"chmod o-w {run_dir.path.parent}")
+    assert store.search() == [] and not run_dir.environment_file.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -369,7 +370,8 @@ def same(run_file: RunFile) -> tuple[Any, ...]:
     """What a job is, whatever it was read from."""
     spec = spec_of(run_file, run_id="a-1", working_folder="/")
     options = run_file.cluster.kubernetes.model_dump(exclude={"namespace"})
-    return spec, program_of(run_file), options, run_file.cluster.kubernetes.namespace
+    program = replace(program_of(run_file), resources=None)  # those of the spec; only SkyPilot reads more
+    return spec, program, options, run_file.cluster.kubernetes.namespace
 
 
 JOBS = st.fixed_dictionaries(
@@ -380,7 +382,7 @@ JOBS = st.fixed_dictionaries(
         "framework": st.sampled_from(["torch", "jax"]),
         "envs": st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), st.none() | HOSTILE, max_size=3),
         "resources": st.fixed_dictionaries(
-            {}, optional={"accelerators": st.sampled_from(["H100:8", "gpu:2"]), "memory": st.just("64")}
+            {}, optional={"accelerators": st.sampled_from(["H100:8", "gpu:2"]), "memory": st.just("64+")}
         ),
         "cluster": st.just({"processes_per_node": 2}),
         "job": st.fixed_dictionaries(

@@ -70,7 +70,6 @@ MISTAKES = [
     "--dependency=afterok:$JOB",
     "--export=ALL,1A=2",
     "--gpus-per-node=h100:8,a100:1",
-    "--gres=gpu:1g.10gb:2",
     "--partition='big one'",
     "--constraint='rack1 or rack2'",
     # what does not go together
@@ -83,6 +82,9 @@ MISTAKES = [
     "--mem-per-gpu=80G",
     "--nodes=1\n#SBATCH hetjob\n#SBATCH --nodes=2",
 ]
+
+
+MIG = "nvidia_h100_80gb_hbm3_3g.40gb"
 
 
 def script(options: str) -> str:
@@ -155,6 +157,8 @@ def test_a_name_becomes_one_that_a_run_may_have(written: str, name: str) -> None
         ("--gres=gpu:0", (1, 1, NodeResources(cores=1))),
         ("--nodes=2 --tasks-per-node=8 -c2", (2, 8, NodeResources(cores=16))),
         ("--gres=gpu:h100:4 --gpus-per-node=4", (1, 1, NodeResources(accelerators=4, accelerator="h100"))),
+        ("--gres=gpu:1g.10gb:2", (1, 1, NodeResources(accelerators=2, accelerator="1g.10gb"))),
+        (f"--gres=gpu:{MIG}:1", (1, 1, NodeResources(accelerators=1, accelerator=MIG))),
         ("--gpus-per-node=h100", (1, 1, NodeResources(accelerators=1, accelerator="h100"))),
         ("--gpus-per-task=a100:2 --ntasks-per-node=4", (1, 4, NodeResources(accelerators=8, accelerator="a100"))),
         ("--gpus=16 --nodes=2", (2, 1, NodeResources(accelerators=8))),

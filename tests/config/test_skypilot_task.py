@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainworks.api.run_request import job_in_format, read_run_file
+from trainworks.api.run_request import RunRequest, job_in_format, not_kept, read_run_file
 from trainworks.config.load import parse_run_file
 from trainworks.config.skypilot_task import HANDED_ON, RENTED, TASK_KEYS
 from trainworks.errors import RunFileError
@@ -49,7 +49,11 @@ TASKS = {
 
 
 def exported(text: str) -> dict[str, Any]:
-    task: dict[str, Any] = yaml.safe_load(job_in_format(read_run_file(text), "skypilot"))
+    return exported_request(read_run_file(text))
+
+
+def exported_request(request: RunRequest) -> dict[str, Any]:
+    task: dict[str, Any] = yaml.safe_load(job_in_format(request, "skypilot"))
     return task
 
 
@@ -63,6 +67,113 @@ def test_a_task_comes_out_with_every_key_that_went_in(text: str) -> None:
     assert resources.items() <= out["resources"].items()
     for key in ("file_mounts", *TASK_KEYS):
         assert out.get(key) == written.get(key)
+
+
+# Facts of tasks as published ones have them; a set is any of its members, and a list is in this order.
+FACTS = [
+    "accelerators: {'H100:8', 'H200:8'}",
+    "accelerators: {A100: 8, H100: 4}",
+    "accelerators: {A100-80GB}",
+    "accelerators: ['H100:8', 'H200:8']",
+    "accelerators: T4:0.5",
+    "accelerators: {T4: 0.25, A10G: 1}",
+    "cpus: 4",
+    "cpus: 4+",
+    "cpus: 0.5+",
+    "memory: 32",
+    "memory: 32+",
+    "cpus: 2, memory: 8.5+, accelerators: L4",
+    "disk_tier: best, ports: [8080, 10020-10040], disk_size: 300",
+    "any_of: [{infra: aws, accelerators: {A10G: 4}}, {use_spot: true}]",
+    "ordered: [{infra: gcp, accelerators: L4}, {infra: aws, cpus: 4}]",
+]
+
+
+def facts(task: dict[str, Any]) -> dict[str, Any]:
+    """What SkyPilot takes from a task: in `resources`, sets as sets, counts as numbers, and amounts as text."""
+    resources = dict(task.get("resources") or {})
+    if (wanted := resources.get("accelerators")) is not None:
+        pairs = wanted.items() if isinstance(wanted, dict) else ((text, None) for text in _listed(wanted))
+        named = [_kind_and_count(name, count) for name, count in pairs]
+        resources["accelerators"] = frozenset(named) if isinstance(wanted, dict) or len(named) == 1 else named
+    amounts = {key: str(resources[key]) for key in ("cpus", "memory") if key in resources}
+    return {key: task.get(key) for key in ("envs", "secrets", "num_nodes", "file_mounts")} | {
+        "resources": resources | amounts or None
+    }
+
+
+def _listed(wanted: Any) -> list[str]:
+    return wanted if isinstance(wanted, list) else [wanted]
+
+
+def _kind_and_count(name: str, count: Any) -> tuple[str, float]:
+    kind, _, written = name.partition(":")
+    return kind, float(count or written or 1)
+
+
+@pytest.mark.parametrize("resources", FACTS)
+@pytest.mark.parametrize("engine", ["", "cluster: skypilot\n"])
+def test_resources_keep_their_meaning_through_a_run_file(resources: str, engine: str) -> None:
+    text = f"name: a\nnum_nodes: 1\nrun: a\nresources: {{{resources}}}\n"
+    request = read_run_file(text + engine)
+    again = read_run_file(job_in_format(request, "run-file"))
+    assert facts(exported_request(request)) == facts(exported_request(again)) == facts(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "secrets: {HF_TOKEN: null, WANDB_API_KEY: '', MODE: fast}",
+        "secrets: {HF_TOKEN: null}\nenvs: {EPOCHS: '3', USER_NAME: null}",
+        "envs: {HF_TOKEN: null}",
+        "secrets: {_X: a}\nfile_mounts: {/data: 's3://a', /b: {name: c, store: gcs}}",
+    ],
+)
+def test_secrets_stay_secrets_with_and_without_a_value(variables: str) -> None:
+    text = f"name: a\nnum_nodes: 1\nrun: a\n{variables}\n"
+    request = read_run_file(text)
+    again = read_run_file(job_in_format(request, "run-file"))
+    assert facts(exported_request(request)) == facts(exported_request(again)) == facts(yaml.safe_load(text))
+
+
+def test_a_task_without_cores_leaves_them_to_skypilot() -> None:
+    assert "resources" not in exported("num_nodes: 2\nrun: a")
+    assert exported("run: a\ncluster: {processes_per_node: 8}")["resources"] == {"cpus": "8+"}
+
+
+@pytest.mark.parametrize("name", ["jobset", "trainjob", "lsf", "skypilot"])
+def test_a_job_says_what_another_format_does_not_keep(name: str) -> None:
+    """On stderr, and in the text."""
+    text = """
+        name: a
+        run: a
+        resources: {accelerators: {H100: 8, 'A100:0.5'}, use_spot: true}
+        file_mounts: {/data: 's3://a'}
+        cluster: {slurm: {partition: big}, kubernetes: {image: i, queue: q}}
+        """
+    request = read_run_file(text)
+    options = {
+        "slurm": ["partition"],
+        "kubernetes": ["queue", "image"] if name in ("lsf", "skypilot") else [],
+        "skypilot": ["use_spot", "file_mounts"] if name != "skypilot" else [],
+    }
+    lost = {f"`cluster.{engine}.{option}` is not kept" for engine, those in options.items() for option in those}
+    if name != "skypilot":
+        lost |= {
+            "`resources.accelerators`: `A100:0.5` becomes a whole",
+            "`resources.accelerators`: of `H100:8, A100:0.5`",
+        }
+    remarks = not_kept(request.run_file, name)
+    assert len(remarks) == len(lost) and all(any(one.startswith(begin) for one in remarks) for begin in lost)
+    written = job_in_format(request, name)
+    assert all(f"# {remark}\n" in written for remark in remarks)
+    assert written.startswith("#!/bin/bash\n") or name != "lsf"
+
+
+def test_a_secret_with_a_value_is_not_written_into_a_manifest() -> None:
+    request = read_run_file("run: a\nsecrets: {WORD: abc}\ncluster: {engine: kubernetes, kubernetes: {image: i}}")
+    assert "abc" not in job_in_format(request, "jobset")
+    assert "secretKeyRef" in job_in_format(request, "jobset")
 
 
 def test_cloud_and_region_are_one_place() -> None:
@@ -95,9 +206,6 @@ def test_every_key_of_a_task_is_named_where_it_has_no_effect(key: str) -> None:
     ("key", "exported_as"),
     [
         ("gpus: H100:8", {"accelerators": "H100:8"}),
-        ("accelerators: T4:0.5", {"accelerators": "T4:1"}),
-        ("accelerators: {v100: 0.25}", {"accelerators": "v100:1"}),
-        ("accelerators: [T4:0.5, A100:2]", {"accelerators": ["T4:1", "A100:2"]}),
         ("disk_size: 1024GB", {"disk_size": 1024}),
         ("disk_size: 2tb", {"disk_size": 2048}),
         ("spot_recovery: FAILOVER", {"job_recovery": "FAILOVER"}),
@@ -114,6 +222,10 @@ def test_a_value_is_handed_on_as_skypilot_understands_it(key: str, exported_as: 
     ("text", "note"),
     [
         ("resources: {accelerators: T4:0.5}", "t.yaml:2  resources.accelerators: `T4:0.5` becomes a whole accelerator"),
+        (
+            "resources: {accelerators: [H100:8, A100:8]}\ncluster: {engine: kubernetes, kubernetes: {image: i}}",
+            "t.yaml:2  resources.accelerators: of `H100:8, A100:8` the first is requested",
+        ),
         ("resources: {spot_recovery: none}", "t.yaml:2  resources.spot_recovery has no effect on `local`"),
         ("workdir: {url: https://a/b.git, ref: main}", "t.yaml:2  workdir has no effect on `local`: Trainworks clones"),
         ("managed_secrets: [token]", "t.yaml:2  managed_secrets has no effect on `local`"),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.launcher import finished, interrupt, wait_until
+from trainworks.api.run_handle import Run
+from trainworks.host import process
+from trainworks.jobs.state import JobState
+from trainworks.record.events import read_events
 
 pytestmark = pytest.mark.slow
 SHOW = (
@@ -68,6 +72,47 @@ def test_a_command_is_restarted_as_often_as_asked(program):
         "name: again\nrun: test $TRAINWORKS_ATTEMPT = 3\nrecover: {max_restarts: 2}\n"
     )
     assert program.run("run", "run.yaml")[0] == 0
+
+
+def test_a_command_that_misses_a_module_is_not_started_again(program):
+    (program.folder / "run.yaml").write_text(
+        "name: again\nrun: python -c 'import no_such_module'\nrecover: {max_restarts: 2}\n"
+    )
+    code, _, stderr = program.run("run", "run.yaml")
+    events = read_events(program.run_dir.events_file)
+    assert (code, sum(event["kind"] == "attempt" for event in events)) == (1, 1)
+    assert "not restarted: its program cannot start as it is written" in stderr
+    assert "max_restarts" not in stderr
+
+
+def test_a_failed_command_without_restarts_hints_at_them(program):
+    code, _, stderr = program.run("run", "--", "bash", "-c", "exit 7")
+    assert code == 7
+    assert "hint: set `recover: {max_restarts: 3}` in a run file" in stderr
+
+
+def test_a_run_whose_launcher_was_killed_says_so(program):
+    running = program.start("run", "--", "sleep", "600")
+    wait_until(lambda: program.run_dir.read_status().state == "RUNNING")
+    running.kill()
+    wait_until(lambda: program.run_dir.read_status().state == "STOPPED")
+    status = program.run_dir.read_status()
+    assert (status.cause, status.message) == ("killed", "the process that started it was killed")
+
+
+def test_the_first_reader_writes_that_a_supervisor_was_killed(program):
+    program.start("run", "--", "sleep", "600")
+    wait_until(lambda: program.run_dir.read_status().state == "RUNNING")
+    before = program.run_dir.read_status()
+    process.kill(before.supervisor_pid)
+    run = Run(program.run_dir)
+    wait_until(lambda: run.state is JobState.LOST and run.status.state == "LOST")  # once its agents are gone, too
+    after = program.run_dir.read_status()
+    assert (after.cause, after.message, after.updated_at) == (
+        "agent_lost",
+        "its supervisor was killed",
+        before.updated_at,
+    )
 
 
 def test_setup_runs_before_the_command_and_variables_reach_both(program):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
@@ -11,6 +12,9 @@ from trainworks.backends.reported_attempts import attempts_of
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
+from trainworks.record.events import append_event, read_events
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import End, RunStatus
 
 SPEC = JobSpec(run_id="t-1", name="t", min_nodes=2, max_nodes=2, node=NodeResources(cores=8.0, accelerators=2))
 JOB = JobRow(
@@ -62,6 +66,22 @@ def test_a_lost_node_and_a_preemption_end_attempts_with_their_causes() -> None:
         (JobState.PREEMPTED, "preempted", 91.0, 95.0),
         (JobState.SUCCEEDED, None, 120.0, 130.0),
     ]
+
+
+def test_an_earlier_attempt_ends_as_its_supervisor_recorded(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    ended = RunStatus(state="QUEUED", cause="killed", message="by SIGKILL", hint="look", exit_code=137)
+    append_event(run_dir.events_file, "submitted", hosts=["node1"])
+    run_dir.enter(ended, ended_at=30.0)
+    append_event(run_dir.events_file, "submitted", hosts=["node2"], restarts=1)
+    events = read_events(run_dir.events_file)
+    assert End.of_event(events[1]) == End(**ended.model_dump(include=set(End.model_fields)))
+    first, _ = attempts_of(JOB, events)
+    assert (first.cause, first.message, first.exit_code) == ("killed", "by SIGKILL", 137)
+
+
+def test_an_event_of_an_older_version_has_no_exit_code() -> None:
+    assert End.of_event(state(1.0, "FAILED", "oom")) == End(state="FAILED", cause="oom")
 
 
 def test_an_attempt_that_was_cut_off_ended_before_the_next_one() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import LAUNCH_AT, resolved_command
+from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnknownRunError
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir, find_run, list_runs
@@ -137,3 +138,24 @@ def test_where_there_are_no_runs_the_hint_is_to_start_one(tmp_path: Path) -> Non
 def test_other_folders_are_no_runs(run_dir: RunDir) -> None:
     (run_dir.path.parent / "notes").mkdir()
     assert [run.run_id for run in list_runs(run_dir.path.parent)] == ["demo-1"]
+
+
+@pytest.mark.parametrize(
+    ("envs", "secrets", "mode"),
+    [
+        ({"LR": "1", "HF_TOKEN": None}, (), 0o644),
+        ({"WANDB_API_KEY": "x"}, (), 0o600),
+        ({"db_password": "x"}, (), 0o600),
+        ({"WORD": "x"}, ("WORD",), 0o600),
+    ],
+)
+def test_a_run_with_the_value_of_a_secret_is_readable_by_its_user_alone(
+    envs: dict[str, str | None], secrets: tuple[str, ...], mode: int, tmp_path: Path
+) -> None:
+    skypilot = {"engine": "skypilot", "skypilot": {"secrets": secrets}} if secrets else {}
+    run_file = RunFile.model_validate({"name": "a", "run": "true", "envs": envs, "cluster": skypilot})
+    run_dir = create_run_dir(tmp_path, "a")
+    for write in (run_dir.write_resolved, run_dir.write_edited):
+        write(resolved_command(run_dir.run_id, run_file=run_file))
+    assert [file.stat().st_mode & 0o777 for file in (run_dir.resolved_file, run_dir.edited_file)] == [mode] * 2
+    assert run_dir.read_resolved().run_file.envs == envs

@@ -8,7 +8,15 @@ import pytest
 
 from trainworks.jobs.state import CAUSES, Cause
 from trainworks.record.events import Event
-from trainworks.recover.decisions import TRANSIENT, UNPROVEN, FailureRecord, Verdict, decide_restart, restart_verdict
+from trainworks.recover.decisions import (
+    TRANSIENT,
+    UNPROVEN,
+    FailureRecord,
+    Verdict,
+    command_verdict,
+    decide_restart,
+    restart_verdict,
+)
 
 SUBMITTED: Event = {"kind": "submitted"}
 ATTEMPT: Event = {"kind": "attempt", "resumed_from_step": 0}
@@ -70,7 +78,7 @@ def test_failures_without_a_fingerprint_prove_nothing() -> None:
 
 def test_transient_causes_are_those_that_another_start_of_the_job_helps() -> None:
     of_jobs = {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.LAUNCH_FAILED, Cause.NO_CAPACITY, Cause.CONTROLLER_ERROR}
-    of_jobs |= {Cause.NODE_RECLAIMED}
+    of_jobs |= {Cause.NODE_RECLAIMED, Cause.SCHEDULER_LOST}
     assert {cause for cause, facts in CAUSES.items() if facts.another_start_helps} - of_jobs == TRANSIENT
     assert set(Cause) > UNPROVEN
 
@@ -108,3 +116,41 @@ def test_the_record_says_what_happened_before(
 def test_two_nodes_that_fail_in_one_attempt_do_not_repeat_each_other() -> None:
     now = event()
     assert restart_verdict(now, [SUBMITTED], [ATTEMPT, event(rank=1), now]) is Verdict.RESTART
+
+
+COMMAND: Event = {"kind": "failure", "cause": "user_error", "exit_code": 1, "signal": None}
+
+
+@pytest.mark.parametrize(
+    ("code", "last_words"),
+    [
+        (1, "ModuleNotFoundError: No module named 'trl'"),
+        (1, "ImportError: cannot import name 'x' from 'y' (/site-packages/y.py)"),
+        (1, "SyntaxError: invalid syntax"),
+        (2, "/usr/bin/python: can't open file '/app/trian.py': [Errno 2] No such file or directory"),
+        (2, "train.py: error: unrecognized arguments: --lrr 1"),
+        (127, "bash: line 1: torchrnu: command not found"),
+        (126, "bash: line 1: ./train.sh: Permission denied"),
+    ],
+)
+def test_a_command_that_cannot_start_as_it_is_written_is_not_started_again(code: int, last_words: str) -> None:
+    failed = COMMAND | {"exit_code": code, "message": f"the command exited with code {code}: {last_words}"}
+    assert command_verdict(failed) is Verdict.CANNOT_START
+
+
+@pytest.mark.parametrize(
+    ("code", "last_words"),
+    [
+        (1, "RuntimeError: NCCL error: unhandled system error"),
+        (1, "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients"),
+        (1, "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/data/shard-7'"),
+        (1, "ConnectionError: the hub is away"),
+        (2, "ls: cannot access '/mnt/data': Stale file handle"),
+        (9, ""),
+    ],
+)
+def test_a_command_that_may_have_met_a_fault_that_passes_is_started_again(code: int, last_words: str) -> None:
+    failed = COMMAND | {"exit_code": code, "message": f"the command exited with code {code}: {last_words}"}
+    assert command_verdict(failed) is Verdict.RESTART
+    killed = {"cause": "killed", "exit_code": -9, "signal": "SIGKILL", "message": "ImportError: x"}
+    assert command_verdict(COMMAND | killed) is Verdict.RESTART

@@ -37,8 +37,10 @@ from trainworks.recover.restarts import (
 )
 
 FAILURES = [
-    FailureRecord(cause, fingerprint, step, by_signal=by_signal)
-    for cause, fingerprint, step, by_signal in product(Cause, [None, "a", "b"], [None, 8, 9], [False, True])
+    FailureRecord(cause, fingerprint, step, by_signal=by_signal, cannot_start=cannot_start)
+    for cause, fingerprint, step, by_signal, cannot_start in product(
+        Cause, [None, "a", "b"], [None, 8, 9], [False, True], [False, True]
+    )
 ]
 EVERY_FAILURE = list(product(FAILURES, [False, True]))
 BEFORE = [FailureRecord("user_error", "a", 9), FailureRecord("killed", None, None, by_signal=True)]
@@ -55,7 +57,7 @@ def test_only_a_proven_failure_or_a_final_cause_ends_a_job() -> None:
         from_outside = failure.by_signal or failure.cause in TRANSIENT
         is_seen = failure.fingerprint == "a" and failure.step == 9
         is_proven = failure.cause in UNPROVEN and (not done or is_seen)
-        is_final = failure.cause not in TRANSIENT | UNPROVEN
+        is_final = failure.cause not in TRANSIENT | UNPROVEN or failure.cannot_start
         assert (verdict is not Verdict.RESTART) == (not from_outside and (is_proven or is_final)), failure
 
 

@@ -22,10 +22,12 @@ from trainworks.recover.decisions import (
     Options,
     RecoveryDecision,
     Verdict,
+    command_verdict,
     decide,
     standing_of_lost,
 )
 from trainworks.recover.elasticity import MissingNode, going_on_pays
+from trainworks.recover.failures import first_failure
 from trainworks.recover.restarts import AGENT_RESTART, RestartLimit, backoff_s, may_restart
 from trainworks.recover.stragglers import Straggler
 
@@ -102,11 +104,22 @@ class Recovery:
         self.unfit = failure_of_agent(self._run_dir, node, self._places) if unfit else None
         if not unfit and not self._nodes.restartable(exit_code):
             return False  # its agent has judged the ranks, and recorded why
+        if not unfit and not self._now.is_workload and self._is_final():
+            return False
         standing = NodeStanding.UNFIT if unfit else standing_of_lost(node, self._events())
         decision = self._decide(standing, node)
         if decision.action is Action.IN_PLACE:
             return self._restart(node)
         return decision.action is Action.SMALLER and self._resize(self._without(node), decision.reason)
+
+    def _is_final(self) -> bool:
+        """Whether another start of a command cannot help, which is recorded if a restart would be left for it."""
+        failure = first_failure(self._events())
+        verdict = command_verdict(failure) if failure is not None else Verdict.RESTART
+        if failure is not None and verdict is not Verdict.RESTART and self._limit.most:
+            about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
+            append_event(self._run_dir.events_file, "restart_refused", **about, message=str(verdict))
+        return verdict is not Verdict.RESTART
 
     def _restart(self, node: int) -> bool:
         """Start the agent of a node again where it was, after its back-off."""

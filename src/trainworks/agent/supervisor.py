@@ -33,6 +33,7 @@ from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.recover.decisions import Verdict, command_verdict
 from trainworks.recover.failures import first_failure, is_consequence
 from trainworks.recover.memory_checkpoints import forget_memory
 from trainworks.recover.notices import answer_notice
@@ -73,6 +74,9 @@ class Supervisor:
             clock=clock,
         )
         self._ended_idle: str | None = None
+        self._parent = os.getppid()
+        self._hung_up: str | None = None
+        """Why the first signal was a hang-up."""
         self._reclaimed: Event | None = None
         self._recovery = Recovery(
             run_dir,
@@ -90,6 +94,9 @@ class Supervisor:
         A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun. Neither
         does the SIGTERM with which a cluster leaves a node that its cloud takes back.
         """
+        if number == signal.SIGHUP and not self._stop_signals:
+            gone = os.getppid() != self._parent
+            self._hung_up = "the process that started it was killed" if gone else "its terminal was closed"
         hung_up = number == signal.SIGHUP or (number == signal.SIGTERM and self._reclaimed is not None)
         self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
 
@@ -237,7 +244,15 @@ class Supervisor:
             "message": f"the node agents ended with codes {codes}",
         }
         code = next((code for code in codes if code), 1)
-        return self._enter(JobState.FAILED, failure, exit_code=as_exit_code(code))
+        return self._enter(JobState.FAILED, self._with_hint(failure), exit_code=as_exit_code(code))
+
+    def _with_hint(self, failure: Event) -> Event:
+        """The failure of a command that has no restarts, with how to give it some if one could help."""
+        if self._resolved.is_workload or self._resolved.run_file.max_restarts or failure.get("hint"):
+            return failure
+        if command_verdict(failure) is not Verdict.RESTART:
+            return failure
+        return failure | {"hint": "set `recover: {max_restarts: 3}` in a run file to start it again after a failure"}
 
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
@@ -256,11 +271,12 @@ class Supervisor:
         return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
 
     def _why_stopped(self, lost: Event | None) -> Event | None:
-        """The reason of a stop for idleness, with the work lost by it; else the work lost."""
-        if self._ended_idle is None:
+        """The reason of a stop that the user did not ask for, with the work lost by it; else the work lost."""
+        cause, why = (Cause.IDLE, self._ended_idle) if self._ended_idle else (Cause.KILLED, self._hung_up)
+        if why is None:
             return lost
-        message = self._ended_idle + (f"; {lost.get('message')}" if lost else "")
-        return {"cause": Cause.IDLE, "message": message, "hint": lost.get("hint") if lost else None}
+        message = why + (f"; {lost.get('message')}" if lost else "")
+        return {"cause": cause, "message": message, "hint": lost.get("hint") if lost else None}
 
     def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
         assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
@@ -271,15 +287,15 @@ class Supervisor:
     def _note_state(self, failure: Event, exit_code: int | None = None) -> None:
         """Write the state and its cause to status.json, and as an event."""
         state = self._state
-        cause, message = failure.get("cause"), failure.get("message")
+        cause = failure.get("cause")
         pid, started_at = process.identity()
         if cause == "disk_full":
             self._run_dir.release_reserve()
-        self._run_dir.write_status(
+        self._run_dir.enter(
             RunStatus(
                 state=state,
                 cause=cause,
-                message=message,
+                message=failure.get("message"),
                 hint=failure.get("hint"),
                 exit_code=exit_code,
                 supervisor_pid=pid,
@@ -288,7 +304,6 @@ class Supervisor:
                 updated_at=self._clock.now(),
             )
         )
-        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message)
 
 
 def supervise(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +13,11 @@ from typing import TYPE_CHECKING
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.backends.registry import cluster_of, is_copied, shares_files
-from trainworks.errors import EnvironmentProblem, UnknownRunError, UsageError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunError, UsageError
+from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
-from trainworks.jobs.state import JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
@@ -100,6 +103,7 @@ class Run:
         except EnvironmentProblem:  # no queue can be asked
             return state
         if job is None:
+            _record_loss(self.run_dir)
             return state
         found = job.state if job.state.is_final else job.refresh()
         return found if found.is_final or found.waits else JobState.RECOVERING
@@ -191,7 +195,7 @@ class Run:
         if job is not None and not job.state.is_final:
             job.stop(at_once=at_once)
             return
-        state = self.state
+        state = self.state if job is None else job.state  # the queue may have ended a run that it could not write to
         if state.is_final or self.status.supervisor_pid is None:
             raise UsageError(f"run {self.id} is not running: {state}")
         AttachedBackend(self.resolved).stop(str(self.path), at_once=at_once)
@@ -321,3 +325,22 @@ def backend_poller(run_dir: RunDir, clock: Clock | None = None) -> Callable[[], 
             polled_at = clock.now()
 
     return poll
+
+
+_LOST = {"state": JobState.LOST, "cause": Cause.AGENT_LOST, "message": "its supervisor was killed"}
+
+
+def _record_loss(run_dir: RunDir) -> None:
+    """Write the loss of a run that is in no queue, so that programs which only read status.json see it.
+
+    The time of its last sign of life stays. Without effect for a run that has started again, or of another user.
+    """
+    with suppress(OSError, TrainworksError):
+        if (lock := take_lock(run_dir.lock_file)) is None:
+            return
+        try:
+            status = run_dir.read_status()
+            if status.state != JobState.LOST and current_state(status) is JobState.LOST:
+                run_dir.write_status(status.model_copy(update={name: str(value) for name, value in _LOST.items()}))
+        finally:
+            os.close(lock)

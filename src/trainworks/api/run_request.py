@@ -18,6 +18,7 @@ from trainworks.config.load import name_from
 from trainworks.config.manifests.load import parse_run_description
 from trainworks.config.pipeline import load_tasks
 from trainworks.config.run_file import RunFile
+from trainworks.config.skypilot_task import changed_elsewhere
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import Source
 from trainworks.config.spec import RUN_NAME_HINT, RunName
@@ -97,7 +98,9 @@ def read_request(
         raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
     run_file = request.run_file.with_ranks(nodes, nproc)
     named = replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
-    return _with_variables(named, env) if env else named
+    request = _with_variables(named, env) if env else named
+    secrets = warnings_about(task.run_file for task in (request, *request.following))
+    return replace(request, notes=tuple(dict.fromkeys((*request.notes, *secrets))))
 
 
 def _with_variables(request: RunRequest, assignments: Sequence[str]) -> RunRequest:
@@ -106,8 +109,7 @@ def _with_variables(request: RunRequest, assignments: Sequence[str]) -> RunReque
     tasks = [_with_envs(task, variables) for task in (request, *request.following)]
     if any(task.run_file.run is None for task in tasks):
         raise UsageError("a workload reads no variables", place="--env", hint="use `--env` for a command")
-    notes = (*request.notes, *warnings_about(variables))
-    return replace(tasks[0], notes=notes, following=tuple(tasks[1:]))
+    return replace(tasks[0], following=tuple(tasks[1:]))
 
 
 def _with_envs(request: RunRequest, variables: Mapping[str, str | None]) -> RunRequest:
@@ -253,7 +255,34 @@ def _check_needs_no_trainworks(run_file: RunFile, name: str) -> None:
         raise UsageError(f"a job as {name} cannot keep its code", hint="remove `job.keep_code`")
 
 
+def not_kept(run_file: RunFile, name: str) -> list[str]:
+    """What a job loses in another format: the options of other engines, and what only SkyPilot has in `resources`."""
+    if name == "run-file":
+        return []
+    blocks = {key: getattr(run_file.cluster, key) for key in ("local", "slurm", "kubernetes", "skypilot")}
+    lost = [
+        f"`cluster.{key}.{option}` is not kept in a job as {name}"
+        for key, block in blocks.items()
+        for option in (block.model_dump(exclude_defaults=True) if key != _ENGINES.get(name) else ())
+        if (key, option) not in _KEPT_OTHERWISE
+    ]
+    changed = changed_elsewhere(run_file.resources, chooses=False) if name != "skypilot" else ()
+    return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed]
+
+
+_KEPT_OTHERWISE = (("skypilot", "secrets"), ("skypilot", "program"))
+"""Options without a counterpart whose effect a job has in every format, or does not need."""
+
+
 def job_in_format(request: RunRequest, name: str) -> str:
+    """`job_text`, with a comment at the top for everything that the format does not keep."""
+    text = job_text(request, name)
+    first, rest = text.split("\n", 1) if text.startswith("#!") else (None, text)
+    comments = "".join(f"# {' '.join(remark.split())}\n" for remark in not_kept(request.run_file, name))
+    return (f"{first}\n" if first is not None else "") + comments + rest
+
+
+def job_text(request: RunRequest, name: str) -> str:
     """The job as text for an engine that Trainworks does not talk to, or as a run file; this machine is not probed.
 
     Args:
@@ -273,6 +302,9 @@ def job_in_format(request: RunRequest, name: str) -> str:
 
         run_file = with_described_nodes(run_file, request.source, of_format=True)
     _check_needs_no_trainworks(run_file, name)
+    if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
+        hidden = dict.fromkeys(one for one in run_file.cluster.skypilot.secrets if one in run_file.envs)
+        run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster
     if name == "lsf" and cluster.autoscale is not None:

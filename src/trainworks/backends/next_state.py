@@ -77,8 +77,7 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
 
 
 def _from_record(said: JobState, run_status: RunStatus) -> StateChange:
-    columns = {"cause": run_status.cause, "message": run_status.message, "exit_code": run_status.exit_code}
-    return StateChange(said, columns, since=run_status.updated_at or None)
+    return StateChange(said, run_status.columns, since=run_status.updated_at or None)
 
 
 def _from_backend(status: JobStatus) -> StateChange:

@@ -120,7 +120,8 @@ def _check_parents(folder: Path) -> None:
             )
         if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
             raise NotOwnerError(
-                f"`{folder}` does not belong to you for sure: every user can write `{parent}`", hint=_MOVE
+                f"`{folder}` does not belong to you for sure: every user can write `{parent}`",
+                hint=f"chmod o-w {parent}, or {_MOVE}",
             )
 
 

@@ -99,8 +99,7 @@ def _found(
 
 
 def _ended(state: JobState, status: RunStatus) -> dict[str, Any]:
-    words = {"cause": status.cause, "message": status.message, "exit_code": status.exit_code}
-    return {"state": state, "now": status.updated_at, "ended_at": status.updated_at, **words}
+    return {"state": state, "now": status.updated_at, "ended_at": status.updated_at, **status.columns}
 
 
 def _local(

@@ -48,7 +48,7 @@ from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
-from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.events import Event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -329,11 +329,10 @@ def _submit_lost(store: JobStore, backend: Backend, row: JobRow, clock: Clock) -
 
 
 def _return_to_queue(store: JobStore, row: JobRow, begun: RunDir | None, now: float) -> None:
-    """Take the handle of a lost job away, so that it is submitted; one that has begun has lost its nodes."""
+    """Take the handle of a lost job away, so that it is submitted; one that has begun starts again."""
     if begun is not None:
-        state, cause, message = JobState.QUEUED, Cause.NODE_LOST, f"{row.engine} crashed and lost job {row.handle}"
-        append_event(begun.events_file, "state", state=state, cause=cause, message=message)
-        begun.write_status(RunStatus(state=state, cause=cause, message=message, updated_at=now))
+        cause, message = Cause.SCHEDULER_LOST, f"{row.engine} crashed and lost job {row.handle}"
+        begun.enter(RunStatus(state=JobState.QUEUED, cause=cause, message=message, updated_at=now))
     if row.state.waits:
         store.change(row.id, now=now, handle=None, **_NOWHERE)
     else:

@@ -13,6 +13,7 @@ from trainworks.jobs.job_row import Attempt, JobRow, Placement
 from trainworks.jobs.state import CAUSES, Cause, JobState, attempt_state, parse_cause, parse_state
 from trainworks.record.events import Event
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import End
 from trainworks.recover.restarts import restarts_counted
 
 
@@ -40,18 +41,17 @@ def _attempt(job: JobRow, number: int, turn: Sequence[Mapping[str, Any]]) -> Att
     started_at = float(submitted.get("started_at") or submitted["t"])
     states = [event for event in turn if event["kind"] == "state"]
     last = states[-1] if states else {"state": JobState.STARTING}
-    state, cause = parse_state(last["state"]), last.get("cause")
+    end = End.of_event(last)
     ends = [event for event in states if (said := parse_state(event["state"])).is_final or said.waits]
     ended_at = float(last.get("ended_at") or ends[0]["t"]) if ends else None
     return Attempt(
         job_id=job.id,
         number=number,
-        state=attempt_state(state, parse_cause(cause)),
+        state=attempt_state(parse_state(end.state), parse_cause(end.cause)),
         started_at=started_at,
         ended_at=None if ended_at is None else max(started_at, ended_at),
-        cause=cause,
-        message=last.get("message"),
         placement=placement_on(job, submitted.get("hosts") or ()),
+        **end.columns,
     )
 
 
@@ -115,7 +115,7 @@ def _as_ended(
     if last.ended_at is None:
         ended = max(last.started_at, ended_at(run_dir, status))
         return replace(last, state=state, ended_at=ended, **words)
-    return replace(last, exit_code=columns.get("exit_code")) if last.state is state else last
+    return replace(last, exit_code=columns.get("exit_code", last.exit_code)) if last.state is state else last
 
 
 def _begun(row: JobRow, last: Attempt, status: JobStatus) -> list[Attempt]:

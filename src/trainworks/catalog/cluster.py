@@ -339,7 +339,7 @@ def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
     """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them."""
     counted = None if _is_bandwidth(over) else _COUNTED.fullmatch(over)
     port_name = counted["what"] if counted else over
-    port = port_of(text, port_name)
+    port = find_port(text, port_name)
     nics, notes = 1, []
     if counted:
         nics = _count(text, counted["count"], "NICs per node")
@@ -363,7 +363,7 @@ def _is_bandwidth(text: str) -> bool:
         return False
 
 
-def port_of(text: str, port_name: str) -> Link:
+def find_port(text: str, port_name: str) -> Link:
     """A port in a description: a link of the catalogue between nodes, or a rate such as `200 Gb/s`.
 
     Raises:

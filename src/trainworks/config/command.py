@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema, model_serializer
 
 from trainworks.config.spec import FieldError, Spec
 
@@ -17,6 +17,9 @@ class AcceleratorRequest(Spec):
 
     name: str
     count: int
+    """Whole accelerators of the job; 1 if SkyPilot may share one."""
+    share: float | None = None
+    """Part of one accelerator, `T4:0.5`, which two jobs of one SkyPilot cluster can share; elsewhere it is a whole."""
 
     @property
     def kind(self) -> str | None:
@@ -24,59 +27,109 @@ class AcceleratorRequest(Spec):
         return None if self.name.lower() == "gpu" else self.name
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.count}"
+        return f"{self.name}:{self.share or self.count:g}"
 
     @model_serializer
     def _as_text(self) -> str:
         return str(self)
 
 
-def _requests(value: Any) -> Any:
-    """Parse one or several alternatives, as text, mapping or list: `A100:8`, `{A100: 8}`, `[A100:8, V100:8]`."""
+class AnyOf(tuple[AcceleratorRequest, ...]):
+    """Alternatives of which any will do, such as the cheapest; in a plain tuple the first that exists is taken."""
+
+
+def _requests(value: Any) -> tuple[AcceleratorRequest, ...]:
+    """Parse one or several alternatives: `A100:8`, `[A100:8, V100:8]` in this order, any of `{A100: 8, V100: 8}`."""
+    if isinstance(value, AnyOf):
+        return value
     if isinstance(value, dict):
-        texts = [str(name) if count is None else f"{name}:{count}" for name, count in value.items()]
-    elif isinstance(value, list | tuple):
-        texts = [str(item) for item in value]
-    else:
-        texts = [str(value)]
-    return tuple(_request(text) for text in texts)
+        return AnyOf(_request(str(name) if count is None else f"{name}:{count}") for name, count in value.items())
+    found = tuple(_request(str(item)) for item in (value if isinstance(value, list | tuple) else [value]))
+    if not found:
+        raise FieldError("`accelerators` is empty", hint="write it like `A100:8`")
+    return found
+
+
+def _as_written(requests: tuple[AcceleratorRequest, ...]) -> list[str] | dict[str, None]:
+    texts = [str(request) for request in requests]
+    return dict.fromkeys(texts) if isinstance(requests, AnyOf) else texts
 
 
 def _request(text: str) -> AcceleratorRequest:
     name, _, count = text.strip().partition(":")
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+    count = count.strip()
+    if not re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]*", name):  # `1g.10gb` is a part by MIG
         raise FieldError(f"`{text}` does not name an accelerator", hint="write it like `A100:8`")
-    if not re.fullmatch(r"[1-9][0-9]*", count or "1"):
+    if re.fullmatch(r"0?\.\d*[1-9]\d*", count):
+        return AcceleratorRequest(name=name, count=1, share=float(count))
+    if not re.fullmatch(r"[1-9][0-9]*(\.0+)?", count or "1"):
         raise FieldError(
             f"`{text}` does not give a whole number of accelerators", hint=f"use whole accelerators: `{name}:1`"
         )
-    return AcceleratorRequest(name=name, count=int(count or "1"))
+    return AcceleratorRequest(name=name, count=int(float(count or "1")))
 
 
-def _at_least(unit: str, example: str) -> BeforeValidator:
-    """A validator of `4` and `4+`; with a unit, of `32`, `32+` and `32GB+`."""
+class AtLeast(float):
+    """A lower limit, `4+`. A plain number is the exact amount to SkyPilot, and a lower limit to the other backends."""
 
-    def parse(value: Any) -> Any:
-        found = re.fullmatch(rf"(\d+(?:\.\d+)?)(?:\s*{unit})?\+?", str(value).strip())
+
+def amount_text(amount: float) -> str:
+    """An amount as a run file has it.
+
+    >>> amount_text(4.0), amount_text(AtLeast(0.5))
+    ('4', '0.5+')
+    """
+    number = f"{amount:.9f}".rstrip("0").rstrip(".")
+    return f"{number}+" if isinstance(amount, AtLeast) else number
+
+
+def _amount(unit: str, example: str) -> PlainValidator:
+    """A validator of `4` and `4+`; with a unit, of `32`, `32+`, `32GB` and `32GB+`."""
+
+    def parse(value: Any) -> float:
+        if isinstance(value, AtLeast):
+            return value
+        found = re.fullmatch(rf"(\d+(?:\.\d+)?)(?:\s*{unit})?(\+)?", str(value).strip())
         if found is None or float(found[1]) <= 0:
             raise FieldError(f"`{value}` is not a number above 0", hint=f"write it like `{example}`")
-        return float(found[1])
+        return AtLeast(found[1]) if found[2] else float(found[1])
 
-    return BeforeValidator(parse)
+    return PlainValidator(parse)
+
+
+def _amount_as_written(amount: float) -> float | str:
+    return amount_text(amount) if isinstance(amount, AtLeast) else amount
 
 
 AcceleratorsField = Annotated[
     tuple[AcceleratorRequest, ...],
-    BeforeValidator(_requests),
-    Field(min_length=1),
+    PlainValidator(_requests),
+    PlainSerializer(_as_written),
     WithJsonSchema({"type": "string", "examples": ["A100:8", "H100"]}),
 ]
 CoresField = Annotated[
-    float, _at_least("", "4+"), WithJsonSchema({"type": ["string", "number"], "examples": ["4+", "16"]})
+    float,
+    _amount("", "4+"),
+    PlainSerializer(_amount_as_written),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["4+", "16"]}),
 ]
 MemoryField = Annotated[
-    float, _at_least("GB", "32+"), WithJsonSchema({"type": ["string", "number"], "examples": ["32+", "64GB"]})
+    float,
+    _amount("GB", "32+"),
+    PlainSerializer(_amount_as_written),
+    WithJsonSchema({"type": ["string", "number"], "examples": ["32+", "64GB"]}),
 ]
+_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "WEBHOOK", "CREDENTIAL")
+
+
+def is_secret(name: str) -> bool:
+    """True if the name of a variable says that its value is secret.
+
+    >>> is_secret("WANDB_API_KEY"), is_secret("db_password"), is_secret("SIGNING_KEY"), is_secret("MONKEYS")
+    (True, True, True, False)
+    """
+    upper = name.upper()
+    return any(word in upper for word in _SECRET_WORDS) or "KEY" in upper.split("_")
 
 
 def _environment_value(value: Any) -> Any:
@@ -96,9 +149,14 @@ class Resources(Spec):
     """Resources that every node must have, with SkyPilot's keys; refused if this machine has less."""
 
     accelerators: AcceleratorsField | None = None
-    """Accelerators of a node: `A100:8`, `gpu:8` for any kind, `{A100: 8}`, or a list of alternatives, of which the
-    kind of this machine counts."""
+    """Accelerators of a node: `A100:8`, `gpu:8` for any kind; of several, `[A100:8, V100:8]` in this order, any of
+    `{A100: 8, V100: 8}`. Of alternatives the kind of this machine counts."""
     cpus: CoresField | None = None
-    """Cores of a node, at least."""
+    """Cores of a node, at least; `4` is exact for SkyPilot, and `4+` a lower limit."""
     memory: MemoryField | None = None
-    """Memory of a node in GB, at least."""
+    """Memory of a node in GB, at least; `32` is exact for SkyPilot, and `32+` a lower limit."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of a node; None without a request."""
+        return round(self.memory * 1e9) if self.memory else None

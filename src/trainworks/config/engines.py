@@ -246,7 +246,7 @@ class Kubernetes(Spec):
     run_as_user: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """User id of the pods, with the group of the same number; it owns new files on the volume. By default the user of
     the image, or 1000 if the namespace enforces the Pod Security standard `restricted`."""
-    pull_secrets: tuple[Word, ...] = ()
+    pull_secrets: tuple[str, ...] = ()
     """Secrets with the credentials of the image's registry."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints of nodes, beside those of accelerators: `{key: dedicated, value: training}`."""
@@ -285,6 +285,8 @@ class SkyPilot(Spec):
     """Disk size of a node in GB."""
     file_mounts: dict[str, str] = Field(default_factory=dict)
     """Folders of this machine or buckets by their path on the nodes: `/data: s3://my-bucket/data`."""
+    secrets: tuple[str, ...] = ()
+    """Names in `envs` whose variables are SkyPilot's `secrets`, which it hides; those without a value always are."""
     mounts: dict[str, Any] = Field(default_factory=dict)
     """Buckets with options of their own by their path on the nodes, handed on unchanged:
     `/data: {name: my-bucket, store: s3, mode: MOUNT}`."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainworks.config.limits import above_limit
 from trainworks.config.run_file import RunFile
-from trainworks.config.skypilot_task import NOT_A_JOB, is_task, read_task, round_up_accelerators, without_effect
+from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, is_task, read_task, without_effect
 from trainworks.config.source import FieldPath, Source, read_text
 from trainworks.config.spec import FieldError
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
@@ -48,12 +48,13 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
         data.setdefault("name", name_from(Path(name).stem))
     data, moves = read_task(data)
     source.move(moves)
-    source.unused += [f"{source.place(field)}: {change}" for field, change in round_up_accelerators(data)]
     try:
         run_file = RunFile.model_validate(data)
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, data, source))) from None
     if run_file.cluster.engine != "skypilot":
+        changed = changed_elsewhere(run_file.resources, chooses=run_file.cluster.engine in ("local", "described"))
+        source.unused += [f"{source.place(field)}: {what}" for field, what in changed]
         ignored = [(source.place(origin), reason) for origin, reason in without_effect(moves)]
         source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]
     return run_file, source

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import PUBLISHED, is_plugin
-from trainworks.config.command import EnvironmentValue, Framework, Resources
+from trainworks.config.command import EnvironmentValue, Framework, Resources, is_secret
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
@@ -359,6 +359,11 @@ class RunFile(Spec):
     def written_envs(self) -> dict[str, str]:
         """Variables of `envs` that have a value here; processes inherit the others."""
         return {name: value for name, value in self.envs.items() if value is not None}
+
+    @property
+    def written_secrets(self) -> list[str]:
+        """Variables of `envs` with a value here that is secret: by their names, or as `secrets` of a SkyPilot task."""
+        return [name for name in self.written_envs if is_secret(name) or name in self.cluster.skypilot.secrets]
 
     @property
     def nodes(self) -> int:

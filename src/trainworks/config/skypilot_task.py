@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from trainworks.config.command import Resources
 from trainworks.config.source import FieldPath
 
 Moves = dict[FieldPath, FieldPath]
@@ -78,13 +79,27 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     _read_resources(rest, give, moves)
     if "file_mounts" in rest:
         _read_mounts(rest, give)
-    _read_secrets(rest, moves)
+    _read_secrets(rest, options, moves)
     is_cloned = isinstance(rest.get("workdir"), dict) and "url" in rest["workdir"]
     if task := {key: rest.pop(key) for key in (*TASK_KEYS, *(["workdir"] if is_cloned else ())) if key in rest}:
         give("task", task, *((key,) for key in task))
-    if any(place[:2] == ("cluster", "skypilot") for place in moves.values()):
+    if options:
         rest["cluster"] = cluster | {"skypilot": options}
     return rest, moves
+
+
+def changed_elsewhere(resources: Resources | None, *, chooses: bool) -> Iterator[tuple[FieldPath, str]]:
+    """Requests that mean something else where SkyPilot does not rent the nodes: the place, and what becomes of it.
+
+    Args:
+        resources: of the run file.
+        chooses: whether any of several accelerators will do there, as on this machine.
+    """
+    wanted, path = list((resources and resources.accelerators) or ()), ("resources", "accelerators")
+    if parts := [str(one) for one in wanted if one.share]:
+        yield path, f"`{', '.join(parts)}` becomes a whole accelerator: SkyPilot alone shares one"
+    if len(wanted) > 1 and not chooses:
+        yield path, f"of `{', '.join(map(str, wanted))}` the first is requested: SkyPilot alone chooses"
 
 
 def without_effect(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
@@ -102,25 +117,6 @@ def _cluster_of(cluster: Any) -> dict[str, Any] | None:
         return {"engine": cluster} if cluster in ("local", "skypilot", "kubernetes", "slurm") else None
     is_open = isinstance(cluster, dict) and isinstance(cluster.get("skypilot") or {}, dict)
     return dict(cluster) if is_open else None
-
-
-def round_up_accelerators(data: dict[str, Any]) -> Iterator[tuple[FieldPath, str]]:
-    """Replace each part of an accelerator in a task by a whole one; yields the place and what was done.
-
-    SkyPilot takes `T4:0.5`, and lets two such jobs of a cluster share the accelerator.
-    """
-    resources = data.get("resources")
-    wanted = resources.get("accelerators") if isinstance(resources, dict) else None
-    if not isinstance(resources, dict) or not isinstance(wanted, str | list | dict) or not is_task(data):
-        return
-    pairs = wanted.items() if isinstance(wanted, dict) else []
-    texts = [f"{name}:{count}" for name, count in pairs] or ([wanted] if isinstance(wanted, str) else wanted)
-    parts = [text for text in map(str, texts) if re.fullmatch(r"[^:]+:\s*0?\.\d*[1-9]\d*", text.strip())]
-    if parts:
-        whole = [f"{str(text).partition(':')[0]}:1" if str(text) in parts else text for text in texts]
-        data["resources"] = resources | {"accelerators": whole if len(whole) > 1 else whole[0]}
-        path = ("resources", "accelerators")
-        yield path, f"`{', '.join(parts)}` becomes a whole accelerator: jobs do not share one"
 
 
 def _read_resources(rest: dict[str, Any], give: Callable[..., None], moves: Moves) -> None:
@@ -180,9 +176,11 @@ def _read_mounts(rest: dict[str, Any], give: Callable[..., None]) -> None:
         give("file_mounts", mounts, ("file_mounts",))
 
 
-def _read_secrets(rest: dict[str, Any], moves: Moves) -> None:
-    """Secrets are variables; one without a value takes it from the shell, which keeps it out of the record."""
+def _read_secrets(rest: dict[str, Any], options: dict[str, Any], moves: Moves) -> None:
+    """Secrets are variables that SkyPilot hides; one without a value takes it from the shell."""
     secrets, variables = rest.get("secrets"), rest.get("envs") or {}
     if isinstance(secrets, dict) and isinstance(variables, dict):
         rest["envs"] = {**rest.pop("secrets"), **variables}
+        if secrets:
+            options.setdefault("secrets", list(map(str, secrets)))
         moves |= {("secrets", str(name)): ("envs", str(name)) for name in secrets}

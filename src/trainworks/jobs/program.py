@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from trainworks.errors import UsageError
 
 if TYPE_CHECKING:
-    from trainworks.config.command import Framework
+    from trainworks.config.command import Framework, Resources
     from trainworks.config.run_file import RunFile
 
 
@@ -31,6 +31,8 @@ class Program:
     working_folder: str | None = None
     """Folder as written in the run file; the engine's own when None."""
     image: str | None = None
+    resources: Resources | None = None
+    """Resources as the run file has them: in alternatives, exact amounts and parts that `JobSpec` cannot tell apart."""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -72,6 +74,7 @@ def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
         starts=run_file.starts,
         working_folder=run_file.workdir,
         image=run_file.cluster.kubernetes.image,
+        resources=run_file.resources,
     )
 
 

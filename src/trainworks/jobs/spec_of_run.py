@@ -74,7 +74,7 @@ def _node_of_processes(processes: Processes, run_file: RunFile) -> NodeResources
     request = run_file.resources
     threads = processes.processes_per_node * processes.threads_per_process
     cores = request.cpus if request and request.cpus else float(threads)
-    memory = int(request.memory * 1e9) if request and request.memory else None
+    memory = request.memory_bytes if request else None
     return NodeResources(cores=cores, accelerators=accelerators_per_node(processes), memory_bytes=memory)
 
 
@@ -91,5 +91,5 @@ def _node_of_run_file(run_file: RunFile) -> NodeResources:
         accelerators=first.count if first else 0,
         accelerator=first.kind if first else None,
         alternatives=tuple(map(str, others)),
-        memory_bytes=round(request.memory * 1e9) if request.memory else None,
+        memory_bytes=request.memory_bytes,
     )

@@ -30,7 +30,7 @@ class JobState(enum.StrEnum):
     FAILED = "FAILED"
     STOPPED = "STOPPED"
     LOST = "LOST"
-    """The supervisor died without writing a final state; derived by readers, never written."""
+    """The supervisor died without writing a final state; the first reader that finds out writes it."""
     UNKNOWN = "UNKNOWN"
     """The backend reports a state that this version does not know; `raw` has its text."""
 
@@ -97,6 +97,7 @@ class Cause(enum.StrEnum):
     NODE_LOST = "node_lost"
     NODE_UNHEALTHY = "node_unhealthy"
     NODE_RECLAIMED = "node_reclaimed"
+    SCHEDULER_LOST = "scheduler_lost"
     AGENT_LOST = "agent_lost"
     PEER_LOST = "peer_lost"
     KILLED = "killed"
@@ -134,6 +135,7 @@ CAUSES: dict[Cause, CauseFacts] = {
     Cause.NODE_LOST: CauseFacts("a node was lost", True),
     Cause.NODE_UNHEALTHY: CauseFacts("a node failed its health check", False, counts_as_restart=False),
     Cause.NODE_RECLAIMED: CauseFacts("the cloud takes a node back", True, counts_as_restart=False),
+    Cause.SCHEDULER_LOST: CauseFacts("the scheduler crashed and lost the job", True, counts_as_restart=False),
     Cause.AGENT_LOST: CauseFacts("a node's agent was lost", True),
     Cause.PEER_LOST: CauseFacts("another rank was lost", True),
     Cause.KILLED: CauseFacts("killed by a signal", True),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from trainworks.config.command import is_secret
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock
@@ -29,7 +30,6 @@ _LONGEST_S = 3600.0
 """Time after the end of the run after which a call that hangs ends with its process."""
 _NICENESS = 19
 _LOCK_POLL_S = 0.5
-_SECRET_NAMES = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "WEBHOOK", "CREDENTIAL")
 _SHORTEST_SECRET = 6
 _PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 """In a URL, such as that of a tracking server."""
@@ -151,11 +151,6 @@ def secrets_in(environment: Mapping[str, str]) -> set[str]:
     """
     named = {value for name, value in environment.items() if is_secret(name)}
     return named | {password for value in environment.values() for password in _PASSWORD.findall(value)}
-
-
-def is_secret(name: str) -> bool:
-    """True if the name of a variable says that its value is secret."""
-    return any(word in name.upper() for word in _SECRET_NAMES)
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ EventKind = Literal[
     "submitted",  # nodes, processes_per_node, restarts (earlier allocations); on a cluster also hosts, job, started_at
     "node_check",  # node, host, message (empty if the node passed), hint: `job.health`
     "nodes_unhealthy",  # nodes (numbers among all nodes), message: ranks do not start on them
-    "state",  # state, cause, message: the supervisor's view; ended_at if the allocation ended before this was written
+    "state",  # fields of `status.End`: the supervisor's view; ended_at if the allocation ended before this was written
     "agent_started",  # node
     "environment",  # node, key, seconds (0 if the node had it): the packages of the ranks are there
     "agent_lost",  # node, exit_code

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, naming_full_disk, write_atomic
+from trainworks.record.events import append_event
 
 if TYPE_CHECKING:  # a list of jobs reads no file of a run, and building a model takes milliseconds
     from trainworks.record.dev_environment import DevServer, DevUse
@@ -38,6 +39,10 @@ if TYPE_CHECKING:  # a list of jobs reads no file of a run, and building a model
 
 _RESERVE_BYTES = 256 * 1024
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
+
+
+def _mode(resolved: ResolvedRun) -> int:
+    return 0o600 if resolved.run_file.written_secrets else 0o644
 
 
 class RunDir:
@@ -243,8 +248,8 @@ class RunDir:
         return sorted((int(match[1]), folder) for match, folder in found if match)
 
     def write_resolved(self, resolved: ResolvedRun) -> None:
-        """Write the resolved run, atomically."""
-        write_atomic(self.resolved_file, resolved.model_dump_json(indent=2) + "\n")
+        """Write the resolved run, atomically; one with secrets is readable by its user alone."""
+        write_atomic(self.resolved_file, resolved.model_dump_json(indent=2) + "\n", mode=_mode(resolved))
 
     def read_resolved(self) -> ResolvedRun:
         """Read the resolved run.
@@ -259,7 +264,7 @@ class RunDir:
 
     def write_edited(self, resolved: ResolvedRun) -> None:
         """Write the resolved run of a job that is being edited beside the one that counts, atomically."""
-        write_atomic(self.edited_file, resolved.model_dump_json(indent=2) + "\n")
+        write_atomic(self.edited_file, resolved.model_dump_json(indent=2) + "\n", mode=_mode(resolved))
 
     def read_edited(self) -> ResolvedRun | None:
         """Read the resolved run of a job that is being edited; None if no edit was interrupted.
@@ -281,6 +286,13 @@ class RunDir:
     def write_status(self, status: RunStatus) -> None:
         """Replace the status, atomically; only the final one must survive a power cut."""
         write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n", durable=status.exit_code is not None)
+
+    def enter(self, status: RunStatus, **details: float) -> None:
+        """Replace the status, and record its state and how the run came to it as an event."""
+        from trainworks.record.status import End  # noqa: PLC0415
+
+        self.write_status(status)
+        append_event(self.events_file, "state", **status.model_dump(include=set(End.model_fields)), **details)
 
     def read_status(self) -> RunStatus:
         """Read the status; CREATED for a run that was never launched."""

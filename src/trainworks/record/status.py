@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from trainworks.config.spec import Spec
 
 
-class RunStatus(Spec):
-    """The content of status.json: written as CREATED by the submitter, later by the supervisor."""
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+class End(Spec):
+    """A state of a run and how it came to it: in status.json, in `state` events, and of every attempt in the store."""
 
     state: str
     cause: str | None = None
@@ -14,6 +21,28 @@ class RunStatus(Spec):
     message: str | None = None
     hint: str | None = None
     exit_code: int | None = None
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> End:
+        """The end that a `state` event has; one of an older version has no hint and no exit code."""
+        code = event.get("exit_code")
+        return cls(
+            state=str(event.get("state")),
+            cause=_text(event.get("cause")),
+            message=_text(event.get("message")),
+            hint=_text(event.get("hint")),
+            exit_code=code if isinstance(code, int) else None,
+        )
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns of a job or an attempt in the store, beside its state."""
+        return {"cause": self.cause, "message": self.message, "exit_code": self.exit_code}
+
+
+class RunStatus(End):
+    """The content of status.json: written as CREATED by the submitter, later by the supervisor."""
+
     supervisor_pid: int | None = None
     supervisor_started_at: float | None = None
     """Start of that process in seconds since boot, because process ids are reused."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainworks.config.recovery import Guard
 from trainworks.record.events import Event
-from trainworks.recover.failures import since_user_start
+from trainworks.recover.failures import cannot_start, since_user_start
 
 TRANSIENT = frozenset(
     {"gpu_fault", "storage_fault", "hang", "nccl_timeout", "node_lost", "agent_lost", "peer_lost", "killed"}
@@ -26,6 +26,7 @@ class Verdict(enum.StrEnum):
     """Decision after a failure, with the reason if it is final."""
 
     RESTART = "restart"
+    CANNOT_START = "its program cannot start as it is written"
     FINAL_CAUSE = "a restart does not help after this cause"
     BEFORE_FIRST_STEP = "it failed before its first step was done"
     REPEATED = "the same failure ended an earlier attempt at the same step"
@@ -87,6 +88,8 @@ class FailureRecord:
     step: int | None = None
     by_signal: bool = False
     """True if a signal ended the rank, which then raised no exception."""
+    cannot_start: bool = False
+    """True if its program misses a module, has a syntax error, or refuses its arguments."""
 
 
 def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, first_step_done: bool) -> Verdict:
@@ -97,6 +100,7 @@ def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, 
     | a signal, a lost node or peer, a hang                            | restart           |
     | an accelerator or the storage failed                             | restart           |
     | out of memory, diverged, disk full                               | final             |
+    | the program cannot start as it is written                        | final             |
     | an exception or exit code, before the first step is done         | final             |
     | an exception or exit code that ended an earlier attempt          |                   |
     | at the same step                                                 | final             |
@@ -109,6 +113,8 @@ def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, 
     """
     if failure.by_signal or failure.cause in TRANSIENT:
         return Verdict.RESTART
+    if failure.cannot_start:
+        return Verdict.CANNOT_START
     if failure.cause not in UNPROVEN:
         return Verdict.FINAL_CAUSE
     if not first_step_done:
@@ -254,4 +260,13 @@ def _rank_failure(event: Event) -> FailureRecord:
         event.get("fingerprint"),
         event.get("step"),
         by_signal=event.get("signal") is not None,
+        cannot_start=cannot_start(event),
     )
+
+
+def command_verdict(failure: Event) -> Verdict:
+    """Decide from the failure of a command, of which no steps are known: a restart, unless it cannot help.
+
+    How often is up to the user, who has set `recover.max_restarts`.
+    """
+    return decide_restart(_rank_failure(failure), (), first_step_done=True)

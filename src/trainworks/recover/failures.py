@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from trainworks.record.events import Event
 from trainworks.record.exit_code import as_exit_code
 
 _CONSEQUENCES = ("peer_lost",)
+_CANNOT_START = re.compile(
+    r"(^|: )((ImportError|ModuleNotFoundError|SyntaxError|IndentationError|TabError): "
+    r"|.*can't open file .*: \[Errno 2\] No such file or directory$)"
+)
+"""Last words of a Python program that misses a module, or that Python cannot read."""
+_USAGE = re.compile(r": error: \S")
+"""Last words of a program that refuses its arguments: `train.py: error: unrecognized arguments: --lrr`."""
+_USAGE_ERROR = 2
+"""Exit code of argparse and of most programs for wrong arguments."""
+_NOT_RUN = (126, 127)
+"""Exit codes of a shell that may not run a command, or does not find it."""
 
 
 def first_failure(events: Sequence[Event]) -> Event | None:
@@ -51,6 +63,19 @@ def _recent_failures(events: Sequence[Event]) -> list[Event]:
 def is_consequence(failure: Event) -> bool:
     """True if the rank failed only because another one did."""
     return failure.get("cause") in _CONSEQUENCES
+
+
+def cannot_start(failure: Event) -> bool:
+    """True if a rank ended because its program cannot start as it is written, and another start would end alike.
+
+    Only what is certain counts: a module or a script that is missing, a syntax error, arguments that the program
+    refuses, a command that the shell cannot run.
+    """
+    code, message = failure.get("exit_code"), str(failure.get("message") or "")
+    if failure.get("signal") is not None:
+        return False
+    refuses_arguments = code == _USAGE_ERROR and _USAGE.search(message) is not None
+    return code in _NOT_RUN or refuses_arguments or _CANNOT_START.search(message) is not None
 
 
 def since_user_start(events: Sequence[Event]) -> Sequence[Event]:

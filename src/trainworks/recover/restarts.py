@@ -18,7 +18,7 @@ from trainworks.recover.failures import since_user_start
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
 
-FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed"})
+FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed", "scheduler_lost"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})

@@ -12,9 +12,11 @@ from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
 from trainworks.backends.slurm.render import mark_of
 from trainworks.config.engines import Slurm
+from trainworks.config.slurm.sbatch import parse_batch_script
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.process import Output
 from trainworks.jobs.job_spec import NodeResources
+from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
 
@@ -385,6 +387,14 @@ def test_an_accelerator_has_the_name_that_the_cluster_gives_it(gres: str) -> Non
     assert backend_of(fake).adapted(GPUS).node.accelerator == name
     backend_of(fake).probe(GPUS)
     assert f"#SBATCH --gres=gpu:{name}:8\n" in fake.scripts[0]
+
+
+@pytest.mark.parametrize("part", ["nvidia_h100_80gb_hbm3_3g.40gb", "1g.10gb"])
+def test_a_part_of_an_accelerator_is_requested_by_its_name(part: str) -> None:
+    fake = FakeSlurm(sinfo=f"gpu:nvidia_h100_80gb_hbm3:8,gpu:{part}:2(S:0-1)\n", sbatch="")
+    read, _ = parse_batch_script(f"#!/bin/bash\n#SBATCH --gres=gpu:{part}:1\nsrun a\n", name="a.sbatch")
+    backend_of(fake).probe(spec_of(read, run_id="a-1", working_folder="/"))
+    assert f"#SBATCH --gres=gpu:{part}:1\n" in fake.scripts[0]
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,27 @@ def test_jobs_whose_ends_a_crashed_slurmctld_has_forgotten_do_not_run_again(clus
     assert book.read_text().splitlines() == ["begin"] * 2
 
 
+def test_a_crash_of_slurmctld_is_no_lost_node_and_costs_no_restart(cluster: Cluster) -> None:
+    """It comes back with a state in which the job waits, while its first start runs, and starts it again."""
+    sandbox, book = cluster.sandbox, cluster.folder / "crash-book"
+    run = cluster.command(f"echo begin >> {book}; sleep 8; echo end >> {book}", nodes=1, hold=True).submit()
+    state, earlier = sandbox.paths.folder / "state", cluster.folder / "waiting-state"
+    sandbox.stop_controller()  # saves its state
+    shutil.copytree(state, earlier)
+    sandbox.start_controller()
+    run.backend.release(run.handle)
+    wait_until(lambda: run.state == "RUNNING")
+    sandbox.stop_controller()
+    shutil.rmtree(state)
+    shutil.copytree(earlier, state)
+    sandbox.start_controller()
+    run.backend.release(run.handle)
+    assert (run.end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
+    assert book.read_text().splitlines()[-1] == "end"
+    assert {event["cause"] for event in run.events("state")} == {None, "scheduler_lost"}
+    assert restarts_used(read_events(run.run_dir.events_file)) == 0
+
+
 def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(cluster: Cluster) -> None:
     conf = cluster.sandbox.paths.conf
     before = conf.read_text(encoding="utf-8")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 
 _OPTION = "--env"
@@ -41,9 +42,11 @@ def parse_variables(assignments: Sequence[str], shell: Mapping[str, str] = os.en
     return variables
 
 
-def warnings_about(variables: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Remarks on secrets that would be written into the run directory."""
-    from trainworks.observe.following import is_secret  # noqa: PLC0415 - few commands set variables
-
-    written = [name for name, value in variables.items() if value is not None and is_secret(name)]
-    return tuple(f"the record of the run keeps the value of {name}; `--env {name}` keeps it out" for name in written)
+def warnings_about(run_files: Iterable[RunFile]) -> tuple[str, ...]:
+    """Remarks on secrets that are written into run directories."""
+    written = dict.fromkeys(name for run_file in run_files for name in run_file.written_secrets)
+    return tuple(
+        f"the record of the run keeps the value of {name}, readable by you alone; `{name}: null` in `envs` takes it "
+        "from your shell and keeps it out"
+        for name in written
+    )

@@ -234,9 +234,16 @@ class FirstPod:
         )
 
     def _enter(self, state: JobState, cause: Cause, message: str | None, **details: float) -> None:
-        status = RunStatus(state=state, cause=cause, message=message, updated_at=self._clock.now())
-        self._run_dir.write_status(status)
-        append_event(self._run_dir.events_file, "state", state=state, cause=cause, message=message, **details)
+        last = self._run_dir.read_status()
+        status = RunStatus(
+            state=state,
+            cause=cause,
+            message=message,
+            hint=last.hint if last.cause == cause else None,
+            exit_code=last.exit_code if last.cause == cause else None,
+            updated_at=self._clock.now(),
+        )
+        self._run_dir.enter(status, **details)
 
 
 def _exit_before_start(number: int, frame: object) -> NoReturn:

@@ -16,7 +16,7 @@ from trainworks.backends.entering import entering_here
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
 from trainworks.backends.local.quotas import queue_policy
 from trainworks.backends.local.wake import wake
-from trainworks.backends.ownership import check_may_change, check_undrain, obeyed_drains
+from trainworks.backends.ownership import check_may_change, check_run_dir, check_undrain, is_private, obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import check_dependencies, find_dependencies, status_restored, submit_lock
 from trainworks.errors import InfeasibleError, TrainworksError, UsageError
@@ -30,7 +30,6 @@ from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState, parse_cause
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.queueing.feasible import check_feasible
-from trainworks.record.events import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -126,6 +125,7 @@ class LocalBackend(Backend):
     @contextmanager
     def _prepared(self, run_dir: RunDir) -> Iterator[None]:
         """Prepare the run directory of a job before the dispatcher can see the job."""
+        check_run_dir(run_dir.path, shared=not is_private(self._store.url))  # as the dispatcher will
         with status_restored(run_dir):
             try:
                 keep_environment(run_dir, os.environ)
@@ -157,8 +157,7 @@ class LocalBackend(Backend):
         waits = (JobState.QUEUED, JobState.PREEMPTED)
         if _is_ours(row) and self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
             run_dir = RunDir(Path(row.run_dir))
-            self._say(run_dir, JobState.STOPPED)
-            append_event(run_dir.events_file, "state", state=JobState.STOPPED, cause=None, message=None)
+            run_dir.enter(RunStatus(state=JobState.STOPPED, exit_code=0, updated_at=now))
             run_dir.environment_file.unlink(missing_ok=True)
         else:
             self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())

@@ -25,7 +25,7 @@ from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import parse_state
-from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -200,16 +200,13 @@ class Launcher:
         """
         run_dir = self._run_dir(job)
         if outcome is not None and not record_waits(self.events(job)):
-            words = {"state": outcome.state, "cause": outcome.cause, "message": outcome.message}
-            append_event(run_dir.events_file, "state", **words, ended_at=ended_at)
+            run_dir.enter(outcome.status(self._clock.now()), ended_at=ended_at)
         run_dir.write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
 
     def stopped(self, job: JobRow) -> None:
         """Record that the job was stopped before its start, if its run directory can be written."""
         with suppress(OSError, NotOwnerError):
-            status = RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now())
-            self._run_dir(job).write_status(status)
-            append_event(self._run_dir(job).events_file, "state", state="STOPPED", cause=None, message=None)
+            self._run_dir(job).enter(RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now()))
         self.forget(job)
 
     def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
@@ -225,13 +222,8 @@ class Launcher:
         with suppress(OSError, NotOwnerError):
             run_dir = self._run_dir(job)
             if not parse_state(run_dir.read_status().state).is_final:
-                now, cause, message = self._clock.now(), outcome.cause and str(outcome.cause), outcome.message
-                status = RunStatus(
-                    state=outcome.state, cause=cause, message=message, exit_code=outcome.exit_code, updated_at=now
-                )
-                run_dir.write_status(status)
-                words = {"state": str(outcome.state), "cause": cause, "message": message}
-                append_event(run_dir.events_file, "state", **words, ended_at=now if ended_at is None else ended_at)
+                now = self._clock.now()
+                run_dir.enter(outcome.status(now), ended_at=now if ended_at is None else ended_at)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:

@@ -25,6 +25,11 @@ class Outcome:
     message: str | None = None
     exit_code: int | None = None
 
+    def status(self, now: float) -> RunStatus:
+        """The status with which the run directory records it."""
+        cause = str(self.cause) if self.cause else None
+        return RunStatus(state=self.state, cause=cause, message=self.message, exit_code=self.exit_code, updated_at=now)
+
 
 def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event], failed_launches: int) -> Outcome:
     """The next state of a job whose supervisor, agents and ranks are all gone.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
+_FOUND_OUT_S = 300.0
+"""Time in which a slurmctld that has come back finds jobs that it does not know, or misses those that it knows."""
 PATIENCE_S = 300.0
 """Longest time for which a job waits for a slurmctld that is away."""
 
@@ -155,11 +158,23 @@ def state_query(job: str) -> tuple[str, ...]:
     return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20")
 
 
-def ending_of_turn(run_dir: RunDir, job: str) -> tuple[Cause, float]:
-    """Cause and time of the last allocation's end, from slurmstepd, else a lost node and the last status or event."""
+def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = math.nan) -> tuple[Cause, float]:
+    """Cause and time of the last allocation's end.
+
+    slurmstepd may have written it. Otherwise the job was lost by a slurmctld that came back during the allocation, or
+    shortly after its last sign of life; else a node was lost.
+
+    Args:
+        run_dir: of the run.
+        job: number of the job.
+        controller_started_at: start of slurmctld; NaN if it is not known.
+    """
     launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
     since = float(launches[-1]["t"]) if launches else 0.0
-    return cause_of_the_kill(log_of(run_dir), job, since) or (Cause.NODE_LOST, signs_of_life(run_dir))
+    lived_until = signs_of_life(run_dir)
+    crashed = math.floor(since) <= controller_started_at and lived_until <= controller_started_at + _FOUND_OUT_S
+    lost = Cause.SCHEDULER_LOST if crashed else Cause.NODE_LOST
+    return cause_of_the_kill(log_of(run_dir), job, since) or (lost, lived_until)
 
 
 def unhealthy_nodes(events: Sequence[Event]) -> list[str]:

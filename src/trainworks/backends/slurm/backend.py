@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -288,8 +289,11 @@ class SlurmBackend(Backend):
         return is_listed and started_at > seen_at - _CLOCKS_DIFFER_S
 
     def last_end(self, run_dir: RunDir, handle: str) -> tuple[Cause, float]:
-        """Cause and time that slurmstepd wrote into the log of the batch script, else a lost node."""
-        return ending_of_turn(run_dir, handle)
+        """Cause and time that slurmstepd wrote into the log of the batch script, else a crash or a lost node."""
+        started_at = math.nan
+        with suppress(TrainworksError):
+            started_at, _ = controller_times(self._client.call("scontrol", "show", "config"))
+        return ending_of_turn(run_dir, handle, started_at)
 
     def hold(self, handle: str) -> None:
         """Keep a job that waits from starting."""

@@ -9,6 +9,7 @@ If the supervisor is killed, the script starts this module again, which requeues
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -134,16 +135,19 @@ class _Batch:
 
     def _is_forgotten(self, end: RunStatus) -> bool:
         """Whether slurmctld has started since the end on record: it requeues a job whose end it lost in a crash."""
-        try:
-            config = self._client.call_patiently(PATIENCE_S, self._clock, "scontrol", "show", "config")
-        except TrainworksError:
-            return False
-        started_at, _ = controller_times(config)
-        if not started_at >= int(end.updated_at):  # also if Slurm does not say it: NaN
+        if not self._controller_started_at() >= int(end.updated_at):  # also if Slurm does not say it: NaN
             return False
         how = "has failed" if end.state == JobState.FAILED else "was stopped"
         sys.stderr.write(f"not started: the run {how}, and slurmctld has started since; see `trainworks retry`\n")
         return True
+
+    def _controller_started_at(self) -> float:
+        """Start of slurmctld; NaN if it does not say it."""
+        try:
+            config = self._client.call_patiently(PATIENCE_S, self._clock, "scontrol", "show", "config")
+        except TrainworksError:
+            return math.nan
+        return controller_times(config)[0]
 
     def _launches(self) -> list[Event]:
         return [event for event in read_events(self.run_dir.events_file) if event["kind"] == "submitted"]
@@ -155,17 +159,21 @@ class _Batch:
         status = self.run_dir.read_status()
         if parse_state(status.state).is_final:
             return self.leave(status.exit_code or 0)
-        message = "its supervisor was killed, and all that it had started with it"
-        if not self._another_start_may_help(Cause.AGENT_LOST):
-            self._enter(JobState.FAILED, Cause.AGENT_LOST, message)
+        cause, message = Cause.AGENT_LOST, "its supervisor was killed, and all that it had started with it"
+        begun_at = float(self._launches()[-1]["t"])
+        is_second_start = psutil.Process(os.getppid()).create_time() > begun_at  # not by the script of the first
+        if is_second_start and self._controller_started_at() >= int(begun_at):
+            cause, message = Cause.SCHEDULER_LOST, "slurmctld crashed and started the job a second time"
+        if not self._another_start_may_help(cause):
+            self._enter(JobState.FAILED, cause, message)
             return 1
-        return self._requeue(self._got, Cause.AGENT_LOST, message)
+        return self._requeue(self._got, cause, message)
 
     def _note_the_last_turn(self) -> bool:
         """Record how the last allocation ended, if it could not; False if no restart is left."""
         job = os.environ.get("SLURM_JOB_ID", "")
         if parse_state(self.run_dir.read_status().state) not in (JobState.QUEUED, JobState.PREEMPTED):
-            cause, ended_at = ending_of_turn(self.run_dir, job)
+            cause, ended_at = ending_of_turn(self.run_dir, job, self._controller_started_at())
             self._enter(*back_in_the_queue(cause), ended_at=ended_at)
         resolved = self.run_dir.read_resolved()
         most = resolved.run_file.max_restarts
@@ -229,7 +237,7 @@ class _Batch:
         """Clear the stop request of an earlier allocation, and record the start of this one."""
         self.run_dir.stop_file.unlink(missing_ok=True)
         self.run_dir.make_reserve()
-        self._say(JobState.STARTING, None, None)
+        self.run_dir.write_status(self._status(JobState.STARTING, None, None))
 
     def leave(self, code: int) -> int:
         """Requeue the job if a restart may help; returns the exit code of the batch script."""
@@ -342,23 +350,24 @@ class _Batch:
                 self._enter(JobState.FAILED, cause, why)
         return 1
 
-    def _enter(self, state: JobState, cause: Cause, message: str | None, **words: float) -> None:
-        self._say(state, cause, message)
-        append_event(self.run_dir.events_file, "state", state=state, cause=cause, message=message, **words)
+    def _enter(self, state: JobState, cause: Cause, message: str | None, **details: float) -> None:
+        self.run_dir.enter(self._status(state, cause, message), **details)
 
-    def _say(self, state: JobState, cause: Cause | None, message: str | None) -> None:
+    def _status(self, state: JobState, cause: Cause | None, message: str | None) -> RunStatus:
+        """The status of a job in this state; one that waits again keeps the exit code of the turn that has failed."""
         pid, started_at = process.identity()
-        status = RunStatus(
+        last = self.run_dir.read_status()
+        return RunStatus(
             state=state,
             cause=cause,
             message=message,
-            exit_code=1 if state.is_final else None,
+            hint=last.hint if last.cause == cause else None,
+            exit_code=1 if state.is_final else last.exit_code if state.waits and last.cause == cause else None,
             supervisor_pid=None if state.waits else pid,
             supervisor_started_at=None if state.waits else started_at,
             supervisor_host=None if state.waits else socket.gethostname(),
             updated_at=self._clock.now(),
         )
-        self.run_dir.write_status(status)
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -24,6 +24,7 @@ from trainworks.cli.launch import (
 from trainworks.cli.options import Env, RunsOption
 from trainworks.cli.output import show_unused
 from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
     from trainworks.api.run_handle import Run
@@ -65,7 +66,7 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation at a terminal.")] = False,
 ) -> None:
     """The run is independent of this shell. Prints the run id; `trainworks logs -f` follows the run."""
-    from trainworks.api.run_request import array_members, job_in_format
+    from trainworks.api.run_request import array_members, job_in_format, not_kept
     from trainworks.api.runs import in_turn
     from trainworks.report.rendering.console import SafeConsole
 
@@ -75,6 +76,8 @@ def command(
         if not dry_run:
             raise UsageError(f"`--as {language}` cannot submit", hint="add `--dry-run`, and submit the text yourself")
         typer.echo(job_in_format(request, language), nl=False)
+        for lost in not_kept(request.run_file, language):
+            say(f"note: {lost}", err=True)
         return
     show_unused(request)
     members = array_members(request, array)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from trainworks.config.command import AtLeast, amount_text
 from trainworks.config.manifests.reading import ManifestReading
 from trainworks.config.source import FieldPath
 
@@ -91,9 +92,7 @@ def _take_amount(
     limit = read_quantity(limits[name]) if name in limits else None
     if number > 0:
         scaled = number if name == "cpu" else number / 1e9
-        reading.put(
-            ("resources", "cpus" if name == "cpu" else "memory"), f"{scaled:.9f}".rstrip("0").rstrip("."), place
-        )
+        reading.put(("resources", "cpus" if name == "cpu" else "memory"), amount_text(AtLeast(scaled)), place)
     if limit != (None if name == "cpu" or number == 0 else number):
         _patch(reading, "limits")[name] = limits.get(name)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainworks.config.command import AtLeast, amount_text
 from trainworks.config.load import name_from, problems_of
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch_amounts import AMOUNTS, Amounts, amounts_of
@@ -250,8 +251,8 @@ def _resources(amounts: Amounts) -> dict[str, str]:
     """Values of `resources` in a run file, with memory in GB."""
     wanted = {
         "accelerators": f"{amounts.accelerator}:{amounts.accelerators}" if amounts.accelerators else None,
-        "cpus": str(amounts.cores) if amounts.cores else None,
-        "memory": f"{amounts.memory_bytes / 1e9:.9f}" if amounts.memory_bytes else None,
+        "cpus": f"{amounts.cores}+" if amounts.cores else None,
+        "memory": amount_text(AtLeast(amounts.memory_bytes / 1e9)) if amounts.memory_bytes else None,
     }
     return {key: value for key, value in wanted.items() if value is not None}
 

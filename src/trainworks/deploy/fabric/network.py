@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import load_catalog, node
-from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, port_of
+from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, find_port
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.config.stack import Stack
@@ -122,7 +122,7 @@ def _designed(cluster: ClusterDescription, asked: FabricDesign) -> NetworkDesign
 
 def _cluster(groups: Sequence[NodeGroup], num_nodes: int, asked: FabricDesign) -> ClusterDescription:
     """The compute nodes with the adapters of the design, and with the GPUs of the first group that has some."""
-    fabric = NodeFabric.of_links(asked.nics, asked.port, port_of(asked.port, asked.port))
+    fabric = NodeFabric.of_links(asked.nics, asked.port, find_port(asked.port, asked.port))
     known = next((found for group in groups if (found := node_of(group)) is not None), None)
     if known is not None:
         return cluster_of_nodes(known).with_fabric(fabric).with_nodes(num_nodes)

@@ -6,9 +6,11 @@ Source: the task YAML of SkyPilot 0.14.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from trainworks.config.autoscale import Autoscale
+from trainworks.config.command import AnyOf, AtLeast, Resources, amount_text
 from trainworks.config.engines import SkyPilot
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
@@ -43,7 +45,7 @@ def render(spec: JobSpec, program: Program, options: SkyPilot | None = None, aut
         raise UsageError(f"{_LANGUAGE} does not support `{field}`", hint=f"remove `{field}`")
     options = options or SkyPilot()
     resources = _node_resources(spec, program) | _rented(options) | options.resources | elastic.autostop(autoscale)
-    return _render(spec, program, spec.name, resources, {"envs": dict(program.envs) or None} | _beside(options))
+    return _render(spec, program, spec.name, resources, _variables(program, options.secrets) | _beside(options))
 
 
 def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:
@@ -64,11 +66,7 @@ def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name:
         "job_recovery": drop_none(recovery),
         **options.resources,
     }
-    variables = {
-        "envs": drop_none(program.envs) or None,
-        "secrets": dict.fromkeys(secret_names(program)) or None,
-        **_beside(options),
-    }
+    variables = _variables(program, (*options.secrets, *secret_names(program))) | _beside(options)
     return _render(spec, program, name, resources, variables)
 
 
@@ -90,25 +88,40 @@ def _render(spec: JobSpec, program: Program, name: str, resources: dict[str, Any
     return to_yaml(drop_none(task))
 
 
-def _node_resources(spec: JobSpec, program: Program) -> dict[str, Any]:
-    """Resources of one node; like those of a run file they are lower limits."""
-    check_exportable(program, _LANGUAGE)
-    node: NodeResources = spec.node
-    if node.accelerators and node.accelerator is None:
-        raise UsageError(f"{_LANGUAGE} needs the accelerator type", hint="write it like `H100:8`")
-    kinds = [f"{_name(node.accelerator)}:{node.accelerators}", *node.alternatives] if node.accelerator else [None]
+def _variables(program: Program, secrets: Iterable[str]) -> dict[str, Any]:
+    names = [name for name in dict.fromkeys(secrets) if name in program.envs]
     return {
-        "accelerators": kinds if len(kinds) > 1 else kinds[0],
-        "cpus": f"{node.cores:g}+" if node.cores else None,
-        "memory": f"{node.memory_bytes / 1e9:.9f}".rstrip("0").rstrip(".") + "+" if node.memory_bytes else None,
+        "envs": {name: value for name, value in program.envs.items() if name not in names} or None,
+        "secrets": {name: program.envs[name] for name in names} or None,
     }
 
 
-def _name(accelerator: str) -> str:
-    """SkyPilot's name of an accelerator."""
+def _node_resources(spec: JobSpec, program: Program) -> dict[str, Any]:
+    """Resources of one node as the run file has them, or lower limits for what it leaves to the number of ranks."""
+    check_exportable(program, _LANGUAGE)
+    node, written = spec.node, program.resources or Resources()
+    if node.accelerators and node.accelerator is None:
+        raise UsageError(f"{_LANGUAGE} needs the accelerator type", hint="write it like `H100:8`")
+    cores = written.cpus or (AtLeast(node.cores) if node.cores and node.cores > 1 else None)
+    memory = written.memory or (AtLeast(node.memory_bytes / 1e9) if node.memory_bytes else None)
+    return {
+        "accelerators": _accelerators(node, written),
+        "cpus": amount_text(cores) if cores else None,
+        "memory": amount_text(memory) if memory else None,
+    }
+
+
+def _accelerators(node: NodeResources, written: Resources) -> Any:
+    """One kind, a list in the order of preference, or a mapping of which any will do."""
     from trainworks.catalog.prices import skypilot_name  # noqa: PLC0415  # the catalogue takes a tenth of a second
 
-    return skypilot_name(accelerator)
+    derived = [f"{node.accelerator}:{node.accelerators}"] if node.accelerators else []
+    kinds: Sequence[object] = written.accelerators or derived
+    named = [str(kind).rpartition(":") for kind in kinds]
+    texts = [f"{skypilot_name(name)}:{count}" for name, _, count in named]
+    if len(texts) < 2:
+        return next(iter(texts), None)
+    return dict.fromkeys(texts) if isinstance(kinds, AnyOf) else texts
 
 
 def _rented(options: SkyPilot) -> dict[str, Any]:

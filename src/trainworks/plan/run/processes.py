@@ -46,7 +46,7 @@ def as_asked(run_file: RunFile) -> HostFacts:
         operating_system="",
         processor="",
         num_cores=max(1, round((resources.cpus or ranks) * nodes)),
-        memory_bytes=round((resources.memory or 0) * 1e9) * nodes,
+        memory_bytes=(resources.memory_bytes or 0) * nodes,
         disk_free_bytes=0,
         accelerators=tuple(
             AcceleratorFacts(index=index, name=first.kind or "", memory_bytes=0) for index in range(first.count * nodes)
@@ -170,7 +170,7 @@ def _check_size(resources: Resources, host: HostFacts, nodes: int) -> None:
     cores = (resources.cpus or 0) * nodes
     if cores > host.num_cores:
         raise ResourceError(f"{cores:g} cores requested, but this machine has {host.num_cores}", field="cpus")
-    memory_bytes = round((resources.memory or 0) * 1e9) * nodes  # as `as_asked` counts
+    memory_bytes = (resources.memory_bytes or 0) * nodes  # as `as_asked` counts
     if memory_bytes > host.memory_bytes:
         needed, present = format_bytes(memory_bytes), format_bytes(host.memory_bytes)
         raise ResourceError(f"{needed} of memory requested, but this machine has {present}", field="memory")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainworks.observe.following import is_secret
+from trainworks.config.command import is_secret
 from trainworks.record.resolved import ResolvedRun
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (

@@ -21,7 +21,7 @@ from trainworks.record.processes import Processes
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
@@ -239,8 +239,7 @@ def build_report(
 def _standing(status: RunStatus, states: Sequence[Event]) -> RunStatus:
     """Where the run stands; the last `state` event stands in for a status file that is missing."""
     if not status.updated_at and states:
-        last = states[-1]
-        status = RunStatus(state=str(last.get("state")), cause=last.get("cause"), message=last.get("message"))
+        status = RunStatus(**End.of_event(states[-1]).model_dump())
     return RunStatus(
         state=printable(status.state),
         cause=_text_or_none(status.cause),
