@@ -607,6 +607,10 @@ def review_rules_page() -> str:
     return _page("Rules of the review", intro, *parts)
 
 
+def _holds_for(rule: ReviewRule) -> str:
+    return f"Holds for {rule.holds_for}.\n\n" if rule.holds_for else ""
+
+
 def _rule_section(rule: ReviewRule) -> str:
     fixable = any(finding.edits for finding in check_text(rule.bad, [rule], name=rule.file))
     source = f"<{rule.source}>" if rule.source.startswith("https://") else f"`{rule.source}`"
@@ -616,6 +620,7 @@ def _rule_section(rule: ReviewRule) -> str:
     return (
         f"### {rule.id}: {rule.title}\n\n{rule.severity}{', `--fix` corrects it' if fixable else ''}"
         f"{', `run` and `submit` refuse it' if rule.stops else ''}\n\n"
+        f"{_holds_for(rule)}"
         f"{rule.why}\n\nFix: {rule.fix}\n\nIn `{rule.file}`:\n\n{_sample(rule.bad)}\n\nCorrect:\n\n"
         f"{_sample(rule.good)}\n\nSource: {source}"
     )

@@ -69,6 +69,19 @@ def test_sarif_names_the_rule_and_the_place(script: Path) -> None:
     assert "TW207" in {rule["id"] for rule in run["tool"]["driver"]["rules"]}
 
 
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_sarif_names_files_below_this_folder_relative_to_it(
+    script: Path, monkeypatch: pytest.MonkeyPatch, *, is_absolute: bool
+) -> None:
+    monkeypatch.chdir(script.parent)
+    named = script if is_absolute else Path(script.name)
+    (run,) = json.loads(command(named, "--format", "sarif")[1])["runs"]
+    address = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert address == {"uri": "run.sh", "uriBaseId": "%SRCROOT%"}
+    assert run["originalUriBaseIds"]["%SRCROOT%"]["uri"] == f"{script.parent.as_uri()}/"
+    assert command(named, "--format", "github")[1].startswith("::error file=run.sh,")
+
+
 def test_github_gets_a_workflow_command_per_finding(script: Path) -> None:
     lines = command(script, "--format", "github")[1].splitlines()
     assert lines[0].startswith(f"::error file={script},line=1,col=8,title=TW207::")

@@ -7,7 +7,7 @@ so that a release of Trainworks always gives the same answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from trainworks.catalog.catalog import Catalog, find_row
 from trainworks.catalog.facts import Component, Release
@@ -118,13 +118,13 @@ def wheel_builds() -> list[str]:
     return sorted({cuda for each in releases("PyTorch") for cuda in each.builds}, key=version_key)
 
 
-def nearest_build(cuda: str) -> str:
-    """The newest CUDA release up to this one with wheels of PyTorch, of the same major release; else the next one.
+def nearest_build(cuda: str, builds: Sequence[str]) -> str:
+    """The newest of some CUDA releases up to this one, of the same major release; else the next one.
 
-    >>> nearest_build("12.0"), nearest_build("12.5")
-    ('12.1', '12.4')
+    >>> nearest_build("12.0", wheel_builds()), nearest_build("12.5", wheel_builds()), nearest_build("12.0", ["11.8"])
+    ('12.1', '12.4', '11.8')
     """
-    same = [each for each in wheel_builds() if each.partition(".")[0] == cuda.partition(".")[0]] or wheel_builds()
+    same = [each for each in builds if each.partition(".")[0] == cuda.partition(".")[0]] or builds
     older = [each for each in same if version_key(each) <= version_key(cuda)]
     return older[-1] if older else same[0]
 

@@ -20,6 +20,7 @@ from trainworks.review.readers.python import PythonCode
 from trainworks.review.readers.run_file import RunFileText, read_run_file
 from trainworks.review.readers.shell import Script, Setting
 from trainworks.review.readers.slurm_conf import ConfLine, read_conf
+from trainworks.review.versions import Allowed, Software, allowed_releases
 
 Kind = Literal[
     "shell", "python", "slurm", "yaml", "json", "dockerfile", "requirements", "environment", "exports", "fstab", "text"
@@ -183,6 +184,10 @@ class ReviewedFile:
         """Replace a text that begins at a place or behind it, on the same line; nothing if the line lacks it there."""
         at = self.lines[line - 1].find(old, column - 1)
         return (Edit(line, at + 1, len(old), new),) if at >= 0 else ()
+
+    def allowed_releases(self, software: Software) -> tuple[Allowed, ...]:
+        """Releases of a software that the file is used with, by its own text and the files around it."""
+        return allowed_releases(software, self.name, self.text, self.folder)
 
     def read_near(self, name: str) -> str | None:
         """Text of a file that this one names; None if it is not there."""

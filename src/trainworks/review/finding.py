@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainworks.results import Result
+from trainworks.review.versions import Releases
 
 Severity = Literal["error", "warning", "note"]
 """`error`: the job fails or hangs; `warning`: it loses speed, data or time; `note`: it is outdated. Levels of SARIF."""
@@ -33,6 +34,10 @@ class Problem:
     """What is wrong, with the value and the limit."""
     edits: tuple[Edit, ...] = ()
     """A safe correction: it keeps the meaning of a correct file. Empty without one."""
+    holds_for: Releases | None = None
+    """Releases that have this problem, and can do what the correction writes; None for those of the rule."""
+    part: str = ""
+    """Row of the catalogue that the problem is about; it replaces `PART` in the texts of the rule."""
 
 
 @dataclass(frozen=True, slots=True)

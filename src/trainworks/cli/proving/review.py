@@ -54,9 +54,9 @@ def command(
     with option_errors():
         report = trainworks.review(*paths, select=_ids(select), ignore=_ids(ignore), fix=fix)
     if output is ReviewFormat.GITHUB:
-        typer.echo(view.github_annotations(report.findings))
+        typer.echo(view.github_annotations(report.findings, Path.cwd()))
     elif output is ReviewFormat.SARIF:
-        typer.echo(json.dumps(view.sarif(report.findings, explained_rules("all")), indent=2))
+        typer.echo(json.dumps(view.sarif(report.findings, explained_rules("all"), Path.cwd()), indent=2))
     else:
         show(report, as_json=output is ReviewFormat.JSON)
     if report.findings:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import normpath
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from trainworks.report.rendering.document import Document, Section, Styled, Text
 from trainworks.review.finding import Finding, ReviewReport, Severity
@@ -11,6 +14,8 @@ from trainworks.review.rule import ReviewRule
 
 _STYLES: dict[Severity, Any] = {"error": "bad", "warning": "warning", "note": "dim"}
 _GITHUB: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
+_BASE = "%SRCROOT%"
+"""Name of the folder that addresses of files are relative to."""
 _SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 
 
@@ -29,20 +34,30 @@ def to_json(report: ReviewReport) -> dict[str, Any]:
     return {"findings": [finding.to_json() for finding in report.findings]}
 
 
-def github_annotations(findings: Sequence[Finding]) -> str:
-    """A workflow command for each finding, which GitHub shows beside the line."""
+def github_annotations(findings: Sequence[Finding], folder: Path) -> str:
+    """A workflow command for each finding, which GitHub shows beside the line; paths are relative to a folder."""
     return "\n".join(
-        f"::{_GITHUB[each.severity]} file={_property(each.file)},line={each.line},col={each.column},"
-        f"title={each.rule}::{_escaped(f'{each.message}. {each.fix}')}"
+        f"::{_GITHUB[each.severity]} file={_property(_relative(each.file, folder) or each.file)},"
+        f"line={each.line},col={each.column},title={each.rule}::{_escaped(f'{each.message}. {each.fix}')}"
         for each in findings
     )
 
 
-def sarif(findings: Sequence[Finding], rules: Sequence[ReviewRule]) -> dict[str, Any]:
-    """A log in SARIF 2.1.0, which code scanning reads."""
+def sarif(findings: Sequence[Finding], rules: Sequence[ReviewRule], folder: Path) -> dict[str, Any]:
+    """A log in SARIF 2.1.0, which code scanning reads.
+
+    Args:
+        findings: of a review.
+        rules: all that were applied.
+        folder: absolute folder that the addresses of files are relative to; a file outside has an absolute one.
+    """
     driver = {"name": "trainworks review", "rules": [_sarif_rule(rule) for rule in rules]}
-    results = [_sarif_result(finding) for finding in findings]
-    return {"$schema": _SARIF, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+    run = {
+        "tool": {"driver": driver},
+        "originalUriBaseIds": {_BASE: {"uri": f"{folder.as_uri().rstrip('/')}/"}},
+        "results": [_sarif_result(finding, folder) for finding in findings],
+    }
+    return {"$schema": _SARIF, "version": "2.1.0", "runs": [run]}
 
 
 def rules_document(rules: Sequence[ReviewRule]) -> Document:
@@ -57,6 +72,8 @@ def rules_document(rules: Sequence[ReviewRule]) -> Document:
         Text(f"fix: {rule.fix}"),
         Text(f"source: {rule.source}"),
     ]
+    if rule.holds_for:
+        texts.append(Text(f"holds for: {rule.holds_for}"))
     return Document(f"{rule.id}: {rule.title}", "review", [Section("", texts), Section("", examples)])
 
 
@@ -99,9 +116,23 @@ def _sarif_rule(rule: ReviewRule) -> dict[str, Any]:
     }
 
 
-def _sarif_result(finding: Finding) -> dict[str, Any]:
+def _relative(file: str, folder: Path) -> str | None:
+    """Path of a file from an absolute folder, with slashes; None for a file outside of it."""
+    path = Path(normpath(folder / file))
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else None
+
+
+def _sarif_address(file: str, folder: Path) -> dict[str, str]:
+    """Address of a file: relative to the base where it can be, so that code scanning finds it in a repository."""
+    relative = _relative(file, folder)
+    if relative is None:
+        return {"uri": Path(normpath(folder / file)).as_uri()}
+    return {"uri": quote(relative), "uriBaseId": _BASE}
+
+
+def _sarif_result(finding: Finding, folder: Path) -> dict[str, Any]:
     region = {"startLine": finding.line, "startColumn": finding.column}
-    location = {"physicalLocation": {"artifactLocation": {"uri": finding.file}, "region": region}}
+    location = {"physicalLocation": {"artifactLocation": _sarif_address(finding.file, folder), "region": region}}
     return {
         "ruleId": finding.rule,
         "level": finding.severity,

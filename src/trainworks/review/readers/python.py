@@ -77,6 +77,21 @@ class PythonCode:
         """Calls of functions with these names, of any module."""
         return (call for call in self.calls if call.name.rpartition(".")[2] in endings)
 
+    def values_of(self, target: ast.expr) -> list[ast.expr]:
+        """What the file assigns to a name or an attribute, in any scope; empty if something else may bind it."""
+        written = ast.unparse(target)
+        values: list[ast.expr] = []
+        for node in self.nodes_of(ast.Assign):
+            values += [node.value for each in node.targets if ast.unparse(each) == written]
+        typed = [(node.target, node.value) for node in self.nodes_of(ast.AnnAssign)]
+        walrus = [(node.target, node.value) for node in self.nodes_of(ast.NamedExpr)]
+        values += [value for each, value in (*typed, *walrus) if value is not None and ast.unparse(each) == written]
+        names = [each for each in self.nodes_of(ast.Name) if isinstance(each.ctx, ast.Store)]
+        attributes = [each for each in self.nodes_of(ast.Attribute) if isinstance(each.ctx, ast.Store)]
+        bound = sum(ast.unparse(each) == written for each in (*names, *attributes))
+        is_argument = any(node.arg == written for node in self.nodes_of(ast.arg))
+        return [] if is_argument or bound != len(values) else values
+
     def binds(self, name: ast.Name) -> bool:
         """A scope around a name binds it, or code that cannot be followed could."""
         if name.id in dir(builtins) or name.id in self._globals:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers.python import Call
 from trainworks.review.rule import rule
+from trainworks.review.versions import Releases
 
 _DATALOADER = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py"
 _SAMPLER = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
@@ -93,10 +95,19 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
     good=_IMPORTS + "loader = DataLoader(data, sampler=DistributedSampler(data))\n",
 )
 def sampler_and_shuffle(file: ReviewedFile) -> Iterator[Problem]:
-    """`shuffle=True` beside a sampler that is constructed in the call."""
+    """`shuffle=True` beside a sampler that is constructed in the call, or before it."""
     for call in file.python.calls_of("DataLoader") if file.python else ():
-        if isinstance(call.argument("sampler"), ast.Call) and call.constant("shuffle") is True:
+        if _constructed(file, call.argument("sampler")) and call.constant("shuffle") is True:
             yield problem_at(call, "`sampler` and `shuffle=True` exclude each other")
+
+
+def _constructed(file: ReviewedFile, value: ast.expr | None) -> ast.Call | None:
+    """The call that makes a value: the value itself, or what the code gives to its name, if it is a call each time."""
+    if isinstance(value, ast.Call) or value is None or file.python is None:
+        return value if isinstance(value, ast.Call) else None
+    calls = file.python.values_of(value)
+    last = calls[-1] if calls else None
+    return last if isinstance(last, ast.Call) and all(isinstance(each, ast.Call) for each in calls) else None
 
 
 @rule(
@@ -118,8 +129,11 @@ def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
         none = (workers is None and not unpacked) or call.constant("num_workers") == 0
         if not call.name.startswith("torch.") or not none:
             continue
+        message = "`persistent_workers` or `prefetch_factor` with 0 workers"
         if call.constant("persistent_workers") is True or isinstance(call.constant("prefetch_factor"), int):
-            yield problem_at(call, "`persistent_workers` or `prefetch_factor` with 0 workers")
+            is_old_default = call.constant("persistent_workers") is not True and call.constant("prefetch_factor") == 2
+            holds_for = Releases("torch", since="2.0") if is_old_default else None  # 2 was the default before
+            yield replace(problem_at(call, message), holds_for=holds_for)
 
 
 @rule(
@@ -160,12 +174,12 @@ def options_of_batch_sampler(file: ReviewedFile) -> Iterator[Problem]:
     "loader = DataLoader(Stream())\n",
 )
 def shuffled_stream(file: ReviewedFile) -> Iterator[Problem]:
-    """A loader of an IterableDataset of the file, constructed in the call, with `shuffle=True` or a sampler."""
+    """A loader of an IterableDataset of the file with `shuffle=True` or a sampler."""
     code = file.python
     classes = (node for node in code.nodes if isinstance(node, ast.ClassDef)) if code else ()
     streams = {each.name for each in classes if any("IterableDataset" in ast.unparse(base) for base in each.bases)}
     for call in code.calls_of("DataLoader") if code and streams else ():
-        data = call.node.args[0] if call.node.args else call.argument("dataset")
-        stream = isinstance(data, ast.Call) and isinstance(data.func, ast.Name) and data.func.id in streams
-        if stream and (call.constant("shuffle") is True or isinstance(call.argument("sampler"), ast.Call)):
+        data = _constructed(file, call.node.args[0] if call.node.args else call.argument("dataset"))
+        stream = data is not None and isinstance(data.func, ast.Name) and data.func.id in streams
+        if stream and (call.constant("shuffle") is True or _constructed(file, call.argument("sampler"))):
             yield problem_at(call, "an IterableDataset takes neither `shuffle` nor `sampler`")

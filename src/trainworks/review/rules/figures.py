@@ -9,27 +9,25 @@ from math import prod
 
 from trainworks.catalog.bounds import RankGroup, busbw_bound
 from trainworks.catalog.catalog import accelerator, link, names, node, switch
-from trainworks.catalog.facts import Accelerator, Link
+from trainworks.catalog.facts import Accelerator
 from trainworks.errors import UsageError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
+from trainworks.review.readers.links import LINK, WORD_END, WORD_START, NodePorts, ports_in
 from trainworks.review.rule import rule
 from trainworks.units import format_quantity
 
 _CATALOG = "trainworks catalog show {}"
-_WORD_START, _WORD_END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
-r"""Ends of a Latin word; `\b` sees none between a letter and a Chinese character."""
-_LINK = re.compile(rf"{_WORD_START}(HDR100|HDR200|EDR|HDR|NDR200|NDR400|NDR|XDR){_WORD_END}")
 _GB_PER_S = r"(?<![\d.])(\d+(?:\.\d+)?)\s*\+?\s*GB/s"
 _RDMA_TEST = re.compile(rf"ib_(?:send|write|read)_bw\b.{{0,40}}?{_GB_PER_S}")
 _STATED_RATE = re.compile(
-    rf"(?<![x×\d] )(?<![x×\d]){_LINK.pattern}\s*(?:[:：]|gives|reaches|可达|达到|为)\s*{_GB_PER_S}"
+    rf"(?<![x×\d] )(?<![x×\d]){LINK.pattern}\s*(?:[:：]|gives|reaches|可达|达到|为)\s*{_GB_PER_S}"
 )
 _LONGEST_LINE = 4000
 _MOST_GPUS_PER_NODE = 16
 _NEAR = 10
 """Lines above a figure in which its subject is named."""
-_PART = re.compile(rf"{_WORD_START}(A100|A800|H100|H800|H200|H20|B200|B300|V100|MI300X){_WORD_END}")
+_PART = re.compile(rf"{WORD_START}(A100|A800|H100|H800|H200|H20|B200|B300|V100|MI300X){WORD_END}")
 _AXES = {
     "DP": r"(?<![A-Za-z])DP\s*[=:×x]?\s*(\d+)|(?:数据并行|[Dd]ata parallel\w*)\s*[:：]?[^\d\n]{0,12}(\d+)",
     "TP": r"(?<![A-Za-z])TP\s*[=:×x]?\s*(\d+)|(?:张量并行|[Tt]ensor parallel\w*)\s*[:：]?[^\d\n]{0,12}(\d+)",
@@ -44,14 +42,20 @@ _OTHER_AXES = re.compile(
 _COLLECTIVE = re.compile(r"all[-_ ]?reduce|busbw", re.IGNORECASE)
 _RANKS = re.compile(r"(?<!\d)(\d+)\s*[x×]\s*GPU")
 _STATED_MEMORY = re.compile(
-    rf"{_WORD_START}(A100|A800|H100|H800|H200|B200|V100)(?:[ -](?:SXM\d?|PCIe))?(?:\s*[(（]|\s+with|配备|采用|\s)*"
-    rf"(?:\d+\s*GB\s*(?:of\s+)?)?(HBM\d?e?|GDDR\d\w?){_WORD_END}"
+    rf"{WORD_START}(A100|A800|H100|H800|H200|B200|V100)(?:[ -](?:SXM\d?|PCIe))?(?:\s*[(（]|\s+with|配备|采用|\s)*"
+    rf"(?:\d+\s*GB\s*(?:of\s+)?)?(HBM\d?e?|GDDR\d\w?){WORD_END}"
 )
 _MEMORY_RATE = re.compile(
-    rf"(?<![x×块张] )(?<![x×块张]){_WORD_START}(A100|H100|H200|B200|V100)(?![A-Za-z0-9])[^\n。;；.,，、]{{0,20}}?"
+    rf"(?<![x×块张] )(?<![x×块张]){WORD_START}(A100|H100|H200|B200|V100)(?![A-Za-z0-9])[^\n。;；.,，、]{{0,20}}?"
     r"(?:HBM[0-9A-Za-z]*|memory|显存)[^\n。;；,，、\d]{0,16}(?<![\d.])(\d+(?:\.\d+)?)\s*TB/s"
 )
 _QUANTUM_2 = re.compile(r"Quantum-2(?!\d)[^\n。;；.]{0,30}?(?<!\d)200\s*G(?:b|bit)(?:ps|/s)")
+_SPLIT_PORT = re.compile(
+    r"(?<!\d)400|NDR200|split|break-?outs?\b|\bhal(?:f|ves?|ved)\b|divid|\bY-?cable|(?:2|two|twin)[ -]*[x×]? ?200"
+    r"|\btwo (?:ports|links|lanes|nodes)\b|twin|(?<!\d)128 (?:ports|x|×)|拆分|分拆|拆成|分成|分为|一分二|一拆二|对半",
+    re.IGNORECASE,
+)
+"""Words for an NDR port of 400 Gb/s whose two halves are ports of 200 Gb/s."""
 
 _THREADS = re.compile(
     r"multi-?thread\w* DataLoader|多线程\s*`?DataLoader"
@@ -65,8 +69,8 @@ _WEIGHTS_ALONE = re.compile(
 )
 
 _RATIO = re.compile(
-    rf"(?<![\d.])(\d+(?:\.\d+)?)\s*TFLOPS(?:[^。.;；\n]{{0,40}}?(V100|A100|H100){_WORD_END}[^。.;；\n]{{0,8}}?(\d+(?:\.\d+)?)\s*(?:倍|x|×|times)"
-    rf"|[^。.;；\n]{{0,20}}?(\d+(?:\.\d+)?)\s*(?:x|×|times) (?:the|that of(?: the)?) (V100|A100|H100){_WORD_END})"
+    rf"(?<![\d.])(\d+(?:\.\d+)?)\s*TFLOPS(?:[^。.;；\n]{{0,40}}?(V100|A100|H100){WORD_END}[^。.;；\n]{{0,8}}?(\d+(?:\.\d+)?)\s*(?:倍|x|×|times)"
+    rf"|[^。.;；\n]{{0,20}}?(\d+(?:\.\d+)?)\s*(?:x|×|times) (?:the|that of(?: the)?) (V100|A100|H100){WORD_END})"
 )
 _STORED_ACTIVATIONS = re.compile(
     r"激活检查点(?:(?!不|卸载|重)[^\n。;；]){0,12}(?:激活|中间)(?:(?!不|卸载|重)[^\n。;；]){0,8}"
@@ -83,7 +87,7 @@ _STORED_ACTIVATIONS = re.compile(
     why="A test of one adapter cannot exceed the rate of its port, twice that in both directions. A factor of eight "
     "is Gb/s written as GB/s.",
     fix="Write Gb/s, or divide by eight.",
-    source=_CATALOG.format("HDR100"),
+    source=_CATALOG.format("PART"),
     file="results.md",
     bad="HDR100 results:\n\n| test | rate |\n|---|---|\n| ib_send_bw | 90+ GB/s |\n",
     good="HDR100 results:\n\n| test | rate |\n|---|---|\n| ib_send_bw | 90+ Gb/s |\n",
@@ -100,13 +104,13 @@ def above_link(file: ReviewedFile) -> Iterator[Problem]:
         if rate > 2 * limit:
             written = f"{rate / 1e9:g} GB/s"
             carries = f"{name} carries {format_quantity(limit, 'bytes/s')} in one direction"
-            yield Problem(number, found.start(found.lastindex or 1) + 1, f"{written}: {carries}")
+            yield Problem(number, found.start(found.lastindex or 1) + 1, f"{written}: {carries}", part=name)
 
 
 def _link_above(file: ReviewedFile, number: int) -> str | None:
     """The last link that is named in this line or in those above it."""
     for line in reversed(file.lines[max(0, number - _NEAR) : number]):
-        if found := _LINK.findall(line):
+        if found := LINK.findall(line):
             return str(found[-1])
     return None
 
@@ -159,9 +163,9 @@ def _most_gpus(text: str) -> int:
     "error",
     why="In an all-reduce each GPU sends and receives 2 (n - 1) / n of the buffer over its own links, and the bus "
     "bandwidth counts just that: it cannot exceed the rate of the links in one direction. Between nodes of g GPUs it "
-    "cannot exceed the rate of a node's adapters times (n - 1) / (n - g); the rule counts one adapter to a GPU, of the "
-    "fastest link that the text names. Switches that add up (NVLS, SHARP) double it. The bounds are those of "
-    "`trainworks bench`.",
+    "cannot exceed the rate of a node's adapters times (n - 1) / (n - g). The adapters are those that the text gives "
+    "to a node; without a number the rule counts one to a GPU, of the fastest link that the text names. Switches that "
+    "add up (NVLS, SHARP) double it. The bounds are those of `trainworks bench`.",
     fix="Check the unit (Gb/s, both directions) and whether it is bus bandwidth.",
     source="https://github.com/NVIDIA/nccl-tests (doc/PERFORMANCE.md)",
     file="results.md",
@@ -173,7 +177,7 @@ def above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
     part = _only_part(file)
     if part is None or not part.scale_up_bytes_per_s:
         return
-    port, adds = _fastest_link(file), "SHARP" in file.text
+    ports, adds = ports_in(file.text), "SHARP" in file.text
     ranks: dict[int, int] = {}
     for number, line in enumerate(_text(file), start=1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.lstrip().startswith("|") else []
@@ -184,15 +188,17 @@ def above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
             ranks = {}
         for at, world in ranks.items():
             value = re.fullmatch(r"~?(\d+(?:\.\d+)?)", cells[at]) if at < len(cells) else None
-            limit = _all_reduce_bound(part, world, port, adds_between=adds)
+            limit, over = _all_reduce_bound(part, world, ports, adds_between=adds)
             if value and float(value[1]) * 1e9 > limit:
                 column = line.index(value[1]) + 1
-                bound = f"{part.name} reaches at most {format_quantity(limit, 'bytes/s')} on {world} GPUs"
+                bound = f"{part.name} reaches at most {format_quantity(limit, 'bytes/s')} on {world} GPUs{over}"
                 yield Problem(number, column, f"{value[1]} GB/s: {bound}")
 
 
-def _all_reduce_bound(part: Accelerator, world: int, port: Link | None, *, adds_between: bool) -> float:
-    """Largest bus bandwidth in bytes/s, with one port to an accelerator; without a port the slot limits it."""
+def _all_reduce_bound(
+    part: Accelerator, world: int, ports: NodePorts | None, *, adds_between: bool
+) -> tuple[float, str]:
+    """Largest bus bandwidth in bytes/s, and the adapters that it counts; without one the slots limit it."""
     machine = node(part.reference_node) if part.reference_node else None
     inside = min(world, machine.scale_up_domain if machine else world)
     slot = part.host_bytes_per_s
@@ -200,17 +206,11 @@ def _all_reduce_bound(part: Accelerator, world: int, port: Link | None, *, adds_
         ranks=world,
         domains=-(-world // inside),
         rank_bytes_per_s=part.scale_up_bytes_per_s,
-        domain_bytes_per_s=inside * (min(port.bytes_per_s, slot) if port else slot),
+        domain_bytes_per_s=ports.count_for(inside) * min(ports.link.bytes_per_s, slot) if ports else inside * slot,
         adds_inside=bool(machine and machine.scale_up_reduction),
         adds_between=adds_between,
     )
-    return busbw_bound("all_reduce", group).value
-
-
-def _fastest_link(file: ReviewedFile) -> Link | None:
-    """The fastest link that a text names; None if it names none."""
-    named = [link(name) for name in set(_LINK.findall(file.text))]
-    return max(named, key=lambda one: one.bytes_per_s, default=None)
+    return busbw_bound("all_reduce", group).value, f" over {ports}" if ports and world > inside else ""
 
 
 def _only_part(file: ReviewedFile) -> Accelerator | None:
@@ -227,8 +227,8 @@ def _only_part(file: ReviewedFile) -> Accelerator | None:
     "Another kind of memory",
     "error",
     why="The data sheet of the accelerator names another kind of memory, with another bandwidth.",
-    fix="Take the memory from the data sheet: `trainworks catalog show A100`.",
-    source=_CATALOG.format("A100"),
+    fix="Take the memory from the data sheet: `trainworks catalog show PART`.",
+    source=_CATALOG.format("PART"),
     file="hardware.md",
     bad="Each node has 8 A100 80GB HBM3.\n",
     good="Each node has 8 A100 80GB HBM2e.\n",
@@ -240,7 +240,8 @@ def wrong_memory(file: ReviewedFile) -> Iterator[Problem]:
             kinds = _memory_kinds(found[1])
             if kinds and found[2].lower() not in {kind.lower() for kind in kinds}:
                 has = " or ".join(sorted(kinds))
-                yield Problem(number, found.start() + 1, f"{found[1]} has {has}, not {found[2]}")
+                message = f"{found[1]} has {has}, not {found[2]}"
+                yield Problem(number, found.start() + 1, message, part=found[1])
 
 
 def _memory_kinds(family: str) -> frozenset[str]:
@@ -266,10 +267,11 @@ def _variants(family: str) -> tuple[Accelerator, ...]:
     good="NVIDIA Quantum-2 connects the nodes at 400Gbps.\n",
 )
 def rate_of_quantum_2(file: ReviewedFile) -> Iterator[Problem]:
-    """Quantum-2 directly before 200 Gb/s, in a sentence without a split port."""
+    """Quantum-2 directly before 200 Gb/s, in lines that do not speak of a split port."""
     for number, line in enumerate(_text(file), start=1):
         found = _QUANTUM_2.search(line)
-        if found and not re.search(r"400|split|NDR200|拆分|分拆", line):
+        near = " ".join(file.lines[max(0, number - 2) : number + 1])
+        if found and not _SPLIT_PORT.search(near):
             port = switch("QM9700").port_bytes_per_s * 8 / 1e9
             yield Problem(number, found.start() + 1, f"a port of Quantum-2 has {port:g} Gb/s, not 200 Gb/s")
 
@@ -317,8 +319,8 @@ def weights_alone(file: ReviewedFile) -> Iterator[Problem]:
     "The ratio of two peak rates",
     "error",
     why="The data sheets give both rates, dense and in the same precision; their ratio is arithmetic.",
-    fix="Divide the two figures: `trainworks catalog show V100`.",
-    source=_CATALOG.format("V100"),
+    fix="Divide the two figures: `trainworks catalog show PART`.",
+    source=_CATALOG.format("PART"),
     file="hardware.md",
     bad="The A100 has 312 TFLOPS (FP16), 3x the V100.\n",
     good="The A100 has 312 TFLOPS (FP16), 2.5x the V100.\n",
@@ -332,7 +334,7 @@ def wrong_ratio(file: ReviewedFile) -> Iterator[Problem]:
             known = any(accelerator(name).peak_flops_per_s.get("fp16") == peak for name in _PART.findall(line))
             if base and known and abs(peak / base - factor) > 0.1 * factor:
                 message = f"{found[1]} TFLOPS is {peak / base:.3g} times the {base / 1e12:g} TFLOPS of {other}"
-                yield Problem(number, found.start() + 1, message)
+                yield Problem(number, found.start() + 1, message, part=other)
 
 
 @rule(
@@ -359,8 +361,8 @@ def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
     "More than the memory carries",
     "error",
     why="The data sheet of the accelerator names a lower bandwidth of its memory, which no program exceeds.",
-    fix="Take the bandwidth from the data sheet: `trainworks catalog show A100`.",
-    source=_CATALOG.format("A100"),
+    fix="Take the bandwidth from the data sheet: `trainworks catalog show PART`.",
+    source=_CATALOG.format("PART"),
     file="hardware.md",
     bad="The A100 has HBM2e memory with 4.8 TB/s.\n",
     good="The H200 has HBM3e memory with 4.8 TB/s.\n",
@@ -372,7 +374,7 @@ def above_memory(file: ReviewedFile) -> Iterator[Problem]:
             rates = [part.memory_bytes_per_s for part in _variants(found[1])]
             if rates and float(found[2]) * 1e12 > 1.1 * max(rates):
                 has = f"{found[1]} has at most {format_quantity(max(rates), 'bytes/s')}"
-                yield Problem(number, found.start() + 1, f"{found[2]} TB/s: {has}")
+                yield Problem(number, found.start() + 1, f"{found[2]} TB/s: {has}", part=found[1])
 
 
 def _text(file: ReviewedFile) -> Iterator[str]:

@@ -10,12 +10,14 @@ from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.launch import count_of, nodes_of
 from trainworks.review.readers.shell import Script
 from trainworks.review.rule import rule
+from trainworks.review.versions import Releases
 
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
 _BACKSLASH = "https://www.gnu.org/software/bash/manual/html_node/Escape-Character.html"
 _LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate", "python", "python3")
 
+_TORCHRUN_IS_THERE = Releases("torch", since="1.10")
 _ELLIPSIS = re.compile(r"\.\.\.|…|\\\s*$")
 """A line that leaves something out, or that is continued with a blank behind its backslash: a rule of its own."""
 
@@ -93,6 +95,7 @@ def blank_after_backslash(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
+    holds_for=_TORCHRUN_IS_THERE,
 )
 def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
     """The module, in a command."""
@@ -270,6 +273,7 @@ def standalone_on_nodes(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="torchrun --use_env --nproc-per-node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
+    holds_for=_TORCHRUN_IS_THERE,
 )
 def needless_option(file: ReviewedFile) -> Iterator[Problem]:
     """`--use-env` of torchrun."""
@@ -290,6 +294,7 @@ def needless_option(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=etcd --rdzv-endpoint=$HOST:2379 train.py\n",
     good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
+    holds_for=_TORCHRUN_IS_THERE,
 )
 def old_backend(file: ReviewedFile) -> Iterator[Problem]:
     """`--rdzv-backend=etcd`."""

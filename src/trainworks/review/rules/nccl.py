@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.rule import rule
+from trainworks.review.versions import Releases
 
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _REMOVED = {
@@ -77,7 +78,8 @@ def removed_variable(file: ReviewedFile) -> Iterator[Problem]:
     for setting in file.settings:
         if setting.name in _REMOVED:
             release = _REMOVED[setting.name]
-            yield Problem(setting.line, setting.column, f"NCCL ignores `{setting.name}` since {release}")
+            message = f"NCCL ignores `{setting.name}` since {release}"
+            yield Problem(setting.line, setting.column, message, holds_for=Releases("nccl", since=release))
 
 
 @rule(
@@ -132,6 +134,7 @@ def prefix_of_adapters(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="export NCCL_DEBUG=DEBUG\n",
     good="export NCCL_DEBUG=INFO\n",
+    holds_for=Releases("nccl", until="2.30"),
 )
 def unknown_level(file: ReviewedFile) -> Iterator[Problem]:
     """A plain word that is not a level, and does not ask for silence."""
@@ -192,6 +195,7 @@ def too_many_sockets(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="export NCCL_ALGO=Rings\n",
     good="export NCCL_ALGO=Ring\n",
+    holds_for=Releases("nccl", until="2.30"),
 )
 def unknown_algorithm(file: ReviewedFile) -> Iterator[Problem]:
     """A plain name in such a list, after its functions are taken off."""

@@ -16,6 +16,7 @@ from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.launch import count_of, nodes_of
 from trainworks.review.readers.shell import Command, Setting
 from trainworks.review.rule import rule
+from trainworks.review.versions import Releases
 from trainworks.units import format_quantity
 
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -184,6 +185,7 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sh",
     bad="export NCCL_SOCKET_IFNAMES=eth0\n",
     good="export NCCL_SOCKET_IFNAME=eth0\n",
+    holds_for=Releases("nccl", until="2.30"),
 )
 def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
     """A name that is one slip away from a variable of NCCL, and that is not one."""
@@ -199,12 +201,13 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
     "TW209",
     "A variable of PyTorch has a new name",
     "note",
-    why="PyTorch renamed its variables for NCCL to `TORCH_NCCL_...`, and every rank warns about the old one.",
+    why="PyTorch 2.2 renamed its variables for NCCL to `TORCH_NCCL_...`, and every rank warns about the old one.",
     fix="Put `TORCH_` before the name.",
     source="https://github.com/pytorch/pytorch (c10d/Utils.hpp, whose warning was read in logs)",
     file="train.sh",
     bad="export NCCL_ASYNC_ERROR_HANDLING=1\n",
     good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n",
+    holds_for=Releases("torch", since="2.2"),
 )
 def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
     """`NCCL_ASYNC_ERROR_HANDLING` without its new name beside it."""

@@ -15,6 +15,7 @@ from trainworks.review.readers import tree
 from trainworks.review.readers.python import Call
 from trainworks.review.rule import rule
 from trainworks.review.rules.data import problem_at
+from trainworks.review.versions import Releases
 
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _DEEPSPEED = "https://www.deepspeed.ai/docs/config-json/"
@@ -72,12 +73,13 @@ def undefined_rank(file: ReviewedFile) -> Iterator[Problem]:
     "TW603",
     "torch.cuda.amp is deprecated",
     "note",
-    why="`torch.amp` replaces it for every kind of device, and the old names print a FutureWarning.",
+    why="`torch.amp` replaces it for every kind of device since PyTorch 2.3, and the old names print a FutureWarning.",
     fix='Use `torch.amp.GradScaler("cuda")` and `torch.amp.autocast("cuda")`.',
     source="https://pytorch.org/docs/stable/_modules/torch/cuda/amp/grad_scaler",
     file="train.py",
     bad="from torch.cuda.amp import GradScaler\nscaler = GradScaler()\n",
     good='from torch.amp import GradScaler\nscaler = GradScaler("cuda")\n',
+    holds_for=Releases("torch", since="2.3"),
 )
 def deprecated_amp(file: ReviewedFile) -> Iterator[Problem]:
     """A call of GradScaler or autocast of `torch.cuda.amp`, in a file that does not choose by version."""

@@ -13,10 +13,12 @@ from trainworks.errors import QuantityError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.rule import rule
+from trainworks.review.versions import Releases
 
 _SBATCH = "https://man.archlinux.org/man/sbatch.1.en.txt"
 _CHANGES = "https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.11.md"
 _EXCLUSIVE = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
+_REMOVING = Releases("slurm", since="23.11")
 _REMOVED = ("cgroupautomount", "allowedkmemspace", "constrainkmemspace", "maxkmempercent", "minkmemspace")
 
 
@@ -164,6 +166,7 @@ def missing_gres_types(file: ReviewedFile) -> Iterator[Problem]:
     file="slurm.conf",
     bad="SelectType=select/cons_res\n",
     good="SelectType=select/cons_tres\n",
+    holds_for=_REMOVING,
 )
 def removed_plugin(file: ReviewedFile) -> Iterator[Problem]:
     """`SelectType=select/cons_res`."""
@@ -184,6 +187,7 @@ def removed_plugin(file: ReviewedFile) -> Iterator[Problem]:
     file="cgroup.conf",
     bad="CgroupAutomount=yes\nConstrainDevices=yes\n",
     good="ConstrainDevices=yes\n",
+    holds_for=_REMOVING,
 )
 def removed_parameter(file: ReviewedFile) -> Iterator[Problem]:
     """Parameters of a cgroup.conf that Slurm 23.11 does not know."""
@@ -206,6 +210,7 @@ def removed_parameter(file: ReviewedFile) -> Iterator[Problem]:
     file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --export-file=env.txt\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --export=ALL,SEED=1\nsrun python train.py\n",
+    holds_for=_REMOVING,
 )
 def removed_option(file: ReviewedFile) -> Iterator[Problem]:
     """`--export-file`."""

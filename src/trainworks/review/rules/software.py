@@ -6,7 +6,15 @@ import re
 from collections.abc import Iterator
 
 from trainworks.catalog.left_out import term_of_package
-from trainworks.catalog.software import base_system, driver_end, is_over, nearest_build, wheel_builds
+from trainworks.catalog.software import (
+    base_system,
+    driver_end,
+    is_over,
+    nearest_build,
+    releases,
+    version_key,
+    wheel_builds,
+)
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.shell import Command
@@ -38,9 +46,17 @@ def missing_wheel_index(file: ReviewedFile) -> Iterator[Problem]:
             version = f"{found[1][:2]}.{found[1][2:]}" if found else ""
             is_missing = version.startswith("12.") and version not in wheel_builds()
             if found and is_missing and not line.lstrip().startswith("#"):
-                instead = nearest_build(version).replace(".", "")
-                edits = file.edit(number, found.start() + 1, f"/cu{found[1]}", f"/cu{instead}")
+                builds = _builds_of_pinned_torch(file)
+                instead = nearest_build(version, builds).replace(".", "") if builds else found[1]
+                edits = file.edit(number, found.start() + 1, f"/cu{found[1]}", f"/cu{instead}") if builds else ()
                 yield Problem(number, found.start() + 1, f"PyTorch has no wheels for CUDA {version}", edits)
+
+
+def _builds_of_pinned_torch(file: ReviewedFile) -> list[str]:
+    """CUDA releases of the wheels of every PyTorch that the file is used with; of all releases without a pin."""
+    pins = file.allowed_releases("torch")
+    known = [each for each in releases("PyTorch") if all(pin.allows(each.name.split()[-1]) for pin in pins)]
+    return sorted({cuda for each in known for cuda in each.builds}, key=version_key)
 
 
 @rule(
