@@ -7,7 +7,7 @@ from typing import NoReturn
 from trainworks.catalog.catalog import accelerator, has, processor
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.catalog.prices import known_accelerator
-from trainworks.config.command import AcceleratorRequest, Resources
+from trainworks.config.command import AcceleratorRequest, AtLeast, Resources
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import FieldPath, Source
 from trainworks.errors import UsageError
@@ -157,18 +157,18 @@ def _is_named(cluster: ClusterDescription) -> bool:
     return cluster.node is not None and has("nodes", cluster.node_name)
 
 
-def _cores(whole: ClusterDescription, count: int) -> float:
+def _cores(whole: ClusterDescription, count: int) -> AtLeast:
     """Cores per node for so many accelerators; one for each where the cores of the node are not known."""
     node, cores = whole.node, 0.0
     if node is not None and _is_named(whole):
         sockets, each = node.processors or 0, processor(node.processor).cores if node.processor else 0
         cores = sockets * each or (node.vcpus or 0) / 2  # two threads of a core
-    return float(count * max(1, int(_HOST_SHARE * cores / whole.accelerators_per_node)))
+    return AtLeast(count * max(1, int(_HOST_SHARE * cores / whole.accelerators_per_node)))
 
 
-def _memory_gb(whole: ClusterDescription, count: int) -> float | None:
+def _memory_gb(whole: ClusterDescription, count: int) -> AtLeast | None:
     """Whole GB per node for so many accelerators; None where the memory of the node is not known."""
     node = whole.node
     if node is None or not node.host_memory_bytes or not _is_named(whole):
         return None
-    return _HOST_SHARE * node.host_memory_bytes * count / whole.accelerators_per_node // 1e9
+    return AtLeast(_HOST_SHARE * node.host_memory_bytes * count / whole.accelerators_per_node // 1e9)
