@@ -140,11 +140,15 @@ def test_a_bad_run_file_leaves_no_run_directory(tmp_path: Path) -> None:
             ("run", "no-such-program"),
             "`no-such-program` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",
         ),
+        (("run", "run.yaml", "lr=1"), "a run file is the only argument, and `lr=1` follows `run.yaml`"),
         (("status",), "no runs in `runs`"),
         (("logs", "demo-9"), "no run `demo-9` in `runs`"),
     ],
 )
-def test_what_does_not_exist_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_a_target_that_cannot_be_meant_is_a_usage_error(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "run.yaml").write_text("{name: demo, run: 'true'}")
     done = trainworks_program(*arguments, folder=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {message}")
 

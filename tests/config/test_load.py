@@ -179,14 +179,17 @@ def test_a_file_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
     assert refused.value.hint == f"did you mean `{tmp_path}/train.yaml`?"
 
 
-def test_a_folder_is_no_run_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read"):
+def test_a_folder_is_no_run_file_and_the_hint_names_one_in_it(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(GOOD)
+    with pytest.raises(UsageError) as refused:
         load_run_file(tmp_path)
+    assert refused.value.message == f"`{tmp_path}` is a folder, not a run file"
+    assert refused.value.hint == f"name `{tmp_path}/train.yaml` in it"
 
 
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"name: \xff\n")
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match=r"run\.yaml`: not text in UTF-8$"):
         load_run_file(tmp_path / "run.yaml")
 
 

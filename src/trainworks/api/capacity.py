@@ -135,5 +135,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"no file `{path}`", hint="give a CSV trace, or a YAML file of teams") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read `{path}`: {error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read `{path}`: not text in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"cannot read `{path}`: {error.strerror}") from None

@@ -133,6 +133,11 @@ def _read(target: RunTarget, name: str | None) -> RunRequest:
     if len(words) == 1 and is_batch_script(Path(words[0])):
         run_file, batch = load_batch_script(Path(words[0]))
         return RunRequest(run_file, batch, notes=tuple(batch.notes), array=batch.array)
+    if words[0].endswith((".yaml", ".yml")) and Path(words[0]).is_file():
+        raise UsageError(
+            f"a run file is the only argument, and `{words[1]}` follows `{words[0]}`",
+            hint=f"set the value in `{words[0]}`; `trainworks sweep` tries several: `--set optimizer.lr=1e-4,3e-4`",
+        )
     if shutil.which(words[0]) is None:
         raise UsageError(
             f"`{words[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",

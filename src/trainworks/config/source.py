@@ -153,8 +153,13 @@ def read_text(path: Path, what: str = "run file") -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(f"{what} `{path}` not found", hint=_nearest_file(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read `{path}`: {error}") from None
+    except IsADirectoryError:
+        inside = next((f"`{file}`" for file in sorted(path.glob("*.y*ml"))), "a file")
+        raise UsageError(f"`{path}` is a folder, not a {what}", hint=f"name {inside} in it") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read `{path}`: not text in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"cannot read `{path}`: {error.strerror}") from None
 
 
 def _nearest_file(path: Path) -> str | None:
