@@ -18,6 +18,7 @@ import click
 import jsonschema
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from trainworks.cli.app import _imported, app
@@ -162,3 +163,13 @@ def test_the_guide_lists_every_causal_model_type_that_trains() -> None:
     listed = {name for row in re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     latent_attention = {"deepseek_v2", "deepseek_v3", "kimi_k2"}
     assert listed == set(PLANNED_TYPES) - {"bert", "vit"} - latent_attention
+
+
+def test_the_workflow_runs_ci_once_as_root_on_debian_with_time_for_slow_cores() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    jobs = workflow["jobs"].values()
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    assert sorted(commands) == [".ci/run", "git diff --exit-code docs", "make docs"]
+    job = workflow["jobs"]["test"]
+    assert job["container"]["image"] == "python:3.11-bookworm"  # root, apt, and the oldest Python of pyproject.toml
+    assert job["timeout-minutes"] >= 120
