@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,3 +98,23 @@ class Driver:
 def test_an_accelerator_has_the_figures_that_its_driver_reports() -> None:
     (one,) = machine_load(Driver()).accelerators
     assert (one.busy_share, one.power_w, one.power_limit_w, one.temperature_c) == (0.97, 650.0, None, 71)
+
+
+def test_the_first_look_of_a_process_sees_busy_cores() -> None:
+    program = """
+import multiprocessing
+from trainworks.host.machine_load import machine_load
+
+def work():
+    while True:
+        pass
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    worker.start()
+    first = machine_load().cores_busy
+    worker.kill()
+    print(first > 0)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -10,6 +10,9 @@ import pynvml
 
 from trainworks.host.nvml import ask
 
+_LOOK_S = 0.1
+"""Without a period psutil counts from the last call of the same thread, and answers 0 to the first call of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorLoad:
@@ -31,7 +34,7 @@ class MachineLoad:
     """The machine at one moment."""
 
     cores_busy: float
-    """Cores in use since the last call; since the start of this process at the first one."""
+    """Cores in use during the look of `_LOOK_S`."""
     cores: int
     memory_used_bytes: int
     memory_bytes: int
@@ -39,14 +42,14 @@ class MachineLoad:
 
 
 def machine_load(nvml: Any = pynvml) -> MachineLoad:
-    """Look at the machine; without a driver the accelerators are empty.
+    """Look at the machine for a tenth of a second; without a driver the accelerators are empty.
 
     Args:
         nvml: the interface of the driver, replaced in tests.
     """
     memory = psutil.virtual_memory()
     return MachineLoad(
-        cores_busy=psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1),
+        cores_busy=psutil.cpu_percent(_LOOK_S) / 100 * (psutil.cpu_count() or 1),
         cores=psutil.cpu_count() or 1,
         memory_used_bytes=memory.total - memory.available,
         memory_bytes=memory.total,
