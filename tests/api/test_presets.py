@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.api.planned_model import model_shape, with_dimensions
+from trainworks.api.planned_model import model_shape
 from trainworks.catalog.models import preset
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
+from trainworks.plan.shapes.presets import with_dimensions
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import job, layouts
 from trainworks.config.layout import Layout
+from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.coefficients import Slowdowns
 from trainworks.plan.degrees import fixed_of
-from trainworks.plan.learning import belief_from
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import Belief, parts_s
 from trainworks.record.calibration import Calibration, GemmRate

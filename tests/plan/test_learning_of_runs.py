@@ -7,7 +7,7 @@ import pytest
 
 from tests.record.test_finished_run import finished
 from tests.report.conftest import make_plan
-from trainworks.plan.learning import with_learning
+from trainworks.plan.cluster.learning import with_learning
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.resolved import Plan, StepTimeGroups

@@ -97,7 +97,7 @@ def _with_dimensions(run_file: RunFile, source: Source | None) -> RunFile:
     workload = run_file.workload
     if workload is None or workload.model.preset is None or run_file.cluster.engine == "described":
         return run_file
-    from trainworks.api.planned_model import with_dimensions  # noqa: PLC0415  # imports the catalogue
+    from trainworks.plan.shapes.presets import with_dimensions  # noqa: PLC0415  # imports the catalogue
 
     return run_file.model_copy(update={"workload": with_dimensions(workload, source)})
 

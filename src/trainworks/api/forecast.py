@@ -21,11 +21,11 @@ from trainworks.host.folders import data_folder
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.described_nodes import described_part
 from trainworks.jobs.job_spec import JobSpec
+from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.scaling import TABLE_LENGTH
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.degrees import layouts_of
-from trainworks.plan.learning import belief_from
 from trainworks.plan.prediction import predictions
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import described_job

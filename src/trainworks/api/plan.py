@@ -21,10 +21,10 @@ from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, Us
 from trainworks.host.folders import data_folder
 from trainworks.jobs.described_nodes import check_worker, described_part
 from trainworks.plan.cluster.layout import check_against, parse_layout
+from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.cost.renting import accelerator_price
-from trainworks.plan.learning import belief_from
 from trainworks.plan.space import Fixed
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.measured.measurement_store import read_measurements

@@ -29,13 +29,13 @@ from trainworks.api.sizing.teams import share_capacity
 from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
+from trainworks.catalog.facts import PYTORCH_VENDORS
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
 from trainworks.plan.sizing.candidates import (
-    PYTORCH_VENDORS,
     Candidate,
     Skipped,
     candidates,

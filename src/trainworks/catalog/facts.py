@@ -14,6 +14,10 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx", "NGC image"]
 
 
+PYTORCH_VENDORS = ("NVIDIA", "AMD")
+"""Whose accelerators run the same PyTorch program; `size` tries the others when they are named."""
+
+
 class Accelerator(Frozen):
     """An accelerator: one device of the framework."""
 

@@ -6,13 +6,13 @@ from typing import NoReturn
 
 from trainworks.catalog.catalog import accelerator, has, processor
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.facts import PYTORCH_VENDORS
 from trainworks.catalog.prices import known_accelerator
 from trainworks.config.command import AcceleratorRequest, AtLeast, Resources
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import FieldPath, Source
 from trainworks.errors import UsageError
 from trainworks.jobs.accelerator_names import matching_names
-from trainworks.plan.sizing.candidates import PYTORCH_VENDORS
 
 _HOST_SHARE = 0.8
 """Share of a node's cores and memory that a job requests; the scheduler and the system keep the rest."""

@@ -28,7 +28,7 @@ class Compression(IntEnum):
     """Format of the gradients that replicas send."""
 
     NONE = 0
-    """As the software keeps them."""
+    """The format in which the software keeps gradients."""
     BF16 = 1
     FP16 = 2
     POWERSGD = 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.plan.jobs import JOBS, layouts
-from trainworks.plan.learning import belief_from
+from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
 from trainworks.plan.prediction import predictions

@@ -24,7 +24,7 @@ MEASURED = calibration(num_ranks=4, all_reduce_latency_s=1e-3, op_overhead_s=2e-
 RUN = RunFile.model_validate({"name": "demo", "workload": workload(precision="fp32").model_dump()})
 READERS = {
     "trainworks.plan.rates": "the rates themselves",
-    "trainworks.plan.learning": "a benchmark as a measurement of a described cluster",
+    "trainworks.plan.cluster.learning": "a benchmark as a measurement of a described cluster",
     "trainworks.plan.run.plan": "the size of DDP's buckets, the stall of a checkpoint, and the peak of the MFU",
 }
 """Modules of the planner that read a measured rate, and for what."""

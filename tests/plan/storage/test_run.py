@@ -8,8 +8,8 @@ import pytest
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
+from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.conv_net import ConvJob
-from trainworks.plan.learning import belief_from
 from trainworks.plan.prediction import predictions
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.search import search

@@ -24,7 +24,7 @@ from trainworks.host.installed import check_versions
 from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import Machines, calibrate
 from trainworks.measure.trial import TrialOutOfMemoryError, try_out
-from trainworks.plan.learning import with_learning
+from trainworks.plan.cluster.learning import with_learning
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
 from trainworks.plan.run.plan import make_plan

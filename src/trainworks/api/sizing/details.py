@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainworks.api.sizing.plans import PlanCache, powers, workload_of
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_accelerators
-from trainworks.catalog.facts import Accelerator, Offer, Processor
+from trainworks.catalog.facts import PYTORCH_VENDORS, Accelerator, Offer, Processor
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.hardware import HardwareFinding, check_hardware
 from trainworks.plan.cluster.plan import ClusterPlan
@@ -17,7 +17,6 @@ from trainworks.plan.cost.owning import own
 from trainworks.plan.cost.renting import market_price, offers_for
 from trainworks.plan.network.design import NetworkDesign, design_network
 from trainworks.plan.reliability.defaults import usual_node_mttf
-from trainworks.plan.sizing.candidates import PYTORCH_VENDORS
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, choose_fabric
 from trainworks.plan.sizing.facility import facility_of
 from trainworks.plan.sizing.proposal import Alternative

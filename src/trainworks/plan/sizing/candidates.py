@@ -7,11 +7,8 @@ from dataclasses import dataclass
 
 from trainworks.catalog.catalog import Catalog, reference_node
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, parse_cluster
-from trainworks.catalog.facts import Node, Offer
+from trainworks.catalog.facts import PYTORCH_VENDORS, Node, Offer
 from trainworks.errors import UsageError
-
-PYTORCH_VENDORS = ("NVIDIA", "AMD")
-"""Whose accelerators run the same PyTorch program; the others are tried when they are named."""
 
 
 @dataclass(frozen=True, slots=True)
