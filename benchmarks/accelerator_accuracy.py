@@ -202,8 +202,8 @@ def documents(workspace: Workspace) -> Path:
     path = workspace.folder / "documents.jsonl"
     if not path.exists():
         lines = random_words(3_000_000, seed=1, num_words=5000).splitlines()
-        sizes = np.random.default_rng(1).geometric(1 / 30, size=len(lines))
-        ends = np.minimum(np.cumsum(sizes), len(lines))
+        sizes = np.random.default_rng(1).geometric(1 / 30, size=len(lines) // 40)
+        ends = np.cumsum(sizes)
         texts = [" ".join(lines[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts if text))
     return path
