@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,56 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.api.anchor import anchored_workload
+from trainworks.api.worker_answer import ask
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.load import invalid_value, load_run_file
 from trainworks.config.run_file import Workload
-from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
-from trainworks.host import process
+from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
 
 _RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
-
-
-def ask(
-    action: str,
-    request: dict[str, Any],
-    progress: Callable[[int, int], None] = lambda done, total: None,
-    *,
-    module: str = "data.command",
-    python: str | None = None,
-) -> dict[str, Any]:
-    """The worker's answer to `prepare` or `verify`, or of another of its modules.
-
-    Args:
-        action: what to do.
-        request: with what, see `trainworks.worker.data.command`.
-        progress: called with bytes done and bytes in all.
-        module: of the worker, that talks as `data.command` does.
-        python: interpreter of the ranks; Trainworks' own when None.
-
-    Raises:
-        TrainworksError: the worker reports it.
-    """
-    command = process.python_module(
-        f"trainworks.worker.{module}", action, json.dumps(request), str(os.getpid()), python=python
-    )
-    answer: dict[str, Any] = {}
-    for line in process.lines(command):
-        answer = json.loads(line)
-        if "done" in answer:
-            progress(answer["done"], answer["total"])
-    if "error" in answer:
-        raise _error(answer)
-    if not answer or "done" in answer:
-        raise EnvironmentProblem("the worker ended without an answer", hint="read the error that it printed above")
-    return answer
-
-
-def _error(answer: dict[str, Any]) -> TrainworksError:
-    kinds: dict[int, type[TrainworksError]] = {2: UsageError, 3: EnvironmentProblem}
-    return kinds.get(answer["exit_code"], TrainworksError)(answer["error"], hint=answer["hint"])
 
 
 def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple[Data, Evaluation | None]:

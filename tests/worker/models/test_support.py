@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from trainworks.api.model_support import model_support
+from trainworks.api.launching.model_support import model_support
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload

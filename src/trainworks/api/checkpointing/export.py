@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainworks.api.worker_tasks import ByteProgress, ask, require_packages
+from trainworks.api.worker_answer import ask
+from trainworks.api.worker_tasks import ByteProgress, require_packages
 from trainworks.errors import UsageError
 from trainworks.record.evaluations import best_evaluation
 from trainworks.record.manifest import complete_checkpoints

@@ -10,8 +10,8 @@ from trainworks import __version__
 from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.api.environments.files import read_environment, with_image
 from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
+from trainworks.api.launching.model_support import check_support_early
 from trainworks.api.launching.planning import AS_USUAL, Planning
-from trainworks.api.model_support import check_support_early
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import LayoutError, UsageError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.api.environments.planning import RanksInterpreter
+from trainworks.api.launching.model_support import model_support
 from trainworks.api.launching.planning import Planning
-from trainworks.api.model_support import model_support
 from trainworks.api.planned_model import has_formula, model_shape
 from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainworks import __version__
 from trainworks.api.hf_config import hf_config
-from trainworks.api.worker_tasks import ask
+from trainworks.api.worker_answer import ask
 from trainworks.config.layout import Layout, ModelSupport
 from trainworks.config.run_file import Workload
 from trainworks.host.folders import cache_folder
