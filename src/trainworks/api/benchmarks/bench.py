@@ -22,7 +22,7 @@ from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.load import load_run_file
 from trainworks.config.run_file import RunFile
-from trainworks.errors import ArgumentError
+from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
@@ -78,6 +78,7 @@ def bench(
         ArgumentError: an argument is not valid.
         UsageError: the cluster cannot run it, or the run is unknown.
         RunFailedError: the run failed; `resume` continues it.
+        EnvironmentProblem: nothing was measured, because what measures is missing.
 
     Examples:
         >>> import tempfile
@@ -108,9 +109,23 @@ def bench(
     records = read_records(run.path)
     needs = _needs(expect or cluster, measured_paths(records))
     report = build_bench_report(run.id, records, yardstick, needs, plan)
+    _check_measured(report)
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))
     return report
+
+
+def _check_measured(report: BenchReport) -> None:
+    """Refuse a report without a figure: its nodes lack what measures.
+
+    Raises:
+        EnvironmentProblem: says what is missing, and where.
+    """
+    if report.judged or not report.skipped:
+        return
+    missing = "; ".join(f"{part}: {reason} ({', '.join(names)})" for part, reason, names in report.skipped)
+    hint = "pip install 'trainworks[train]'" if "torch is not installed" in missing else "provide it, and measure again"
+    raise EnvironmentProblem(f"nothing was measured: {missing}", place=report.run, hint=hint)
 
 
 def parse_setting(text: str) -> list[BenchSetting]:
