@@ -7,17 +7,16 @@ from pathlib import Path
 from trainworks.api.inputs import argument, load_run
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.source import read_text
-from trainworks.config.stack import load_stack
-from trainworks.deploy.fabric.network import described_cluster
 from trainworks.errors import ArgumentError
 from trainworks.measure.health.expectation import expected_cluster
-from trainworks.review.files import ReviewedFile
 
 
 def is_stack_file(path: str) -> bool:
     """Whether a file describes the machines of a cluster, and not a run."""
     if not path.endswith((".yaml", ".yml")):
         return False
+    from trainworks.review.files import ReviewedFile  # noqa: PLC0415, a check before each job has no file
+
     return ReviewedFile(path, read_text(Path(path), "stack file")).stack is not None
 
 
@@ -32,6 +31,9 @@ def described_hardware(expect: str) -> ClusterDescription:
         with argument("expect"):
             return expected_cluster(expect)
     if is_stack_file(expect):
+        from trainworks.config.stack import load_stack  # noqa: PLC0415, a check before each job has no file
+        from trainworks.deploy.fabric.network import described_cluster  # noqa: PLC0415, as above
+
         stack, _ = load_stack(Path(expect))
         with argument("expect"):
             return described_cluster(stack)
