@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,14 @@ from trainworks.api.benchmarks.bench import parse_setting
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.node import node_name
-from trainworks.measure.bench.node_record import read_record, read_records, record_path, records_in
+from trainworks.measure.bench.node_record import (
+    BenchPart,
+    read_record,
+    read_records,
+    record_path,
+    records_in,
+    write_record,
+)
 from trainworks.record.measured.bench import BenchSetting
 
 NODE = [sys.executable, "-m", "trainworks.measure.bench.node"]
@@ -120,6 +128,22 @@ def test_an_unknown_kind_is_placed_at_the_argument_that_has_it(tmp_path: Path) -
     refused = CliRunner().invoke(app, ["bench", "latency", "--runs", str(tmp_path)]).exception
     assert isinstance(refused, UsageError)
     assert refused.place == "WHAT"
+
+
+def test_a_benchmark_without_a_figure_says_what_is_missing_and_is_a_problem_of_the_environment(tmp_path: Path) -> None:
+    command = ["bench", "storage", "--path", str(tmp_path / "none"), "--runs", str(tmp_path)]
+    refused = CliRunner().invoke(app, command).exception
+    assert isinstance(refused, EnvironmentProblem)
+    assert refused.exit_code == 3
+    assert "is not a folder that can be written" in refused.message
+    (path,) = tmp_path.glob("*/bench/node-0.json")
+    record = read_record(path)
+    assert record is not None
+    lacking = {"devices": BenchPart(skipped="torch is not installed on this node")}
+    write_record(path, replace(record, parts=lacking))
+    with pytest.raises(EnvironmentProblem, match="devices: torch is not installed on this node") as caught:
+        trainworks.bench(resume=path.parent.parent.name, folder=tmp_path)
+    assert "trainworks[train]" in (caught.value.hint or "")
 
 
 @pytest.mark.slow

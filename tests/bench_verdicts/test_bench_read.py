@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 import trainworks
@@ -68,6 +69,57 @@ def test_a_request_that_is_wrong_is_refused(arguments: tuple[str | Path, ...], m
     error = invoke(*arguments).exception
     assert isinstance(error, UsageError)
     assert message in error.message
+
+
+def described(folder: Path, kind: str) -> str:
+    """A run file with the cluster of `HDR`, or a stack file of its nodes."""
+    path = folder / "own.yaml"
+    if kind == "run":
+        data = {"name": "own", "run": "true", "cluster": {"engine": "described", "of": HDR.replace(", ", " over ")}}
+    else:
+        data = yaml.safe_load(Path("examples/cluster/stack.yaml").read_text(encoding="utf-8"))
+        data["nodes"][-1] |= {"hosts": "gpu[01-02]", "machine": "p4d.24xlarge"}
+        data["fabric"] = {"design": {"nics": 8, "port": "HDR"}}
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("option", ["--expect", "--cluster"])
+@pytest.mark.parametrize("kind", ["run", "stack"])
+def test_a_file_that_describes_the_cluster_is_what_is_expected(tmp_path: Path, kind: str, option: str) -> None:
+    done = invoke(LINKS, option, described(tmp_path, kind), "--json")
+    assert done.exit_code == 0, done.exception
+    assert [each["verdict"] for each in json.loads(done.stdout)["verdicts"]] == ["pass", "pass"]
+    assert json.loads(done.stdout)["expected"].startswith("2 nodes of ")
+
+
+def test_a_stack_file_is_what_a_node_should_have() -> None:
+    by_file, by_text = (
+        trainworks.health(expect, with_history=False).failed for expect in ("examples/cluster/stack.yaml", "DGX H100")
+    )
+    assert [(each.check, each.limit) for each in by_file] == [(each.check, each.limit) for each in by_text]
+    assert "gpu-count" in [each.check for each in by_file]
+
+
+@pytest.mark.parametrize("option", ["--expect", "--cluster"])
+def test_a_stack_of_several_kinds_of_nodes_is_refused_at_its_option(tmp_path: Path, option: str) -> None:
+    path = described(tmp_path, "stack")
+    data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    other = {"hosts": "old[01-02]", "address": "10.10.9.1", "roles": ["compute"], "machine": "DGX H100"}
+    Path(path).write_text(yaml.safe_dump(data | {"nodes": [*data["nodes"], other]}), encoding="utf-8")
+    error = invoke(LINKS, option, path).exception
+    assert isinstance(error, UsageError)
+    assert "are not of one kind with accelerators: p4d.24xlarge, DGX H100" in error.message
+    assert error.place == option
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--nodes", "2"), ("--full", ""), ("--path", "."), ("--resume", "x"), ("--cluster", "r.yaml")]
+)
+def test_an_option_that_reading_would_ignore_is_refused_at_its_place(option: str, value: str) -> None:
+    error = invoke(LINKS, "--expect", HDR, option, *filter(None, [value])).exception
+    assert isinstance(error, UsageError)
+    assert error.place == option
 
 
 def test_expect_alone_belongs_to_read() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.catalog.bounds import Operation, bus_factor
 from trainworks.errors import UsageError
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.readers.output import ToolOutput
@@ -77,7 +78,7 @@ def test_an_output_cut_in_its_middle_is_refused_with_its_last_line(name: str) ->
     else:  # a program without an end that it prints: rows that are there are whole
         whole = read_file(DATA / name)
         assert len(kept) < len(whole)
-        assert name in ("osu_bw.txt", "osu_latency.txt", "osu_allreduce.txt")
+        assert name in ("osu_bw.txt", "osu_latency.txt", "osu_allreduce.txt", "rccl_all_reduce_perf.txt")
 
 
 @pytest.mark.parametrize("text", ["", "hello\n", "{}", '{"a": 1}', "\x00\xff", "[1, 2]", "3;not fio"])
@@ -145,10 +146,50 @@ def test_two_tests_of_nccl_one_after_the_other_are_both_read() -> None:
     assert found[-1].conditions["ranks"] == 4
 
 
-def test_a_second_test_that_was_cut_off_is_refused() -> None:
-    whole = (DATA / "all_reduce_perf.txt").read_text(encoding="utf-8")
-    with pytest.raises(UsageError, match="Avg bus bandwidth"):
-        read_text(whole + whole[: whole.index("# Out of bounds")])
+@pytest.mark.parametrize("between", ["", "# nccl-tests version 2.18.3\n"])
+def test_tables_of_nccl_without_their_average_are_read(between: str) -> None:
+    names = ("all_reduce_perf.txt", "all_gather_perf.txt")
+    tables = [(DATA / name).read_text(encoding="utf-8").partition("# Out of bounds")[0] for name in names]
+    found = read_text(between.join(tables))
+    assert [each.conditions["operation"] for each in found] == [*["all_reduce"] * 3, "all_gather"]
+    assert [each.value for each in found] == [each.value for name in names for each in read_file(DATA / name)]
+
+
+def nccl_row(algbw: float, busbw: float, *, redop: str = "sum", ranks: int = 0) -> str:
+    """A table of nccl-tests with one row."""
+    devices = [f"#  Rank {rank} Group 0 Pid 7 on node-0 device {rank} [0x10] NVIDIA H100" for rank in range(ranks)]
+    head = "#       size         count    type   redop    root     time   algbw   busbw #wrong"
+    return "\n".join([*devices, head, f"67108864 16777216 float {redop} -1 1568.3 {algbw:.2f} {busbw:.2f} 0"])
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
+def test_the_bandwidths_of_a_collective_tell_which_it_is(operation: Operation, ranks: int) -> None:
+    redop = "none" if operation == "all_gather" else "sum"
+    table = nccl_row(42.79, 42.79 * bus_factor(operation, ranks), redop=redop, ranks=ranks)
+    assert [each.conditions["operation"] for each in read_text(table)] == [operation]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "ratio", "gives"),
+    [
+        (0, 0.44, "all_reduce 1 to 2, reduce_scatter 0.5 to 1, reduce 1"),
+        (8, 0.44, "all_reduce 1.75, reduce_scatter 0.875, reduce 1 on 8 ranks"),
+        (8, 3.5, "all_reduce 1.75"),
+    ],
+)
+def test_bandwidths_that_fit_no_collective_are_refused_with_the_ratios_that_would(
+    ranks: int, ratio: float, gives: str
+) -> None:
+    with pytest.raises(UsageError, match=f"busbw is {ratio} of algbw, and fits no collective") as caught:
+        read_text(nccl_row(100, 100 * ratio, ranks=ranks))
+    assert gives in caught.value.message
+    assert caught.value.place == f"bench.log:{ranks + 2}"
+
+
+def test_bandwidths_are_held_against_the_collective_of_the_program() -> None:
+    with pytest.raises(UsageError, match=r"fits no collective: all_gather 0\.875 on 8 ranks"):
+        read_text("# all_gather_perf\n" + nccl_row(100, 175, redop="none", ranks=8))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trainworks.api.environments.files import without_packages
 from trainworks.api.inputs import argument, load_run
 from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.notices import warn
-from trainworks.api.proving.expected_hardware import described_hardware
+from trainworks.api.proving.expected_hardware import described_hardware, is_stack_file
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.runs import Launch, create_launch, prepare_resume
@@ -22,7 +22,7 @@ from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.load import load_run_file
 from trainworks.config.run_file import RunFile
-from trainworks.errors import ArgumentError
+from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
@@ -64,9 +64,9 @@ def bench(
             or the current folder.
         settings: variables whose values are compared side by side in the transfers between ranks, such as
             `NCCL_ALGO=Ring,Tree`.
-        expect: hardware that the figures are held against: a description such as `4x DGX H100`, or a run file with one,
-            whose workload says what it needs of the storage; when left out the run file of `cluster`, or what the
-            nodes show of their processors.
+        expect: hardware that the figures are held against: a description such as `4x DGX H100`, a stack file, or a run
+            file with one, whose workload says what it needs of the storage; when left out the run file of `cluster`, or
+            what the nodes show of their processors.
         cables: cable plan that names the cables of slow links, as `trainworks network --cables` writes it.
         resume: run of a benchmark to continue or to show; what it has measured is not measured again.
         folder: folder of all runs.
@@ -78,6 +78,7 @@ def bench(
         ArgumentError: an argument is not valid.
         UsageError: the cluster cannot run it, or the run is unknown.
         RunFailedError: the run failed; `resume` continues it.
+        EnvironmentProblem: nothing was measured, because what measures is missing.
 
     Examples:
         >>> import tempfile
@@ -108,9 +109,23 @@ def bench(
     records = read_records(run.path)
     needs = _needs(expect or cluster, measured_paths(records))
     report = build_bench_report(run.id, records, yardstick, needs, plan)
+    _check_measured(report)
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))
     return report
+
+
+def _check_measured(report: BenchReport) -> None:
+    """Refuse a report without a figure: its nodes lack what measures.
+
+    Raises:
+        EnvironmentProblem: says what is missing, and where.
+    """
+    if report.judged or not report.skipped:
+        return
+    missing = "; ".join(f"{part}: {reason} ({', '.join(names)})" for part, reason, names in report.skipped)
+    hint = "pip install 'trainworks[train]'" if "torch is not installed" in missing else "provide it, and measure again"
+    raise EnvironmentProblem(f"nothing was measured: {missing}", place=report.run, hint=hint)
 
 
 def parse_setting(text: str) -> list[BenchSetting]:
@@ -164,7 +179,7 @@ def _needs(run: str | None, paths: Sequence[str]) -> dict[str, dict[Quantity, fl
     The path of the checkpoints has to take one in the time of a save, and to give the newest one back after a failure;
     that of the data has to be read while the run trains. A path that is neither is held against both.
     """
-    if run is None or not Path(run).is_file():
+    if run is None or not Path(run).is_file() or is_stack_file(run):
         return {}
     run_file, _ = load_run(run)
     if run_file.cluster.of is None or run_file.workload is None:

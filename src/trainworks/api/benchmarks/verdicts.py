@@ -27,7 +27,8 @@ def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn:
 
     Args:
         files: output of one program each.
-        expect: hardware that was measured: a description such as `4 nodes of 8x H100, 8x NDR`, or a run file with one.
+        expect: hardware that was measured: a description such as `4 nodes of 8x H100, 8x NDR`, a run file with one, or
+            a stack file.
             Without it a measurement inside a node is held against the accelerator that the output names.
         learn: store the measured rates for the plans of this kind of cluster; needs `expect`.
 

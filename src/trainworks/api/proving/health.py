@@ -31,8 +31,8 @@ def health(expect: str | None = None, *, with_history: bool = True) -> NodeHealt
 
     Args:
         expect: what the node should have: a description of one node or of a cluster of it, such as
-            `8x H100-SXM-80GB, 8x NDR`, or a run file with a described cluster. Without it the node is compared with
-            what it shows itself.
+            `8x H100-SXM-80GB, 8x NDR`, a run file with a described cluster, or a stack file. Without it the node is
+            compared with what it shows itself.
         with_history: look in the job store for what earlier jobs have seen of this machine.
 
     Raises:

@@ -33,7 +33,7 @@ def command(
         typer.Option("--set", metavar="NAME=V1,V2", help="Compare values of a variable between ranks."),
     ] = None,
     expect: Annotated[
-        str | None, typer.Option(metavar="CLUSTER", help="Hardware that should be there: `4x DGX H100`.")
+        str | None, typer.Option(metavar="CLUSTER|FILE", help="Hardware that should be there: `4x DGX H100`.")
     ] = None,
     cables: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Cable plan, to name the cables of slow links.")
@@ -50,10 +50,23 @@ def command(
     and between all ranks. What fails, or differs from its peers, comes first; exit code 1 if there is any.
 
     `read FILE...` judges what nccl-tests, perftest, OSU, fio, iperf3, STREAM, HPL, HPCC, mdtest or nvbandwidth printed.
-    Exit code 1 if a figure failed or is impossible.
+    Exit code 1 if a figure failed or is impossible. What it is held against is `--expect`, or `--cluster RUN_FILE`.
     """
     if kinds and kinds[0] == "read":
-        return _read(kinds[1:], expect, learn=learn, as_json=as_json, html=html)
+        measuring = {
+            "--nodes": nodes,
+            "--full": full,
+            "--built-in": built_in,
+            "--path": paths,
+            "--set": settings,
+            "--cables": cables,
+            "--resume": resume,
+            "--cluster": cluster if expect else None,
+        }
+        if given := [name for name, value in measuring.items() if value]:
+            hint = "trainworks bench read FILE --expect CLUSTER"
+            raise UsageError(f"`{given[0]}` does nothing for files that are read", place=given[0], hint=hint)
+        return _read(kinds[1:], expect, cluster, learn=learn, as_json=as_json, html=html)
     if learn:
         raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")
     if not kinds and resume is None:
@@ -78,11 +91,13 @@ def command(
     raise typer.Exit(0 if report.is_accepted else 1)
 
 
-def _read(files: list[str], expect: str | None, *, learn: bool, as_json: bool, html: Path | None) -> None:
+def _read(
+    files: list[str], expect: str | None, cluster: str | None, *, learn: bool, as_json: bool, html: Path | None
+) -> None:
     if not files:
         raise UsageError("no file to read", hint="trainworks bench read all_reduce_perf.log")
     check_writable(html, "--html")
-    with option_errors():
-        verdicts = trainworks.read_bench(files, expect=expect, learn=learn)
+    with option_errors(positional={} if expect else {"expect": "--cluster"}):
+        verdicts = trainworks.read_bench(files, expect=expect or cluster, learn=learn)
     show(verdicts, as_json=as_json, plot=html)
     raise typer.Exit(1 if verdicts.bad else 0)

@@ -28,7 +28,7 @@ def command(
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="With --nodes: JSON of each node.")] = None,
     expect: Annotated[
         str | None,
-        typer.Option(metavar="NODE|RUN_FILE", help="What the node should have: `8x H100-SXM-80GB, 8x NDR`."),
+        typer.Option(metavar="NODE|RUN_FILE|STACK_FILE", help="What the node should have: `8x H100-SXM-80GB, 8x NDR`."),
     ] = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="Compare the nodes that wrote these files.")] = False,
     reader: Annotated[

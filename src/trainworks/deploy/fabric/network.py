@@ -77,6 +77,29 @@ def design_of_fabric(stack: Stack) -> NetworkDesign:
     return network.design
 
 
+def described_cluster(stack: Stack) -> ClusterDescription:
+    """The compute nodes of a stack as a description has them, with the adapters that `fabric` names.
+
+    Raises:
+        UsageError: they are not of one kind, or have no accelerators.
+
+    >>> from pathlib import Path
+    >>> from trainworks.config.stack import load_stack
+    >>> described_cluster(load_stack(Path("examples/cluster/stack.yaml"))[0]).name
+    '4 nodes of DGX H100'
+    """
+    groups = list(stack.groups("compute"))
+    nodes = [node_of(group) for group in groups]
+    first, num_nodes, asked = nodes[0], len(_names(groups)), _asked(stack.fabric, groups)
+    if first is None or any(each != first for each in nodes):
+        names = ", ".join(dict.fromkeys(each.name if each else "none with accelerators" for each in nodes))
+        raise UsageError(
+            f"the compute nodes of `{stack.name}` are not of one kind with accelerators: {names}",
+            hint='describe the nodes that are meant: "8x H100-SXM-80GB over 8x NDR"',
+        )
+    return _cluster(groups, num_nodes, asked) if asked is not None else cluster_of_nodes(first, num_nodes)
+
+
 def leaves_of(stack: Stack) -> list[tuple[str, ...]]:
     """Names of the compute nodes by the set of leaf switches that they are attached to."""
     return [names for network in networks_of(stack) for names in network.leaves]

@@ -12,7 +12,7 @@ from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
-from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
+from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge, without_blame
 from trainworks.record.measured.bench import unique_names
 from trainworks.results import Result
 
@@ -83,10 +83,30 @@ def build_bench_report(
     """
     named = unique_names([record.name for record in records])
     records = [replace(record, name=name) for record, name in zip(records, named, strict=True)]
-    judged = tuple(judge(each, yardstick) for each, yardstick in _measurements(records, cluster, needs or {}))
-    found = find_outliers(each.measurement for each in judged)
-    outliers = tuple(with_cables(each, named, cables or {}) for each in found)
+    busy = frozenset(record.name for record in records if record.is_busy)
+    judged = tuple(
+        without_blame(found) if _is_lowered(each, each.subject, named, busy) else found
+        for each, yardstick in _measurements(records, cluster, needs or {})
+        for found in [judge(each, yardstick)]
+    )
+    outliers = tuple(
+        with_cables(each, named, cables or {})
+        for each in find_outliers(each.measurement for each in judged)
+        if not _is_lowered(each.measurement, each.subject, named, busy)
+    )
     return BenchReport(run, cluster.name if cluster else "", tuple(records), judged, outliers)
+
+
+def _is_lowered(measurement: Measurement, subject: str, nodes: Sequence[str], busy: frozenset[str]) -> bool:
+    """Whether other programs on a node that the subject names may have lowered a figure; on any if it names none.
+
+    What an accelerator does by itself needs no cores.
+    """
+    on_device = measurement.quantity is Quantity.GEMM and measurement.conditions.get("device", "cpu") != "cpu"
+    if on_device or measurement.quantity is Quantity.DEVICE_MEMORY_BANDWIDTH:
+        return False
+    concerned = {*nodes} & {*subject.replace(",", " ").split()} or {*nodes}
+    return not busy.isdisjoint(concerned)
 
 
 def _measurements(

@@ -61,9 +61,10 @@ class NodeBench:
     def measure(self) -> NodeRecord:
         """Measure what is missing; returns the complete record."""
         if self.record.node == 0 or "/" not in self.record.name:
-            load = OtherLoad()
+            load, before = OtherLoad(), self.record.parts
             self._alone()
-            self._keep(replace(self.record, others_share=load.share()))
+            if self.record.parts != before:
+                self._keep(replace(self.record, others_share=load.share()))
         addresses = self._addresses
         if self.record.node == 0 and "mpi" in self._request.kinds:
             of = self._request
@@ -144,7 +145,7 @@ def main(request_json: str) -> None:
     before, name = read_record(path), node_name(node, os.environ)
     record = NodeRecord(node, name, probe_host(Path.cwd()), processors(), _tools(), request, (name,))
     if before is not None and (before.name, before.request) == (name, request):
-        record = replace(record, nodes=before.nodes, parts=before.parts)
+        record = replace(record, nodes=before.nodes, parts=before.parts, others_share=before.others_share)
     record = NodeBench(record, partial(write_record, path), os.environ).measure()
     if request.prints_record:
         print(f"{OUTPUT_PREFIX}{record.to_json()}", flush=True)  # noqa: T201, the only way from there

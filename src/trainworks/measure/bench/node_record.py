@@ -23,6 +23,9 @@ STORAGE = "storage/"
 OUTPUT_PREFIX = "trainworks-bench "
 """Begins the line with the record of a node that does not share the run directory."""
 
+_QUIET_SHARE = 0.1
+"""Use of the cores by other programs up to which a node is taken for quiet: an assumption."""
+
 
 @dataclass(frozen=True)
 class BenchPart:
@@ -50,6 +53,11 @@ class NodeRecord:
     others_share: float | None = None
     """Share of the cores that other programs used while this node measured alone; None where it is unknown."""
     is_complete: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs used so much of the cores that low figures say nothing of the hardware."""
+        return self.others_share is not None and self.others_share > _QUIET_SHARE
 
     def to_json(self) -> str:
         """The record as one line."""

@@ -4,12 +4,13 @@ impossible       above the bound (a latency: below it)
 pass             at least `passes` of the expected value
 weak             at least `fails` of it
 fail             less
+busy             would be weak or fail, but other programs used the cores meanwhile: no verdict
 no expectation   nothing says what to expect
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from trainworks.catalog.bounds import Bound
@@ -27,6 +28,7 @@ class BenchVerdict(StrEnum):
     WEAK = "weak"
     FAIL = "fail"
     IMPOSSIBLE = "impossible"
+    BUSY = "busy: no verdict"
     NO_EXPECTATION = "no expectation"
 
 
@@ -122,6 +124,14 @@ def judge(measurement: Measurement, yardstick: Yardstick) -> Judged:
     verdict = BenchVerdict.PASS if passed else BenchVerdict.FAIL if failed else BenchVerdict.WEAK
     of_what = f"the {format_quantity(expected, unit)} that {'the run needs' if is_need else 'is expected'}"
     return Judged(measurement, verdict, f"{share:.0%} of {of_what}", expected, share, bound)
+
+
+def without_blame(judged: Judged) -> Judged:
+    """The judgement where other programs lowered the figure: what is weak or fails blames no hardware then."""
+    if judged.verdict not in (BenchVerdict.WEAK, BenchVerdict.FAIL):
+        return judged
+    reason = f"{judged.reason}, while other programs used the cores"
+    return replace(judged, verdict=BenchVerdict.BUSY, reason=reason)
 
 
 def unit_of(quantity: Quantity) -> str:

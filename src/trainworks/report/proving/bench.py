@@ -27,8 +27,6 @@ _TITLES = {
     Quantity.STORAGE_OPERATIONS: "Storage",
     Quantity.METADATA_OPERATIONS: "Storage",
 }
-_QUIET_SHARE = 0.1
-"""Use of the cores by other programs from which the report says so: an assumption."""
 _MOST_LINKS = 20
 """Links in the table of a terminal; JSON has all."""
 
@@ -66,9 +64,10 @@ def document(report: BenchReport) -> Document:
 
 def _disturbed(records: Sequence[NodeRecord]) -> list[str]:
     return [
-        f"other programs used {record.others_share:.0%} of the cores of {record.name} meanwhile"
+        f"busy      other programs used {record.others_share:.0%} of the cores of {record.name} meanwhile: "
+        "no verdict on what they may have lowered"
         for record in records
-        if record.others_share is not None and record.others_share > _QUIET_SHARE
+        if record.is_busy
     ]
 
 

@@ -16,6 +16,7 @@ _STYLES: dict[BenchVerdict, Style] = {
     BenchVerdict.IMPOSSIBLE: "bad",
     BenchVerdict.FAIL: "bad",
     BenchVerdict.WEAK: "warning",
+    BenchVerdict.BUSY: "warning",
     BenchVerdict.PASS: "good",
     BenchVerdict.NO_EXPECTATION: "dim",
 }

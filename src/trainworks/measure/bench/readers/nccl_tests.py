@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from trainworks.catalog.bounds import Operation
+from trainworks.catalog.bounds import Operation, bus_factor
+from trainworks.errors import UsageError
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.readers.output import OutputReader, ToolOutput
 
@@ -21,19 +22,34 @@ _NAMES: Mapping[str, Operation] = {
     "scatter": "scatter",
     "sendrecv": "send_recv",
 }
+_ADDING: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "reduce")
+_MOVING: tuple[Operation, ...] = ("all_gather", "broadcast")
+"""Collectives by whether they add up; others have the factors of these, and are told by the name of their program."""
+_COUNTS = (*range(1, 129), *(2**power for power in range(8, 18)))
+"""Numbers of ranks whose factors are all that can be told apart in three digits."""
+_DIGIT = 0.01
+"""GB/s by which two printed bandwidths may be off."""
+_AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
+_HEAD = re.compile(r"#\s*nThread\b|#\s*Using devices|#?\s*size\s+count\s+type\b")
+_ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]")
 
 
 def _read(output: ToolOutput) -> list[Measurement]:
     """The rows of all tests in an output, one after the other."""
-    tests, start = [], 0
+    return [each for test in _tests(output) for each in _read_test(test)]
+
+
+def _tests(output: ToolOutput) -> Iterator[ToolOutput]:
+    """The tests of an output: each ends with its average, or where the head of the next one follows its rows."""
+    start, has_rows = 0, False
     for number, line in output.numbered():
-        if re.search(r"Avg bus bandwidth\s*:", line):
-            tests.append("\n" * start + "\n".join(output.lines[start:number]))  # keeps the numbers of the lines
-            start = number
-    rest = "\n" * start + "\n".join(output.lines[start:])
-    if not tests or any(_rows(ToolOutput(output.name, rest))):
-        tests.append(rest)
-    return [each for test in tests for each in _read_test(ToolOutput(output.name, test))]
+        if has_rows and (_HEAD.match(line) or _AVERAGE.search(line)):
+            end = number if _AVERAGE.search(line) else number - 1
+            yield output.part(start, end)
+            start, has_rows = end, False
+        has_rows = has_rows or bool(_ROW.match(line))
+    if has_rows or not start:
+        yield output.part(start, len(output.lines))
 
 
 def _read_test(output: ToolOutput) -> list[Measurement]:
@@ -46,9 +62,7 @@ def _read_test(output: ToolOutput) -> list[Measurement]:
     rows = list(_rows(output))
     if not rows:
         raise output.truncated("its first result")
-    if not output.find(r"Avg bus bandwidth\s*:"):
-        raise output.truncated("`Avg bus bandwidth`")
-    operation = _operation(output, rows[-1])
+    operation = _operation(output, rows, len(ranks))
     version = output.find(r"^# nccl-tests version ([\d.]+)")
     tool = f"{operation} of nccl-tests {version[1] if version else ''}".rstrip()
     hosts = ", ".join(dict.fromkeys(found[2] for found in ranks)) or output.name
@@ -94,16 +108,45 @@ def _rows(output: ToolOutput) -> Iterator[dict[str, float]]:
             bus = [float(value) for name, value in zip(columns, words, strict=True) if name == "busbw"]
             algorithm = [float(value) for name, value in zip(columns, words, strict=True) if name == "algbw"]
             sums = float("sum" in words)
-            yield {"size": float(words[0]), "busbw": max(bus), "algbw": max(algorithm), "sums": sums}
+            figures = {"busbw": max(bus), "algbw": max(algorithm)}
+            yield {"size": float(words[0]), **figures, "sums": sums, "line": number}
 
 
-def _operation(output: ToolOutput, row: Mapping[str, float]) -> Operation:
-    """The collective by the name of the program, else by what it computes and the factor of its bandwidths."""
-    if found := output.find(rf"\b({'|'.join(_NAMES)})_perf"):
-        return _NAMES[found[1]]
-    if row["busbw"] > row["algbw"]:
-        return "all_reduce"
-    return "reduce_scatter" if row["sums"] else "all_gather"
+def _operation(output: ToolOutput, rows: Sequence[Mapping[str, float]], ranks: int) -> Operation:
+    """The collective by the name of the program, else the one whose factor is nearest to that of the bandwidths.
+
+    Raises:
+        UsageError: busbw and algbw of a row fit none at any number of ranks.
+    """
+    found = output.find(rf"\b({'|'.join(_NAMES)})_perf")
+    operations = (_NAMES[found[1]],) if found else _ADDING if rows[0]["sums"] else _MOVING
+    for row in rows:
+        if min(_misfit(row, each, _COUNTS) for each in operations) > 1:
+            raise _disagreement(output, row, operations, ranks)
+    clearest = max(rows, key=lambda row: row["algbw"])
+    return min(operations, key=lambda each: _misfit(clearest, each, [ranks] if ranks else _COUNTS))
+
+
+def _misfit(row: Mapping[str, float], operation: Operation, counts: Iterable[int]) -> float:
+    """How far busbw and algbw are from a collective's factor at the best number of ranks; 1 is what rounding allows."""
+    factors = {bus_factor(operation, ranks) for ranks in counts}
+    bus, algorithm = row["busbw"], row["algbw"]
+    return min(abs(bus - each * algorithm) / (0.02 * each * algorithm + _DIGIT * (1 + each)) for each in factors)
+
+
+def _disagreement(
+    output: ToolOutput, row: Mapping[str, float], operations: Iterable[Operation], ranks: int
+) -> UsageError:
+    """The error of a row whose columns fit no collective, with the factors that would fit."""
+    least, most = (ranks, ranks) if ranks > 1 else (2, _COUNTS[-1])
+    factors = {each: (bus_factor(each, least), bus_factor(each, most)) for each in operations}
+    gives = [f"{name} {low:.3g}" + f" to {high:.3g}" * (low != high) for name, (low, high) in factors.items()]
+    return output.error(
+        f"busbw is {row['busbw'] / row['algbw']:.3g} of algbw, and fits no collective: "
+        f"{', '.join(gives)}{f' on {ranks} ranks' if ranks > 1 else ''}",
+        int(row["line"]),
+        hint="keep the columns as the program prints them",
+    )
 
 
 READER = OutputReader("nccl-tests", r"#?\s*size\s+count\s+type\s.*\balgbw\s+busbw", _read)

@@ -40,6 +40,10 @@ class ToolOutput:
         """Number of the first line in which a pattern is found."""
         return next((number for number, line in self.numbered() if re.search(pattern, line)), None)
 
+    def part(self, start: int, end: int) -> ToolOutput:
+        """The lines after the first `start`, up to the line `end`; they keep their numbers."""
+        return ToolOutput(self.name, "\n" * start + "\n".join(self.lines[start:end]))
+
     def error(self, message: str, line: int | None = None, hint: str | None = None) -> UsageError:
         """An error at a line; at the last one where it is left out."""
         return UsageError(message, place=f"{self.name}:{line or max(1, len(self.lines))}", hint=hint)
