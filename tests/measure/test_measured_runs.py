@@ -137,6 +137,13 @@ def test_degrees_that_do_not_multiply_to_the_world_are_refused() -> None:
         read_run(run_row(dp="2"))
 
 
+@pytest.mark.parametrize(("batch", "micro"), [("8", "1"), ("8", ""), ("64", "2")])
+def test_a_global_batch_without_a_micro_batch_for_each_rank_is_refused(batch: str, micro: str) -> None:
+    reason = f"global_batch {batch} is smaller than dp 64 x micro_batch {micro or 1}"
+    with pytest.raises(UsageError, match=reason):
+        read_run(run_row(global_batch=batch, micro_batch=micro, dp="64", tp="1", pp="1", interleave=""))
+
+
 def test_data_parallel_ranks_may_be_counted_with_those_of_the_context() -> None:
     layout = read_run(run_row(dp="8", tp="8", pp="1", cp="2", interleave="")).layout
     assert (layout.dp, layout.cp) == (4, 2)
@@ -211,3 +218,13 @@ def test_adapters_are_not_planned() -> None:
 def test_memory_is_allocated_reserved_or_the_devices(words: str, kind: str, num_bytes: float) -> None:
     run = read_run(run_row(memory_gb_per_gpu="40", memory_kind=words))
     assert (run.memory_kind, run.memory_bytes) == (kind, num_bytes)
+
+
+@pytest.mark.parametrize("micro", ["", "4"])
+@pytest.mark.parametrize("degrees", [{"tp": "8"}, {"zero_stage": "3"}, {}])
+def test_a_memory_without_a_global_batch_has_a_micro_batch_for_each_rank(micro: str, degrees: dict[str, str]) -> None:
+    opened = dict.fromkeys(("global_batch", "dp", "tp", "pp", "interleave", "recompute"), "") | degrees
+    run = read_memory(
+        run_row(model="llama2-7b", layers="", hidden="", heads="", vocab="", micro_batch=micro, **opened)
+    ).run
+    assert run.global_batch >= run.layout.dp * int(micro or 1)
