@@ -9,7 +9,7 @@ import pytest
 
 from tests.measure.rows import RUN, run_row
 from trainworks.errors import TrainworksError, UsageError
-from trainworks.measure.measured_clusters import read_cluster
+from trainworks.measure.measured_clusters import read_accelerator, read_cluster
 from trainworks.measure.measured_memory import read_memory
 from trainworks.measure.measured_runs import COLUMNS, read_run
 from trainworks.plan.layouts import Recompute
@@ -53,6 +53,21 @@ def test_a_row_with_every_cell_empty_is_refused() -> None:
 )
 def test_an_accelerator_is_found_by_the_names_people_use(written: str, name: str) -> None:
     assert read_cluster({"gpu": written}, num_accelerators=8).accelerator.name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "gigabytes", "watts"),
+    [
+        ("A100-SXM (HBM2e, 500W)", 80, 500),
+        ("A100 64GB (HBM2e, 500W)", 64, 500),
+        ("NVIDIA A100 64GB (350W cap)", 64, 350),
+        ("A100 64GB at 300 W", 64, 300),
+        ("A100 64GB", 64, 400),
+    ],
+)
+def test_a_power_is_read_with_and_without_another_memory(written: str, gigabytes: int, watts: float) -> None:
+    part = read_accelerator({"gpu": written})
+    assert (part.memory_bytes // 2**30, part.power_w) == (gigabytes, watts)
 
 
 def test_an_unknown_accelerator_is_refused_with_the_nearest() -> None:
