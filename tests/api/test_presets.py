@@ -24,6 +24,8 @@ def named(name: str, task: str = "causal-lm", **data: object) -> Workload:
         ("llama2-70b", "causal-lm", 512),
         ("tinyllama-1.1b", "causal-lm", 512),
         ("mixtral-8x7b", "causal-lm", 512),
+        ("llama3-8b", "causal-lm", 512),
+        ("qwen2.5-7b", "causal-lm", 512),
         ("gpt2", "causal-lm", 1024),
         ("bert-base", "masked-lm", 512),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from trainworks.config.data import Data
 from trainworks.config.load import parse_run_file
@@ -29,6 +30,17 @@ def data(source: str) -> Data:
 
 def parts(source: str) -> list[tuple[str, float | None]]:
     return [(part.source, part.weight) for part in data(source).sources]
+
+
+@pytest.mark.parametrize("entries", [257, 65_537, 151_936, 262_144])
+def test_a_vocabulary_may_be_as_large_as_that_of_a_published_model(entries: int) -> None:
+    assert Data(source="text", vocabulary=entries).vocabulary == entries
+
+
+@pytest.mark.parametrize("entries", [256, 10_000_001])
+def test_a_vocabulary_below_the_bytes_or_above_the_limit_is_refused(entries: int) -> None:
+    with pytest.raises(ValidationError, match="vocabulary"):
+        Data(source="text", vocabulary=entries)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.measure.rows import RUN, run_row
 from trainworks.errors import TrainworksError, UsageError
-from trainworks.measure.measured_clusters import read_cluster
+from trainworks.measure.measured_clusters import read_accelerator, read_cluster
 from trainworks.measure.measured_memory import read_memory
 from trainworks.measure.measured_runs import COLUMNS, read_run
 from trainworks.plan.layouts import Recompute
@@ -53,6 +53,21 @@ def test_a_row_with_every_cell_empty_is_refused() -> None:
 )
 def test_an_accelerator_is_found_by_the_names_people_use(written: str, name: str) -> None:
     assert read_cluster({"gpu": written}, num_accelerators=8).accelerator.name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "gigabytes", "watts"),
+    [
+        ("A100-SXM (HBM2e, 500W)", 80, 500),
+        ("A100 64GB (HBM2e, 500W)", 64, 500),
+        ("NVIDIA A100 64GB (350W cap)", 64, 350),
+        ("A100 64GB at 300 W", 64, 300),
+        ("A100 64GB", 64, 400),
+    ],
+)
+def test_a_power_is_read_with_and_without_another_memory(written: str, gigabytes: int, watts: float) -> None:
+    part = read_accelerator({"gpu": written})
+    assert (part.memory_bytes // 2**30, part.power_w) == (gigabytes, watts)
 
 
 def test_an_unknown_accelerator_is_refused_with_the_nearest() -> None:
@@ -137,6 +152,13 @@ def test_degrees_that_do_not_multiply_to_the_world_are_refused() -> None:
         read_run(run_row(dp="2"))
 
 
+@pytest.mark.parametrize(("batch", "micro"), [("8", "1"), ("8", ""), ("64", "2")])
+def test_a_global_batch_without_a_micro_batch_for_each_rank_is_refused(batch: str, micro: str) -> None:
+    reason = f"global_batch {batch} is smaller than dp 64 x micro_batch {micro or 1}"
+    with pytest.raises(UsageError, match=reason):
+        read_run(run_row(global_batch=batch, micro_batch=micro, dp="64", tp="1", pp="1", interleave=""))
+
+
 def test_data_parallel_ranks_may_be_counted_with_those_of_the_context() -> None:
     layout = read_run(run_row(dp="8", tp="8", pp="1", cp="2", interleave="")).layout
     assert (layout.dp, layout.cp) == (4, 2)
@@ -211,3 +233,13 @@ def test_adapters_are_not_planned() -> None:
 def test_memory_is_allocated_reserved_or_the_devices(words: str, kind: str, num_bytes: float) -> None:
     run = read_run(run_row(memory_gb_per_gpu="40", memory_kind=words))
     assert (run.memory_kind, run.memory_bytes) == (kind, num_bytes)
+
+
+@pytest.mark.parametrize("micro", ["", "4"])
+@pytest.mark.parametrize("degrees", [{"tp": "8"}, {"zero_stage": "3"}, {}])
+def test_a_memory_without_a_global_batch_has_a_micro_batch_for_each_rank(micro: str, degrees: dict[str, str]) -> None:
+    opened = dict.fromkeys(("global_batch", "dp", "tp", "pp", "interleave", "recompute"), "") | degrees
+    run = read_memory(
+        run_row(model="llama2-7b", layers="", hidden="", heads="", vocab="", micro_batch=micro, **opened)
+    ).run
+    assert run.global_batch >= run.layout.dp * int(micro or 1)

@@ -161,6 +161,12 @@ def test_a_remark_behind_an_accelerator_is_left_out_and_noted(name: str) -> None
     assert remarks_left_out([row, row, run_row(gpu="H10 (typo)")]) == [note]
 
 
+def test_the_note_on_a_remark_with_a_power_says_that_the_power_is_kept() -> None:
+    (note,) = remarks_left_out([run_row(gpu="A100-80GB (350W cap)")])
+    assert note.startswith("`A100-80GB (350W cap)` is read as `A100-SXM-80GB at 350 W`: ")
+    assert note.endswith("left out, but for the power")
+
+
 def test_a_bare_generation_means_as_many_ports_as_in_a_description() -> None:
     table = predicted(inter_node_net="HDR100").run.job.cluster
     described = parse_cluster("8 nodes of 8x A100-80GB over HDR100")

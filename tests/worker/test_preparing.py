@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.small_disk import mounted
 from trainworks.config.data import Data, DataSource
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.worker.data.inputs import documents, find_inputs, parts_of
+from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.packing import START, pack
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokenization import Tokenization
@@ -79,6 +80,27 @@ def tokenizer(tmp_path_factory):
 
 def of(large, tokenizer) -> Data:
     return data(large, tokenizer=str(tokenizer), vocabulary=None)
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_the_last_of_many_entries_is_read_back_as_it_was_written(tmp_path, pack):
+    entries = 70_000
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(entries)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    last = [*range(entries - 9, entries)]
+    (tmp_path / "text").write_text(" ".join(f"w{number}" for number in last))
+    many = data(
+        tmp_path / "text", sequence_length=8, vocabulary=entries, pack=pack, tokenizer=str(tmp_path / "tokenizer.json")
+    )
+    folder, card = prepare(many, tmp_path / "cache")
+    assert (card.vocabulary, card.dtype) == (entries, "<u4")
+    if not pack:
+        first = np.zeros(1, dtype=np.int64)
+        assert open_dataset(folder, many).gather(first, first)["tokens"].tolist() == [last]
 
 
 # Formats

@@ -173,7 +173,7 @@ class Data(Spec):
     tokenizer: str = "bpe"
     """A tokenizer.json; `bpe` trains a byte-pair tokenizer on the text, and takes that of `model.hf` for pretrained
     weights."""
-    vocabulary: Annotated[int, Field(ge=257, le=65536)] | None = None
+    vocabulary: Annotated[int, up_to("vocabulary", least=257)] | None = None
     """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own."""
     pack: bool = False
     """Fill sequences with whole documents that fit, instead of cutting them from one long row. Each document has

@@ -26,7 +26,7 @@ _GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xd
 _COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
 _GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b")
-_WATTS = re.compile(r"(?<!at )\b(\d{3,4})\s*W\b")
+_WATTS = re.compile(r"\b(\d{3,4})\s*W\b")
 _VARIANT = re.compile(r"(?P<part>.+?)[\s-]*(?P<gigabytes>\d+)\s*GB\b.*")
 _GROUP = re.compile(r"nvl\s*(\d+)", re.IGNORECASE)
 _BOTH_WAYS = re.compile(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
@@ -46,12 +46,15 @@ def read_accelerator(row: Row) -> Accelerator:
     plain = without_remark(name)
     spellings = (name, plain, _MAKERS.sub("", plain).strip() or name)
     known = next((each for each in spellings if has("accelerators", each)), None)
-    if known is None and (variant := _VARIANT.fullmatch(plain)) and has("accelerators", variant["part"]):
-        return accelerator(variant["part"]).model_copy(
+    watts = _WATTS.search(name)
+    limit = f" at {watts[1]} W" if watts else ""
+    variants = (_VARIANT.fullmatch(each) for each in spellings[1:])
+    variant = next((each for each in variants if each and has("accelerators", each["part"])), None)
+    if known is None and variant is not None:
+        return accelerator(variant["part"] + limit).model_copy(
             update={"memory_bytes": int(variant["gigabytes"]) * 2**30, "usable_bytes": None}
         )
-    watts = _WATTS.search(name)
-    part = accelerator(f"{known or spellings[-1]} at {watts[1]} W" if known and watts else known or spellings[-1])
+    part = accelerator(known + limit if known and " at " not in known else known or spellings[-1])
     is_bridged = part.bridge is not None and "bridge" in text_of(row, "intra_node_net").lower()
     return accelerator(f"{part.name} with NVLink bridge") if is_bridged else part
 
@@ -66,7 +69,8 @@ def remarks_left_out(rows: Iterable[Row]) -> list[str]:
         except UsageError:  # the row is refused with this reason
             continue
         if part != name:
-            notes[f"`{name}` is read as `{part}`: remarks in brackets are left out"] = None
+            kept = ", but for the power" if _WATTS.search(name) else ""
+            notes[f"`{name}` is read as `{part}`: remarks in brackets are left out{kept}"] = None
     return list(notes)
 
 

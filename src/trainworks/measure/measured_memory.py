@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from trainworks.errors import UsageError
-from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run
+from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, num_accelerators, read_run
 from trainworks.measure.tables import Row, text_of, whole_of
 
 MEMORY_COLUMNS = (*COLUMNS, "outcome")
@@ -35,15 +35,20 @@ def read_memory(row: Row) -> MeasuredMemory:
     """
     if match := _ADAPTERS.search(" ".join(text_of(row, name) for name in ("source", "model", "notes"))):
         raise UsageError(f"`{match[0]}` trains adapters beside frozen weights, which is not planned")
-    degrees = (whole_of(row, name) or 1 for name in ("dp", "pp", "micro_batch"))
-    dp, pp, micro = degrees
-    filled = row if text_of(row, "global_batch") else {**row, "global_batch": str(dp * pp * micro)}
+    filled = row if text_of(row, "global_batch") else {**row, "global_batch": str(_least_batch(row))}
     if _SHARES_BF16_STATES.search(text_of(row, "source") + text_of(row, "notes")) and "bf16" in text_of(
         row, "precision"
     ):
         filled = {**filled, "zero_stage": "1"} if text_of(row, "zero_stage") == "0" else filled
     run = read_run(filled)
     return MeasuredMemory(run, out_of_memory=_ran_out(text_of(row, "outcome")))
+
+
+def _least_batch(row: Row) -> int:
+    """A micro-batch on each rank for every pipeline stage; an empty dp is what the other axes leave of the world."""
+    tp, pp, cp, micro = (whole_of(row, name) or 1 for name in ("tp", "pp", "cp", "micro_batch"))
+    dp = whole_of(row, "dp") or max(1, num_accelerators(row) // (tp * pp * cp))
+    return dp * pp * micro
 
 
 def _ran_out(outcome: str) -> bool:

@@ -120,7 +120,7 @@ def read_run(row: Row) -> MeasuredRun:
     shape = _shape(row)
     length = needed_whole(row, "seq_len")
     batch = needed_whole(row, "global_batch")
-    total = _num_accelerators(row)
+    total = num_accelerators(row)
     cluster = read_cluster(row, num_accelerators=total)
     precision = _precision(text_of(row, "precision"))
     if precision not in cluster.accelerator.peak_flops_per_s and precision == "bf16":
@@ -254,7 +254,7 @@ def _plain_config(
     }
 
 
-def _num_accelerators(row: Row) -> int:
+def num_accelerators(row: Row) -> int:
     """Accelerators as printed, else the product of a layout with its data-parallel degree."""
     printed = whole_of(row, "num_gpus")
     if printed is None and whole_of(row, "dp"):
@@ -263,9 +263,16 @@ def _num_accelerators(row: Row) -> int:
 
 
 def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_parallel: bool) -> OpenLayout:
+    """What the row prints of its layout.
+
+    Raises:
+        UsageError: the degrees do not fit the world, or the global batch has no micro-batch for each rank.
+    """
     dp, tp, pp, cp = _mesh(row, job, world, batch)
     zero, shard = _zero(text_of(row, "zero_stage"), dp, job.cluster)
     micro = whole_of(row, "micro_batch")
+    if batch < dp * (micro or 1):
+        raise UsageError(f"global_batch {batch} is smaller than dp {dp} x micro_batch {micro or 1}")
     return OpenLayout(
         dp=dp,
         dp_shard=shard,
@@ -275,7 +282,7 @@ def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_paralle
         cp=cp,
         ep=whole_of(row, "ep") or 1,
         interleave=whole_of(row, "interleave"),
-        micro_batch=None if micro is None else min(micro, max(1, batch // dp)),
+        micro_batch=micro,
         recompute=_recompute(text_of(row, "recompute")),
         sequence_parallel=tp > 1 and sequence_parallel,
     )
@@ -292,7 +299,7 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
     """
     printed = {name: whole_of(row, name) for name in ("dp", "tp", "pp", "cp")}
     if not any(printed.values()) and world > 1 and _zero(text_of(row, "zero_stage"), world, job.cluster)[0] < 3:
-        return _searched_mesh(job, world, batch)
+        return _searched_mesh(job, world, batch, whole_of(row, "micro_batch"))
     remaining = max(1, world // math.prod(degree or 1 for degree in printed.values()))
     for name in ("dp", "tp", "pp", "cp"):
         if printed[name] is None:
@@ -305,8 +312,9 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
     return dp, tp, pp, cp
 
 
-def _searched_mesh(job: TrainingJob, world: int, batch: int) -> tuple[int, int, int, int]:
-    result = search(Space(job, world, batch, {"cp": 1, "offload": 0, "offload_optimizer": 0}), keep=1)
+def _searched_mesh(job: TrainingJob, world: int, batch: int, micro: int | None) -> tuple[int, int, int, int]:
+    fixed = {"cp": 1, "offload": 0, "offload_optimizer": 0} | ({"micro_batch": micro} if micro else {})
+    result = search(Space(job, world, batch, fixed), keep=1)
     if not len(result.layouts):
         raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
     best = result.layouts

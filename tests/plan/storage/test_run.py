@@ -21,6 +21,7 @@ from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.run import StoredRun, storage_of
 from trainworks.plan.trace import Traced, fact, walk
+from trainworks.worker.data.encoding import Recipe, dtype_of
 
 CLUSTER = parse_cluster("2 nodes of 8x A100-SXM-80GB over 8x HDR")
 
@@ -56,6 +57,13 @@ def figure(root: Traced, name: str) -> float:
 @pytest.mark.parametrize(("model", "token_bytes"), [("llama2-7b", 2), ("llama3-8b", 4)])
 def test_a_token_of_a_small_vocabulary_takes_two_bytes(model: str, token_bytes: int) -> None:
     assert figure(demand(text(model)).read, "sample size") == 2048 * token_bytes
+
+
+@pytest.mark.parametrize("entries", [65_535, 65_536, 65_537])
+def test_a_token_is_planned_as_wide_as_it_is_written(entries: int) -> None:
+    shape = shape_of_hf_config(preset("llama2-7b") | {"vocab_size": entries})
+    planned = run_of(TrainingJob(shape, 2048, "bf16", CLUSTER, Software()), 256)
+    assert figure(demand(planned).read, "sample size") == 2048 * dtype_of(Recipe(), entries).itemsize
 
 
 def test_text_is_read_once_when_nobody_says_how_large_it_is() -> None:

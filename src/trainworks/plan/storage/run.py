@@ -1,7 +1,7 @@
 """Storage and node needs of a planned training run.
 
 samples per second   sequences (images) of a step / step time
-sample size          tokens * 2 bytes where the vocabulary has fewer than 65,536 entries, else 4; an image's file
+sample size          tokens * 2 bytes where the vocabulary has at most 65,536 entries, else 4; an image's file
 dataset size         for text what the run reads, as if once; for images those of ImageNet-1k
 epochs               sequences of a step * steps * sample size / dataset size
 """
@@ -114,7 +114,7 @@ def _sample_size(run: StoredRun) -> Traced:
         image_file_size = assumed("image file size")
         return image_file_size.named("sample size", "bytes")
     entries = int(getattr(run.job.shape, "vocabulary", 0))
-    short = entries < _SHORT_IDS
+    short = entries <= _SHORT_IDS
     why = f"a vocabulary of {entries:,} entries {'fits' if short else 'does not fit'} 16 bits"
     tokens = fact("tokens of a sequence", run.job.sequence_length, "", source="sequence_length of the run file")
     token_size = fact("token size", 2 if short else 4, "bytes", source=why)
