@@ -37,7 +37,10 @@ def test_four_nodes_measure_alone_in_pairs_and_together(cluster: Cluster, tmp_pa
     assert all(node["host"]["hostname"] == os.uname().nodename for node in found["nodes"])
     subjects = {each["subject"] for each in found["measurements"]}
     assert {f"{first} <-> {second}" for first, second in combinations(NODES, 2)} <= subjects
-    assert {f"{node} numa0" for node in NODES} <= subjects
+    # four nodes of one machine share its memory: arrays larger than a large cache do not fit four times
+    too_large = [each for each in found["skipped"] if "not enough free memory" in each["reason"]]
+    without = {node for each in too_large for node in each["nodes"]}
+    assert {f"{node} numa0" for node in NODES if node not in without} <= subjects and without < set(NODES)
     assert {f"{node} {tmp_path}" for node in NODES} <= subjects
     assert {each["conditions"]["ranks"] for each in found["measurements"] if each["quantity"] == "busbw"} == {4}
     again = bench(cluster, tmp_path, "--resume", found["run"])
