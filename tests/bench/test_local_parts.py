@@ -130,3 +130,15 @@ def test_devices_print_a_line_for_every_part_and_none_for_what_is_done() -> None
     (figure,) = parts[0]["figures"][:1]
     assert (figure["quantity"], figure["conditions"]["precision"]) == ("gemm", "fp32")
     assert 1e8 < figure["value"] < 1e17
+
+
+def test_a_triad_that_the_kernel_ends_for_lack_of_memory_is_not_measured_with_that_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends = tmp_path / "triad"
+    ends.write_text("#!/bin/sh\nkill -9 $$\n")
+    ends.chmod(0o755)
+    monkeypatch.setattr("trainworks.measure.bench.memory.compiled", lambda *_, **__: str(ends))
+    monkeypatch.setattr("trainworks.measure.bench.memory.cache_bytes", lambda _: 1 << 20)
+    with pytest.raises(EnvironmentProblem, match="not enough free memory for three arrays"):
+        measure_triad(full=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -53,11 +54,14 @@ def measure_host_link() -> list[Measurement]:
 
 def _measure(program: str, node: str, cpus: list[int], full: bool) -> Measurement:
     elements = max(CACHE_MULTIPLE * cache_bytes(cpus) // 8, _LEAST_ELEMENTS)
+    too_large = EnvironmentProblem(f"not enough free memory for three arrays of {8 * elements} bytes")
     if 3 * 8 * elements > _MEMORY_SHARE * psutil.virtual_memory().available:
-        raise EnvironmentProblem(f"not enough free memory for three arrays of {8 * elements} bytes")
+        raise too_large
     times = _FULL_TIMES if full else _TIMES
     command = [program, str(elements), str(times), ",".join(map(str, cpus))]
     done = process.run(command, timeout_s=_TIMEOUT_S)
+    if done.exit_code == -signal.SIGKILL:  # other programs took memory meanwhile
+        raise too_large
     if done.exit_code:
         raise EnvironmentProblem(f"the triad failed: {done.stderr.strip() or f'exit code {done.exit_code}'}")
     threads, seconds = done.stdout.split()

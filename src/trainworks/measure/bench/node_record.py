@@ -56,7 +56,7 @@ class NodeRecord:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other programs used so much of the cores that low figures say nothing of the hardware."""
+        """Whether other programs used more cores than a figure of the hardware allows."""
         return self.others_share is not None and self.others_share > _QUIET_SHARE
 
     def to_json(self) -> str:

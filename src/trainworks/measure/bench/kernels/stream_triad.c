@@ -12,6 +12,11 @@
 
 int main(int argc, char **argv) {
     if (argc != 4) return 2;
+    FILE *first_victim = fopen("/proc/self/oom_score_adj", "w"); /* no job ends for lack of memory before this program */
+    if (first_victim) {
+        fputs("1000", first_victim);
+        fclose(first_victim);
+    }
     long elements = atol(argv[1]), times = atol(argv[2]), threads = 0;
     cpu_set_t set;
     CPU_ZERO(&set);

@@ -24,9 +24,9 @@ _NAMES: Mapping[str, Operation] = {
 }
 _ADDING: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "reduce")
 _MOVING: tuple[Operation, ...] = ("all_gather", "broadcast")
-"""Collectives by whether they add up; others have the factors of these, and are told by the name of their program."""
+"""Collectives by whether they add up; others have the factors of these, and their program tells them apart."""
 _COUNTS = (*range(1, 129), *(2**power for power in range(8, 18)))
-"""Numbers of ranks whose factors are all that can be told apart in three digits."""
+"""Numbers of ranks whose factors differ in three digits."""
 _DIGIT = 0.01
 """GB/s by which two printed bandwidths may be off."""
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
