@@ -12,6 +12,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.fakes import FakeClock
+from tests.seconds import Seconds
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
@@ -22,6 +23,10 @@ settings.load_profile("trainworks")
 
 _SLOW_FIRST = ("slurm", "kubernetes", "tests/worker", "tests/faults", "tests/validation", "tests/cli")
 """Where the longest tests are: a process that begins with them is not waited for in the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Seconds(config.rootpath))
 
 
 @pytest.hookimpl(wrapper=True)

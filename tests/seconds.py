@@ -1,0 +1,82 @@
+"""Clock and processor seconds of every test: a table of each run of the suite, and a summary by folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainworks.files import write_atomic
+
+TABLE = Path("build/test-seconds.csv")
+"""From the root of the repository. A row is a test with its setup and teardown; the first test of a file or of a
+cluster has the fixtures that the others share."""
+
+_CLOCK, _PROCESSOR = "clock_s", "processor_s"
+
+
+class Seconds:
+    """A plugin of pytest that measures in the process of a test, and writes in the process that collects reports.
+
+    Processor seconds are those of the process and of the children that it waited for. Servers that leave their parent
+    are in the summary's second number alone, which counts what the whole machine did.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._table = root / TABLE
+        self._rows: list[tuple[str, float, float]] = []
+        self._began = (0.0, 0.0)
+        self._machine_began = _machine_s()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        self._began = (time.perf_counter(), _processor_s())
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.when == "teardown":
+            clock, processor = self._began
+            item.user_properties.append((_CLOCK, time.perf_counter() - clock))
+            item.user_properties.append((_PROCESSOR, _processor_s() - processor))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            measured = dict(report.user_properties)
+            if _CLOCK in measured:
+                self._rows.append((report.nodeid, float(str(measured[_CLOCK])), float(str(measured[_PROCESSOR]))))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table is written where more than one test ran."""
+        if len(self._rows) < 2:
+            return
+        self._table.parent.mkdir(exist_ok=True)
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(("test", _CLOCK, _PROCESSOR))
+        writer.writerows((test, f"{clock:.3f}", f"{processor:.3f}") for test, clock, processor in sorted(self._rows))
+        write_atomic(self._table, table.getvalue())
+        folders: dict[str, float] = defaultdict(float)
+        for test, _, processor in self._rows:
+            folders[test.partition("::")[0].rpartition("/")[0]] += processor
+        dearest = sorted(folders.items(), key=lambda each: -each[1])[:8]
+        total = sum(folders.values())
+        machine = _machine_s() - self._machine_began
+        parts = ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in dearest)
+        terminalreporter.write_line(f"processor seconds: {total:.0f} of {machine:.0f} ({parts}); each test in {TABLE}")
+
+
+def _processor_s() -> float:
+    return sum(os.times()[:4])
+
+
+def _machine_s() -> float:
+    used = psutil.cpu_times()
+    return float(used.user + used.nice + used.system)
