@@ -45,6 +45,15 @@ def test_a_row_that_names_nothing_has_the_software_that_its_layout_suggests() ->
     assert software(zero=3, source="a table") == Software.of("torch")
 
 
+@pytest.mark.parametrize(
+    "words", [{"zero_stage": "3 (FSDP)"}, {"notes": "FSDP2"}, {"notes": "HSDP"}, {"source": "ZeRO"}]
+)
+def test_a_word_about_sharding_names_no_program(words: dict[str, str]) -> None:
+    of_one, of_two = ({"tp": tp, "sequence_parallel": True} for tp in (1, 8))
+    for shown in (of_one, of_two):
+        assert read_software(words, "bf16", zero=1, **shown) == read_software({}, "bf16", zero=1, **shown)  # type: ignore[arg-type]
+
+
 def test_a_framework_that_is_named_counts_before_words_of_the_source() -> None:
     assert software(framework="MaxText 2024", source="compared with NVIDIA/Megatron-LM").framework == "jax"
 

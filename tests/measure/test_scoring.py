@@ -18,6 +18,7 @@ from trainworks.measure.scoring import (
     PredictedCollective,
     PredictedRun,
     Refusal,
+    excess_notes,
     predict_collective,
     predict_memory,
     predict_run,
@@ -27,6 +28,7 @@ from trainworks.measure.scoring import (
     score_runs,
 )
 from trainworks.measure.tables import read_table
+from trainworks.units import format_bytes
 
 ODD = ("", "0", "1", "7", "64", "nan", "none", "-1", "1e400", "0.5", "1,536", "abc", "3 (HSDP)", "fp8 TE", "A100-40GB")
 
@@ -40,6 +42,14 @@ def predicted(**changes: str) -> PredictedRun:
 def as_measured(result: PredictedRun, factor: float = 1.0) -> PredictedRun:
     """A row whose measurement is what was predicted, times a factor."""
     return replace(result, run=replace(result.run, step_time_s=result.step_time_s * factor))
+
+
+def test_rows_that_do_not_fit_are_named_with_the_memory_that_they_lack() -> None:
+    small, large = predicted(), predicted(id="large", tp="1", pp="1", recompute="none", zero_stage="0")
+    assert small.fits and not large.fits
+    assert excess_notes([small]) == []
+    (note,) = excess_notes([small, large])
+    assert f"by the plan: large, by up to {format_bytes(large.excess_bytes)} (large)" in note
 
 
 def test_what_happens_as_predicted_has_no_error_and_is_inside_of_its_interval() -> None:

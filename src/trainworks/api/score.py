@@ -8,7 +8,7 @@ from trainworks.api.inputs import Progress, no_progress
 from trainworks.errors import UsageError
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.measure.measured_clusters import remarks_left_out
-from trainworks.measure.scoring import TABLES, ScoreReport
+from trainworks.measure.scoring import TABLES, ScoreReport, excess_notes
 from trainworks.measure.tables import read_table
 from trainworks.plan.score import AccuracyReport
 from trainworks.record.measured.finished_run import read_finished
@@ -40,7 +40,8 @@ def score(
     for index, row in enumerate(rows):
         progress(index / len(rows), "predicting")
         results.append(TABLES[name].predict(row))
-    return ScoreReport(name, results, TABLES[name].score(results), remarks_left_out(rows))
+    notes = [*remarks_left_out(rows), *(excess_notes(results) if name == "runs" else [])]
+    return ScoreReport(name, results, TABLES[name].score(results), notes)
 
 
 def accuracy(machine: str | None = None) -> AccuracyReport:

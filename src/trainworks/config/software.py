@@ -33,7 +33,7 @@ _WORDS: tuple[tuple[Family, str], ...] = (
         r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
     ),
     ("fms", r"pytorch fsdp|fms|foundation[-_ ]model[-_ ]stack"),
-    ("torch", "torch|fsdp"),
+    ("torch", "torch"),
 )
 _YEAR = re.compile(r"\b(20[12]\d)\b")
 _RELEASE = re.compile(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b")

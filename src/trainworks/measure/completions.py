@@ -35,7 +35,8 @@ class OpenLayout:
 _MOST_CHUNKS = 8
 _CHIP_TO_CHIP_BYTES_PER_S = 2e11
 _PROGRAM_SAVINGS = 1.25
-"""A published layout did fit: programs have ways to save memory that no table prints."""
+"""A published layout did fit: programs have ways to save memory that no table prints. Where all need
+more than that, those that need so much more than the smallest are in question."""
 
 
 def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
@@ -81,7 +82,7 @@ def _fast_host(job: TrainingJob) -> bool:
 def best_completion(
     job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> tuple[Layouts, StepTimes]:
-    """The fastest completion that fits the accelerator, or the smallest if none does, with its step time."""
+    """The fastest completion that fits, with its step time; if none fits, the fastest of those near the smallest."""
     layouts = feasible_completions(job, layout, global_batch=global_batch, coefficients=coefficients)
     times = predict_step_times(job, layouts, coefficients)
     best = np.array([int(times.total_s.argmin())])
@@ -91,7 +92,7 @@ def best_completion(
 def feasible_completions(
     job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> Layouts:
-    """The completions that fit the accelerator, or the smallest if none does."""
+    """The completions that fit the accelerator, or those near the smallest if none does."""
     layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))
     if len(layouts) > 1:
         memories = predict_memories(
@@ -99,5 +100,5 @@ def feasible_completions(
         )
         used = memories.device_bytes(coefficients)
         fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
-        layouts = layouts.take(fits if fits.any() else np.array([int(used.argmin())]))
+        layouts = layouts.take(fits if fits.any() else used <= _PROGRAM_SAVINGS * used.min())
     return layouts

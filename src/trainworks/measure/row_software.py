@@ -29,7 +29,7 @@ _EAGER = re.compile(r"(?<!non-)\beager\b|no compile|without compile|compile[:= ]
 _PROJECTIONS = re.compile(r"save_(?:qkv|out)|qkv_proj", re.IGNORECASE)
 _DOTS = re.compile(r"save_dot|minimal|custom", re.IGNORECASE)
 _EVERY_SECOND = re.compile(r"\bop\b", re.IGNORECASE)
-_SAYING = ("precision", "source", "notes", "software", "source_key", "zero_stage")
+_SAYING = ("precision", "source", "notes", "software", "source_key")
 T = TypeVar("T")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
 
@@ -51,8 +51,9 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_para
     """Software of a row: from `framework`, `attention` and `compiled`, else from words of its source and notes.
 
     A row that is silent has current software, unless it shows what only older software does: fp16 with loss scaling, or
-    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. Weights that are sharded
-    without tensor parallelism in 16 bits are those of a PyTorch program.
+    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. A word about sharding,
+    such as FSDP, names no program: all kinds of them shard. Weights that are sharded without tensor parallelism in bf16
+    or 32 bits are those of a PyTorch program.
     """
     words = " ".join(text_of(row, name) for name in _SAYING)
     named = text_of(row, "framework")

@@ -35,15 +35,17 @@ from trainworks.plan.score import (
     regret,
     rejections_of,
 )
-from trainworks.plan.search import fits
+from trainworks.plan.search import limit_bytes
 from trainworks.plan.uncertainty import Belief, Observation, interval_s, parts_s, prior_of
 from trainworks.results import Result
+from trainworks.units import format_bytes
 
 LEARNED = (1, 3)
 """Rows of a cluster that are learned from before the others are predicted again."""
 _UNSCORED = "no"
 _SWEEP_ROWS = 4
 _LARGE_BYTES = 64 * 1024
+_MOST_NAMES = 3
 
 T = TypeVar("T")
 
@@ -73,9 +75,15 @@ class PredictedRun:
     high_s: float
     memory_bytes: float
     """Predicted memory of the row's kind."""
-    fits: bool
+    excess_bytes: float
+    """Device memory that the completed layout needs above the accelerator's; 0 where it fits."""
     out_of_memory: bool = False
     """True if the measured run ran out of memory."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the completed layout fits the accelerator, by the planner."""
+        return not self.excess_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +222,24 @@ def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: b
         float(low[0]),
         float(high[0]),
         float(memory[0]),
-        bool(fits(memories, job)[0]),
+        max(0.0, float(memories.device_bytes(coefficients)[0]) - limit_bytes(job)),
         out_of_memory,
     )
+
+
+def excess_notes(results: Iterable[RowPrediction]) -> list[str]:
+    """A sentence on the rows whose completed layout does not fit the accelerator; none where all fit."""
+    above = [result for result in results if isinstance(result, PredictedRun) and not result.fits]
+    if not above:
+        return []
+    most = max(above, key=lambda result: result.excess_bytes)
+    names = ", ".join(result.run.id for result in above[:_MOST_NAMES])
+    more = f" and {len(above) - _MOST_NAMES} more" if len(above) > _MOST_NAMES else ""
+    lacking = f"up to {format_bytes(most.excess_bytes)} ({most.run.id})"
+    return [
+        f"more memory than the accelerator has, by the plan: {names}{more}, by {lacking}. "
+        "Of what such a row leaves open, the fastest of what needs least is scored"
+    ]
 
 
 def predictions_csv(results: Sequence[RowPrediction], *, with_fit: bool = False) -> str:
