@@ -73,7 +73,9 @@ def network(
     plan = None if run_file is None else _plan_on(design, run_file, source)
     return NetworkPlan(
         design=design,
-        others=topologies_compared(cluster, oversubscription=ratio, switch=model, spare_slots=spare_slots),
+        others=topologies_compared(
+            cluster, oversubscription=ratio, switch=design.switch or model, spare_slots=spare_slots
+        ),
         messages=_messages(plan, design),
         step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),

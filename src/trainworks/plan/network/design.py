@@ -8,7 +8,7 @@ do not meet passes the nodes' scale-up links first (NCCL's PXN).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
@@ -16,7 +16,7 @@ from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
-from trainworks.plan.network.switches import Ports
+from trainworks.plan.network.switches import Ports, fitting_switches
 from trainworks.plan.network.topologies import TOPOLOGIES, Topology, TopologyRequest, TopologyResult, build, rails_of
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 
@@ -58,6 +58,8 @@ class NetworkDesign:
     """Largest cluster, spare slots left out; None without a limit."""
     taper: float
     """Largest oversubscription requested; leaves that are not full may have less."""
+    too_small: tuple[Switch, ...] = ()
+    """Switches with closer ports that were tried first and do not hold the cluster."""
 
     @property
     def nodes(self) -> int:
@@ -205,11 +207,13 @@ def design_network(
     `auto` is the topology with the fewest switches of those that serve (`serves`); of equal ones that with the fewest
     tiers, then that whose rails are nearest.
 
+    Without a switch it is the catalogue's with the closest ports of those whose network holds the cluster.
+
     Args:
         cluster: of at least two nodes with NICs.
         topology: `auto`, one of `TOPOLOGIES`, or `fat-tree`: spine-leaf, with a third tier where two do not hold it.
         oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group.
-        switch: instead of the catalogue's that fits the NICs.
+        switch: instead of the catalogue's.
         spare_slots: places for nodes that something else takes, such as a fabric manager.
 
     Raises:
@@ -217,12 +221,16 @@ def design_network(
     """
     topology = _plain(topology)
     _check(topology, oversubscription, spare_slots)
-    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
-    chosen = _chosen(topology, request)
-    design = _design(chosen, request, build(chosen, request))
-    if design is None:
-        raise _refusal(chosen, request)
-    return design
+    slots, rails = cluster.num_nodes + spare_slots, rails_of(cluster)
+    tried: list[Switch] = []
+    for each in [switch] if switch else (fitting_switches(cluster) or [None]):
+        request = TopologyRequest(cluster, slots, rails, oversubscription, each)
+        chosen = _chosen(topology, request)
+        design = _design(chosen, request, build(chosen, request))
+        if design is not None:
+            return replace(design, too_small=tuple(tried))
+        tried += [each] if each else []
+    raise _refusal(chosen, request)
 
 
 def topologies_compared(
