@@ -40,6 +40,7 @@ WRONG: list[dict[str, Any]] = [
     {"oversubscription": "0.5"},
     {"oversubscription": "999:1", "topology": "spine-leaf"},
     {"oversubscription": "two"},
+    {"oversubscription": "2:1", "on": "16 nodes of DGX A100 at 4:1"},
     {"switch": "QM8800"},
     {"switch": "64x 100 Gb/s"},
     {"switch": "64x"},

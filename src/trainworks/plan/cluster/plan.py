@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.plan.cluster.hardware import starvation_note
+from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.published_runs import above_published, outside_measured
 from trainworks.plan.cluster.scaling import (
@@ -131,6 +131,7 @@ def plan_request(
         _faster_note(rows[0], rows[result.front[0]]),
         *cluster.notes,
         starvation_note(cluster),
+        oversubscription_note(cluster),
         price_note,
         advice,
         _calibration_note(measurements),

@@ -198,7 +198,7 @@ def design_network(
     cluster: ClusterDescription,
     *,
     topology: str = "auto",
-    oversubscription: float = 1.0,
+    oversubscription: float | None = None,
     switch: Switch | None = None,
     spare_slots: int = 0,
 ) -> NetworkDesign:
@@ -212,7 +212,8 @@ def design_network(
     Args:
         cluster: of at least two nodes with NICs.
         topology: `auto`, one of `TOPOLOGIES`, or `fat-tree`: spine-leaf, with a third tier where two do not hold it.
-        oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group.
+        oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group;
+            that of the cluster when left out.
         switch: instead of the catalogue's.
         spare_slots: places for nodes that something else takes, such as a fabric manager.
 
@@ -220,11 +221,12 @@ def design_network(
         UsageError: the topology is unknown or cannot hold so many nodes, or the switch does not fit the NICs.
     """
     topology = _plain(topology)
-    _check(topology, oversubscription, spare_slots)
+    taper = cluster.oversubscription if oversubscription is None else oversubscription
+    _check(topology, taper, spare_slots)
     slots, rails = cluster.num_nodes + spare_slots, rails_of(cluster)
     tried: list[Switch] = []
     for each in [switch] if switch else (fitting_switches(cluster) or [None]):
-        request = TopologyRequest(cluster, slots, rails, oversubscription, each)
+        request = TopologyRequest(cluster, slots, rails, taper, each)
         chosen = _chosen(topology, request)
         design = _design(chosen, request, build(chosen, request))
         if design is not None:
@@ -234,14 +236,19 @@ def design_network(
 
 
 def topologies_compared(
-    cluster: ClusterDescription, *, oversubscription: float = 1.0, switch: Switch | None = None, spare_slots: int = 0
+    cluster: ClusterDescription,
+    *,
+    oversubscription: float | None = None,
+    switch: Switch | None = None,
+    spare_slots: int = 0,
 ) -> list[NetworkDesign]:
     """Every topology that can hold the cluster, in the order of `TOPOLOGIES`.
 
     Raises:
         UsageError: no switch fits the NICs.
     """
-    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    taper = cluster.oversubscription if oversubscription is None else oversubscription
+    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), taper, switch)
     designs = (_attempt(name, request) for name in TOPOLOGIES)
     return [design for design in designs if design is not None]
 
@@ -297,10 +304,15 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
 
 
 def _automatic(request: TopologyRequest) -> Topology:
-    """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused."""
+    """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused.
+
+    An oversubscription that the cluster is described with is a fact: where a topology has it, one that has it is taken.
+    """
     names = [name for name in _BY_PREFERENCE if request.rails > 1 or name not in ("rail-optimised", "rail-only")]
     designs = (_attempt(name, request) for name in names)
     serving = [design for design in designs if design is not None and serves(design)]
+    if request.cluster.oversubscription > 1:
+        serving = [design for design in serving if design.oversubscription > 1] or serving
     if serving:
         return min(serving, key=lambda design: (design.num_switches, len(design.switches))).topology
     return "rail-optimised" if request.rails > 1 else _fat_tree(request)
