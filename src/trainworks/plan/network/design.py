@@ -225,7 +225,8 @@ def design_network(
     _check(topology, taper, spare_slots)
     slots, rails = cluster.num_nodes + spare_slots, rails_of(cluster)
     tried: list[Switch] = []
-    for each in [switch] if switch else (fitting_switches(cluster) or [None]):
+    candidates: list[Switch | None] = [switch] if switch else [*fitting_switches(cluster)] or [None]
+    for each in candidates:
         request = TopologyRequest(cluster, slots, rails, taper, each)
         chosen = _chosen(topology, request)
         design = _design(chosen, request, build(chosen, request))
