@@ -79,8 +79,8 @@ def read_adapter(row: Row, shape: ModelShape, precision: str) -> Adapter | None:
 
 
 def _usual_base(words: str, precision: str) -> Base:
-    """4 bits in QLoRA, else the format of the weights in this precision."""
-    if re.search(r"qlora", words, re.IGNORECASE):
+    """4 bits in QLoRA or with nf4, else the format of the weights in this precision."""
+    if re.search(r"qlora|nf4", words, re.IGNORECASE):
         return "nf4"
     return "fp32" if precision in ("fp32", "tf32") else "bf16"
 
