@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from trainworks.api.anchor import anchor
+from trainworks.api.plan import plan
 from trainworks.api.planned_model import model_shape
 from trainworks.catalog.models import preset
+from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 from trainworks.plan.shapes.presets import with_dimensions
@@ -52,3 +55,51 @@ def test_a_preset_keeps_its_vocabulary() -> None:
 def test_a_preset_of_an_encoder_does_not_predict_the_next_token() -> None:
     with pytest.raises(UsageError, match="would leak the target"):
         with_dimensions(named("bert-base"), None)
+
+
+FINE_TUNING = """\
+name: tuned
+workload:
+  task: causal-lm
+  model: {model}
+  data: {{source: python-stdlib, sequence_length: 512{data}}}
+  precision: bf16
+  global_batch: 16
+  train_for: 100 steps
+  {tuning}
+cluster: 8x H100
+"""
+DIMENSIONS = "{layers: 16, hidden: 2048, heads: 32, kv_heads: 8}"
+
+
+@pytest.mark.parametrize("model", [DIMENSIONS, "{preset: llama3-8b}"])
+@pytest.mark.parametrize(
+    ("tuning", "data"),
+    [("adapter: {rank: 16}", ""), ("preference: {beta: 0.1}", ", chat: {pairs: true}")],
+    ids=["adapter", "preference"],
+)
+def test_a_fine_tuning_without_weights_is_planned_and_not_run(model: str, tuning: str, data: str) -> None:
+    run_file, source = parse_run_file(FINE_TUNING.format(model=model, tuning=tuning, data=data), name="run.yaml")
+    planned = plan(run_file)
+    assert planned.best[0].step_time_s > 0 and planned.best[0].memory.device_bytes > 0
+    assert any("is planned without weights; to run it, name a checkpoint folder" in note for note in planned.notes)
+    here = run_file.model_copy(update={"cluster": type(run_file.cluster)()})
+    with pytest.raises(UsageError, match="starts from the weights of a checkpoint, and `model` names none") as refused:
+        anchor(here, source, on_nodes=False)
+    assert refused.value.place == "run.yaml:4  workload.model"
+
+
+def test_the_plan_of_an_adapter_has_less_memory_and_time_than_that_of_all_weights() -> None:
+    texts = [FINE_TUNING.format(model=DIMENSIONS, tuning=tuning, data="") for tuning in ("adapter: {}", "")]
+    tuned, whole = (plan(parse_run_file(text, name="run.yaml")[0]).best[0] for text in texts)
+    assert tuned.step_time_s < whole.step_time_s
+    assert tuned.memory.device_bytes < whole.memory.device_bytes
+
+
+def test_a_checkpoint_folder_that_does_not_exist_is_refused_with_its_line() -> None:
+    model = "{hf: ./no-such-folder, weights: pretrained}"
+    text = FINE_TUNING.format(model=model, tuning="adapter: {}", data="").replace("8x H100", "local")
+    run_file, source = parse_run_file(text, name="run.yaml")
+    with pytest.raises(UsageError, match=r"`\./no-such-folder` is not a folder") as refused:
+        anchor(run_file, source, on_nodes=False)
+    assert refused.value.place == "run.yaml:4  workload.model.hf"

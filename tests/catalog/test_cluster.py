@@ -73,9 +73,11 @@ def test_changing_the_fabric_gives_the_cluster_described_over_it(name: str, node
     )
 
 
-@given(st.sampled_from(NODES), st.integers(1, 64), st.booleans())
-def test_the_name_of_a_derived_cluster_describes_the_same_cluster(name: str, nodes: int, sharp: bool) -> None:
-    first = parse_cluster(f"{name} over 8x NDR{' with SHARP' if sharp else ''}")
+@given(st.sampled_from(NODES), st.integers(1, 64), st.booleans(), st.sampled_from(("", " 4:1", " at 1.5:1")))
+def test_the_name_of_a_derived_cluster_describes_the_same_cluster(
+    name: str, nodes: int, sharp: bool, ratio: str
+) -> None:
+    first = parse_cluster(f"{name} over 8x NDR{ratio}{' with SHARP' if sharp else ''}")
     derived = first.with_nodes(nodes)
     assert parse_cluster(derived.name) == derived
 
@@ -170,6 +172,30 @@ def test_what_was_assumed_is_noted() -> None:
 def test_switches_add_up_only_where_the_text_says_so() -> None:
     assert not parse_cluster("16 nodes of DGX H100").in_network_reduction
     assert parse_cluster("16 nodes of DGX H100 with SHARP").in_network_reduction
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "64 nodes of DGX H100 4:1",
+        "64 nodes of DGX H100 at 4:1",
+        "64 nodes of DGX H100, 4:1 oversubscribed",
+        "64 nodes of DGX H100 oversubscribed 8:2",
+        "64 nodes of DGX H100 over 8x NDR with 4:1 oversubscription",
+        "64 nodes of DGX H100 4:1 over 8x NDR with SHARP",
+        "512x H100 at 4:1 with SHARP",
+    ],
+)
+def test_the_oversubscription_of_the_leaves_may_stand_behind_nodes_or_network(text: str) -> None:
+    found = parse_cluster(text)
+    assert (found.oversubscription, found.in_network_reduction) == (4, "SHARP" in text)
+    assert found.node_bytes_per_s == parse_cluster("64 nodes of DGX H100").node_bytes_per_s
+
+
+@pytest.mark.parametrize("ratio", ["1:4", "100:1", "4:0"])
+def test_a_ratio_that_no_leaf_has_is_refused(ratio: str) -> None:
+    with pytest.raises(UsageError, match="from 1:1 to 64:1, links down to links up of a leaf"):
+        parse_cluster(f"64 nodes of DGX H100 {ratio}")
 
 
 def test_a_description_is_frozen() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from trainworks.config.load import parse_run_file
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.plan.cluster.layout import fixed_by, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
+from trainworks.plan.network.design import design_network
+from trainworks.plan.network.traffic import effective_cluster
 from trainworks.plan.search import limit_bytes
 from trainworks.report.rendering import page as page_renderer
 from trainworks.report.rendering.renderer import build_document
@@ -188,6 +191,15 @@ def test_where_nothing_was_rejected_no_table_says_so() -> None:
 
 def test_what_was_assumed_of_the_cluster_is_noted() -> None:
     assert "note: nodes of 8 accelerators, as in" in printed(planned(RUN.replace(ON, "32x H100-SXM")))
+
+
+def test_a_described_oversubscription_slows_the_plan_as_it_slows_scattered_ranks_of_the_network() -> None:
+    tapered, full = planned(RUN.replace(ON, f"{ON} 4:1")), planned()
+    best = tapered.result.layouts
+    assert (tapered.job.step_times(best).total_s > full.job.step_times(best).total_s).all()
+    seen = effective_cluster(tapered.job.cluster, design_network(tapered.job.cluster))
+    assert (tapered.job.step_times(best).total_s == replace(tapered.job, cluster=seen).step_times(best).total_s).all()
+    assert "note: oversubscription 4:1: counts with 50.0 GB/s of the 200 GB/s of each node" in printed(tapered)
 
 
 def test_what_was_never_measured_is_noted() -> None:

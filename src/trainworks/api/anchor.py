@@ -72,6 +72,11 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
         problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command or a causal-lm may have it"
     elif workload is not None and (mismatch := _model_mismatch(workload)) is not None:
         problem = ("workload", "model"), *mismatch
+    elif workload is not None and workload.lacks_weights:
+        key = "adapter" if workload.adapter is not None else "preference"
+        text = f"`{key}` starts from the weights of a checkpoint, and `model` names none"
+        hint = "set `model: {hf: FOLDER, weights: pretrained}`; `trainworks plan` needs no weights"
+        problem = ("workload", "model"), text, hint
     elif workload is not None and not workload.data.source and workload.task != "module":
         problem = (
             ("workload", "data"),
@@ -211,7 +216,8 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
         source: text of the run file, for the place of an error.
 
     Raises:
-        UsageError: a source has no files, a module no file, or pretrained weights have no tokenizer.
+        UsageError: a source has no files, a module no file, the checkpoint no folder, or pretrained weights have no
+            tokenizer.
         MissingExtraError: its data need a package.
     """
     try:
@@ -222,10 +228,20 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
     except (UsageError, MissingExtraError) as error:
         error.place = source.place(at) if source else None
         raise
+    _check_checkpoint(workload, source)
     if workload.model.module is not None:
         module = _module_file(workload.model.module, source)
         return workload.model_copy(update={"model": workload.model.model_copy(update={"module": str(module)})})
     return _with_absolute_paths(workload)
+
+
+def _check_checkpoint(workload: Workload, source: Source | None) -> None:
+    """Refuse a path without a folder; a name with at most one slash may be a hub id."""
+    written = workload.model.hf
+    if written is None or (written[0] not in "/.~" and written.count("/") < 2) or Path(written).expanduser().is_dir():
+        return
+    place = source.place(("workload", "model", "hf")) if source else None
+    raise UsageError(f"`{written}` is not a folder", place=place, hint="name the folder of a checkpoint, or a hub id")
 
 
 def _with_absolute_paths(workload: Workload) -> Workload:

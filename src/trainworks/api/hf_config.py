@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainworks.catalog.models import find_preset
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 
@@ -30,6 +31,11 @@ def _from_hub(checkpoint: str) -> Path:
         reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
         raise EnvironmentProblem(
             f"cannot load the config of `{checkpoint}`: no such folder, and the Hub returned: {reason}",
-            hint="name a folder with config.json, or check the id and the network",
+            hint=f"name a folder with config.json, or check the id and the network{_or_preset(checkpoint)}",
         )
     return Path(output.stdout.strip().splitlines()[-1])
+
+
+def _or_preset(checkpoint: str) -> str:
+    known = find_preset(Path(checkpoint).name)
+    return "" if known is None else f"; `model: {{preset: {known}}}` plans the published model without them"

@@ -30,7 +30,7 @@ def network(
     *,
     on: str | None = None,
     topology: str = "auto",
-    oversubscription: Quantity = 1.0,
+    oversubscription: Quantity | None = None,
     switch: str | None = None,
     spare_slots: int = 0,
     nodes_per_rack: int | None = None,
@@ -46,7 +46,7 @@ def network(
         run: a run file, whose messages are timed; usual messages without one.
         on: description of the cluster; that of the run file when left out.
         topology: name of a topology, or `auto`.
-        oversubscription: links down over links up of a leaf, at most: `"2:1"` or 2.
+        oversubscription: links down over links up of a leaf, at most: `"2:1"` or 2; that of the cluster when left out.
         switch: of the catalogue, or ports such as `64x 400 Gb/s`.
         spare_slots: places for nodes that a fabric manager takes.
         nodes_per_rack: for the lengths of cables; as many as air cools when left out.
@@ -65,15 +65,20 @@ def network(
     """
     if switch_power is not None and not (math.isfinite(switch_power) and switch_power >= 0):
         raise ArgumentError(f"{switch_power:g} is not a power in watts", argument="switch_power")
-    ratio = quantity("oversubscription", oversubscription, _parse_ratio) or 0.0
+    ratio = quantity("oversubscription", oversubscription, _parse_ratio)
     run_file, source = (None, None) if run is None else load_run(run)
     cluster = _cluster(run_file, on)
+    if ratio is not None and cluster.oversubscription not in (1.0, ratio):
+        message = f"`{cluster.name}` has an oversubscription of {cluster.oversubscription:g}:1, not {ratio:g}:1"
+        raise ArgumentError(message, argument="oversubscription", hint="give it once")
     model = None if switch is None else find_switch(switch)
     design = design_network(cluster, topology=topology, oversubscription=ratio, switch=model, spare_slots=spare_slots)
     plan = None if run_file is None else _plan_on(design, run_file, source)
     return NetworkPlan(
         design=design,
-        others=topologies_compared(cluster, oversubscription=ratio, switch=model, spare_slots=spare_slots),
+        others=topologies_compared(
+            cluster, oversubscription=ratio, switch=design.switch or model, spare_slots=spare_slots
+        ),
         messages=_messages(plan, design),
         step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),
@@ -99,7 +104,8 @@ def _cluster(run_file: RunFile | None, on: str | None) -> ClusterDescription:
 
 def _plan_on(design: NetworkDesign, run_file: RunFile, source: Source | None) -> ClusterPlan:
     """The run on the cluster of the design, as if its network did not block."""
-    return plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=design.cluster)
+    cluster = design.cluster.model_copy(update={"oversubscription": 1.0})
+    return plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=cluster)
 
 
 def _messages(plan: ClusterPlan | None, design: NetworkDesign) -> list[Message]:

@@ -11,7 +11,7 @@ from typing import overload
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
 from trainworks.api.launching.planning import Planning
 from trainworks.api.launching.resolve import resolve
-from trainworks.api.planned_model import PlannedModel, planned_model, preset_shape
+from trainworks.api.planned_model import PlannedModel, planned_model, planned_shape, weights_note
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
@@ -105,7 +105,7 @@ def plan(
         run_id=run_file.name,
         runs=runs or Path(run_file.checkpoint.to),
         planning=Planning(again=recalibrate, learning=not without_learning, tune=tune),
-        shape=preset_shape(run_file, source),
+        shape=planned_shape(run_file, source),
     )
     if resolved.run_file.workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
@@ -230,7 +230,7 @@ def plan_cluster(
             evaluation=workload.eval,
             selection=written.selection if written else 0.0,
         )
-        return plan_request(request, measurements, price_note)
+        return plan_request(request, measurements, [price_note, weights_note(workload)])
 
 
 @contextmanager

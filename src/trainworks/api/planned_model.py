@@ -75,16 +75,31 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     return PlannedModel(shape, length, steps, software, is_ours)
 
 
-def preset_shape(run_file: RunFile, source: Source | None) -> ModelShape | None:
-    """The shape of a preset that is planned for this machine; None where the run file names no preset.
+def weights_note(workload: Workload) -> str | None:
+    """What a fine-tuning needs before it can run, where its plan does without; None for any other workload."""
+    if not workload.lacks_weights:
+        return None
+    key = "adapter" if workload.adapter is not None else "preference"
+    return (
+        f"`{key}` is planned without weights; to run it, name a checkpoint folder or hub id in `workload.model.hf`, "
+        "with `weights: pretrained`"
+    )
+
+
+def planned_shape(run_file: RunFile, source: Source | None) -> ModelShape | None:
+    """The shape of a model that is planned for this machine and not built: a preset, or a fine-tuning without weights.
+
+    None for any other model, and for another machine.
 
     Raises:
         UsageError: the preset is unknown, or no measurement of this machine gives the step time of such a model.
     """
     workload = run_file.workload
-    if workload is None or workload.model.preset is None or run_file.cluster.engine != "local":
+    if workload is None or run_file.cluster.engine != "local":
         return None
-    name = workload.model.preset
+    if workload.model.preset is None and not workload.lacks_weights:
+        return None
+    name = workload.model.title
     shape = planned_model(run_file, source).shape
     if isinstance(shape, ConvNetShape) or not shape.causal or shape.latent is not None:
         raise UsageError(

@@ -9,13 +9,15 @@
 
 The `x` behind a count may be left out. `over` may follow any of them and replaces the NICs of a node: a network without
 a count (`over HDR`) is that of every NIC of the node; a bandwidth (`over 200 Gb/s`, `over 100GbE`) or TCP without a
-count is that of the whole node. `with SHARP` at the end counts on switches that reduce.
+count is that of the whole node. `with SHARP` counts on switches that reduce. `at 4:1`, or `4:1` alone, is the
+oversubscription of the leaves: four links down for each link up.
 
 A description is parsed once; `with_nodes` and `with_fabric` derive other clusters from it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -50,9 +52,16 @@ _NIC_NOTE = "a NIC of "
 
 _TEXT = re.compile(
     r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
-    r"(?:\s+over\s+(?P<over>.+?))?(?P<sharp>\s+with\s+SHARP)?",
+    r"(?:\s+over\s+(?P<over>.+?))?",
     re.IGNORECASE,
 )
+_SHARP = re.compile(r"\s+with\s+SHARP\b", re.IGNORECASE)
+_RATIO = re.compile(
+    r",?\s+(?:(?:at|with|oversubscribed)\s+)*(?P<down>\d+(?:\.\d+)?):(?P<up>\d+(?:\.\d+)?)(?![\w.])"
+    r"(?:\s+(?:oversubscribed|oversubscription|tapered|taper))?",
+    re.IGNORECASE,
+)
+_LARGEST_RATIO = 64.0
 _COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE)
 _DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
 _IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
@@ -76,6 +85,8 @@ class ClusterDescription(Frozen):
     network: str
     in_network_reduction: bool = False
     """The plan may use switches that reduce (SHARP)."""
+    oversubscription: float = 1.0
+    """Links down to links up of the leaves; the network that is designed for the nodes may have less."""
     scale_up_reduction: bool = False
     """The scale-up switches reduce (NVLS)."""
     nics: int = 0
@@ -103,7 +114,7 @@ class ClusterDescription(Frozen):
         >>> racks.name, racks.num_accelerators, racks.scale_up_domain
         ('2 nodes of GB200 NVL72 tray', 8, 8)
         """
-        name = _name(num_nodes, self.node_name, self.fabric, sharp=self.in_network_reduction)
+        name = _name(num_nodes, self.node_name, self.fabric, self._switching)
         accelerators = check_limit("accelerators", num_nodes * self.accelerators_per_node)
         if self.node is None:
             return self.model_copy(update={"num_nodes": num_nodes})
@@ -124,8 +135,12 @@ class ClusterDescription(Frozen):
         domain = accelerators_per_node if node.scale_up_domain == node.accelerators else node.scale_up_domain
         update = {"name": name, "accelerators": accelerators_per_node, "scale_up_domain": domain}
         named = _NamedNode(node.model_copy(update=update), name, some._notes_without_nics())
-        sharp = self.in_network_reduction
-        return _describe(_name(num_nodes, name, self.fabric, sharp=sharp), num_nodes, named, self.fabric, sharp=sharp)
+        switching = self._switching
+        return _describe(_name(num_nodes, name, self.fabric, switching), num_nodes, named, self.fabric, switching)
+
+    @property
+    def _switching(self) -> _Switching:
+        return _Switching(self.in_network_reduction, self.oversubscription)
 
     def _notes_without_nics(self) -> list[str]:
         """The notes without those that a description of the NICs adds."""
@@ -140,16 +155,30 @@ class ClusterDescription(Frozen):
         if self.node is None:
             raise ValueError(f"the nodes of `{self.name}` are not known")
         return _describe(
-            _name(self.num_nodes, self.node_name, fabric, sharp=self.in_network_reduction),
+            _name(self.num_nodes, self.node_name, fabric, self._switching),
             self.num_nodes,
             _NamedNode(self.node, self.node_name, self._notes_without_nics()),
             fabric,
-            sharp=self.in_network_reduction,
+            self._switching,
         )
 
     def same_hardware(self) -> str:
         """A key that two clusters share if they differ only in name."""
         return self.model_dump_json(exclude={"name", "node", "node_name", "fabric", "notes"})
+
+
+class _Switching(NamedTuple):
+    """What a description says of the switches."""
+
+    reduces: bool = False
+    oversubscription: float = 1.0
+
+    def __str__(self) -> str:
+        ratio = f" at {self.oversubscription:g}:1" if self.oversubscription > 1 else ""
+        return f"{ratio}{' with SHARP' if self.reduces else ''}"
+
+
+_AS_USUAL = _Switching()
 
 
 class _NamedNode(NamedTuple):
@@ -206,7 +235,8 @@ def parse_cluster(text: str) -> ClusterDescription:
     """
     if len(text) > _LONGEST:
         raise _unreadable(f"{text[:40]}...", f"it has {len(text)} characters, more than {_LONGEST}")
-    match = _TEXT.fullmatch(text.strip())
+    hardware, switching = _without_switching(text)
+    match = _TEXT.fullmatch(hardware)
     if match is None:
         raise _unreadable(text, "it is empty")
     count = _count(text, match["count"], "accelerators")
@@ -217,12 +247,28 @@ def parse_cluster(text: str) -> ClusterDescription:
     if match["over"]:
         fabric, notes = _fabric(text, named.node, match["over"].strip())
         named.notes.extend(notes)
-    return _describe(text.strip(), num_nodes, named, fabric, sharp=match["sharp"] is not None)
+    return _describe(text.strip(), num_nodes, named, fabric, switching)
 
 
-def _name(num_nodes: int, node_name: str, fabric: NodeFabric | None, *, sharp: bool = False) -> str:
+def _without_switching(text: str) -> tuple[str, _Switching]:
+    """The text without what it says of the switches.
+
+    Raises:
+        UsageError: the oversubscription is below 1 or above the limit.
+    """
+    hardware = _SHARP.sub("", text)
+    ratio = _RATIO.search(hardware)
+    oversubscription = float(ratio["down"]) / (float(ratio["up"]) or math.inf) if ratio else 1.0
+    if not 1 <= oversubscription <= _LARGEST_RATIO:
+        raise _unreadable(
+            text, f"the oversubscription has to be from 1:1 to {_LARGEST_RATIO:g}:1, links down to links up of a leaf"
+        )
+    return _RATIO.sub("", hardware, count=1).strip(), _Switching(hardware != text, oversubscription)
+
+
+def _name(num_nodes: int, node_name: str, fabric: NodeFabric | None, switching: _Switching = _AS_USUAL) -> str:
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
-    return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{' with SHARP' if sharp else ''}"
+    return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{switching}"
 
 
 def _without_remarks(what: str) -> tuple[str, list[str]]:
@@ -388,7 +434,11 @@ def _check_network(name: str, num_nodes: int, base: Node) -> None:
 
 
 def _describe(
-    name: str, num_nodes: int, named: _NamedNode, fabric: NodeFabric | None, *, sharp: bool = False
+    name: str,
+    num_nodes: int,
+    named: _NamedNode,
+    fabric: NodeFabric | None,
+    switching: _Switching = _AS_USUAL,
 ) -> ClusterDescription:
     base = named.node
     if fabric is not None:
@@ -407,7 +457,8 @@ def _describe(
         scale_up_bytes_per_s=part.scale_up_bytes_per_s if base.scale_up_domain > 1 else 0.0,
         node_bytes_per_s=base.nics * nic,
         network=base.network,
-        in_network_reduction=sharp,
+        in_network_reduction=switching.reduces,
+        oversubscription=switching.oversubscription,
         scale_up_reduction=base.scale_up_reduction,
         nics=base.nics,
         node=base,

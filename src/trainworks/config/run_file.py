@@ -76,6 +76,11 @@ class Workload(Spec):
         return self.adapter is not None or self.preference is not None
 
     @property
+    def lacks_weights(self) -> bool:
+        """Whether a fine-tuning names no checkpoint to start from: it can be planned, and not run."""
+        return self.is_fine_tuned and self.model.weights != "pretrained"
+
+    @property
     def sequences_per_sample(self) -> int:
         """Two for a pair of answers."""
         return 1 if self.preference is None else 2
@@ -128,7 +133,7 @@ class Workload(Spec):
     def _can_be_adapted(self) -> Workload:
         if self.adapter is None:
             return self
-        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+        if self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None):
             raise FieldError(
                 "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
             )
@@ -145,7 +150,7 @@ class Workload(Spec):
             if pairs:
                 raise FieldError("`data.chat.pairs` is for `preference`", hint="set `preference: {beta: 0.1}`")
             return self
-        if self.task != "causal-lm" or (self.model.weights != "pretrained" and self.model.preset is None):
+        if self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None):
             raise FieldError(
                 "`preference` needs `task: causal-lm` and a checkpoint, the reference", hint="set `weights: pretrained`"
             )

@@ -10,9 +10,8 @@ import numpy as np
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.memory import predict_memories
 from trainworks.plan.states import chunk_counts
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,9 @@ class OpenLayout:
     micro_batch: int | None
     recompute: Recompute | None
     sequence_parallel: bool
+    offload: int | None = None
+    """Whether activations are offloaded."""
+    offload_optimizer: bool = False
 
 
 _MOST_CHUNKS = 8
@@ -48,7 +50,9 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
         [size for size in (1, 2, 4, 8) if per_rank % size == 0] if layout.micro_batch is None else [layout.micro_batch]
     )
     kinds = [(kind, 0) for kind in Recompute] if layout.recompute is None else [(layout.recompute, 0)]
-    if layout.recompute is None and can_offload:
+    if layout.offload is not None:
+        kinds = [(kind, layout.offload) for kind, _ in kinds]
+    elif layout.recompute is None and can_offload:
         kinds.append((Recompute.NONE, 1))
     chunks = (
         [layout.interleave]
@@ -71,6 +75,7 @@ def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offlo
         micro_batch=micro_batch,
         recompute=recompute,
         offload=offload,
+        offload_optimizer=float(layout.offload_optimizer),
     )
 
 
@@ -84,7 +89,7 @@ def best_completion(
 ) -> tuple[Layouts, StepTimes]:
     """The fastest completion that fits, with its step time; if none fits, the fastest of those near the smallest."""
     layouts = feasible_completions(job, layout, global_batch=global_batch, coefficients=coefficients)
-    times = predict_step_times(job, layouts, coefficients)
+    times = job.step_times(layouts, coefficients)
     best = np.array([int(times.total_s.argmin())])
     return layouts.take(best), times.take(best)
 
@@ -95,10 +100,7 @@ def feasible_completions(
     """The completions that fit the accelerator, or those near the smallest if none does."""
     layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))
     if len(layouts) > 1:
-        memories = predict_memories(
-            job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
-        )
-        used = memories.device_bytes(coefficients)
+        used = job.memories(layouts).device_bytes(coefficients)
         fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
         layouts = layouts.take(fits if fits.any() else used <= _PROGRAM_SAVINGS * used.min())
     return layouts

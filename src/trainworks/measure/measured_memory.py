@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainworks.errors import UsageError
 from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, num_accelerators, read_run
 from trainworks.measure.tables import Row, text_of, whole_of
 
 MEMORY_COLUMNS = (*COLUMNS, "outcome")
 
-_ADAPTERS = re.compile(r"\b(q?lora|adapters?|dora)\b", re.IGNORECASE)
 _SHARES_BF16_STATES = re.compile(r"deepspeed", re.IGNORECASE)
 """DeepSpeed's bf16 optimizer shares its states among replicas with ZeRO 0 too (deepspeed.runtime.bf16_optimizer)."""
 
@@ -31,10 +29,8 @@ def read_memory(row: Row) -> MeasuredMemory:
     Without a global batch, assumes as many micro-batches as pipeline stages: more do not change the memory.
 
     Raises:
-        UsageError: the row lacks something that has no default, or it trains adapters beside frozen weights.
+        UsageError: the row lacks something that has no default.
     """
-    if match := _ADAPTERS.search(" ".join(text_of(row, name) for name in ("source", "model", "notes"))):
-        raise UsageError(f"`{match[0]}` trains adapters beside frozen weights, which is not planned")
     filled = row if text_of(row, "global_batch") else {**row, "global_batch": str(_least_batch(row))}
     if _SHARES_BF16_STATES.search(text_of(row, "source") + text_of(row, "notes")) and "bf16" in text_of(
         row, "precision"

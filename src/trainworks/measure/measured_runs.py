@@ -9,66 +9,42 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.catalog.models import find_preset, preset
+from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.measure.completions import OpenLayout
 from trainworks.measure.measured_clusters import read_cluster
+from trainworks.measure.row_model import MODEL_COLUMNS, read_model
 from trainworks.measure.row_software import read_software
+from trainworks.measure.row_training import ADAPTER_COLUMNS, OFFLOADING_COLUMNS, read_adapter, read_offloading
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.parameters import resized
+from trainworks.plan.run.adapters import AdaptedJob
 from trainworks.plan.search import search
-from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
-from trainworks.plan.space import Space
+from trainworks.plan.space import Fixed, Space
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 COLUMNS = (
-    *("id", "source_key", "source", "model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"),
-    *("seq_len", "global_batch", "micro_batch", "gpu", "num_gpus", "gpus_per_node", "intra_node_net"),
-    *(
-        "inter_node_net",
-        "dp",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "interleave",
-        "zero_stage",
-        "recompute",
-        "precision",
-        "framework",
-        "attention",
-        "compiled",
-        "fp8_recipe",
-    ),
-    *(
-        "seqpar",
-        "iteration_time_s",
-        "tflops_per_gpu",
-        "tflops_kind",
-        "mfu",
-        "tokens_per_s_per_gpu",
-        "memory_gb_per_gpu",
-    ),
+    *("id", "source_key", "source"),
+    *MODEL_COLUMNS,
+    *("seq_len", "global_batch", "micro_batch", "gpu", "num_gpus", "gpus_per_node", "intra_node_net", "inter_node_net"),
+    *("dp", "tp", "pp", "cp", "ep", "interleave", "zero_stage", "recompute", "seqpar"),
+    *OFFLOADING_COLUMNS,
+    *ADAPTER_COLUMNS,
+    *("precision", "framework", "attention", "compiled", "fp8_recipe"),
+    *("iteration_time_s", "tflops_per_gpu", "tflops_kind", "mfu", "tokens_per_s_per_gpu", "memory_gb_per_gpu"),
     *("memory_kind", "step_time_s_eval", "usable_for_step_eval", "notes"),
 )
 
 MemoryKind = Literal["allocated", "reserved", "device"]
 """Memory handed out by the framework, taken from the device, or reported as used by the device."""
 
-_PADDING = 128
-_GATED_NAMES = re.compile(
-    r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm", re.IGNORECASE
-)
-_EXPERT_NAMES = re.compile(r"\d+x\d+b|moe\b|[-_]a\d+b", re.IGNORECASE)
 _PRECISIONS = (
     ("fp4", ("fp4",)),
     ("fp8", ("fp8", "e4m3")),
@@ -117,7 +93,7 @@ def read_run(row: Row) -> MeasuredRun:
     Raises:
         UsageError: the row lacks something that has no default, or names something unknown.
     """
-    shape = _shape(row)
+    shape = read_model(row)
     length = needed_whole(row, "seq_len")
     batch = needed_whole(row, "global_batch")
     total = num_accelerators(row)
@@ -126,10 +102,11 @@ def read_run(row: Row) -> MeasuredRun:
     if precision not in cluster.accelerator.peak_flops_per_s and precision == "bf16":
         precision = "fp16"
     sequence_parallel = flag_of(row, "seqpar")
-    job = TrainingJob(shape, length, precision, cluster, Software())
+    adapter = read_adapter(row, shape, precision)
+    job = _job(shape, length, precision, cluster, Software(), adapter)
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
     software = read_software(row, precision, zero=layout.zero, tp=layout.tp, sequence_parallel=layout.sequence_parallel)
-    job = TrainingJob(shape, length, precision, cluster, software)
+    job = _job(shape, length, precision, cluster, software, adapter)
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(
@@ -143,6 +120,20 @@ def read_run(row: Row) -> MeasuredRun:
         memory_kind=memory_kind(words),
         kind=text_of(row, "usable_for_step_eval").lower() or ("moe" if shape.experts else "yes"),
     )
+
+
+def _job(
+    shape: ModelShape,
+    length: int,
+    precision: str,
+    cluster: ClusterDescription,
+    software: Software,
+    adapter: Adapter | None,
+) -> TrainingJob:
+    if adapter is None:
+        return TrainingJob(shape, length, precision, cluster, software)
+    kept = software if adapter.base == "fp32" else replace(software, autocast=False)
+    return AdaptedJob(shape, length, precision, cluster, kept, adapter=adapter)
 
 
 def source_of(row: Row) -> str:
@@ -167,93 +158,6 @@ def _precision(text: str) -> str:
     return next((name for name, words in _PRECISIONS if any(word in lower for word in words)), "bf16")
 
 
-def _shape(row: Row) -> ModelShape:
-    found = find_preset(text_of(row, "model"))
-    layers = whole_of(row, "layers")
-    if found is not None:
-        shape = shape_of_hf_config(preset(found))
-        if (whole_of(row, "hidden") or shape.hidden) == shape.hidden:
-            return resized(
-                shape, layers=layers, dense_layers=_dense_of_cut(shape, layers), vocabulary=whole_of(row, "vocab")
-            )
-    return _shape_of_dimensions(row, layers)
-
-
-def _dense_of_cut(shape: ModelShape, layers: int | None) -> int | None:
-    """Layers without experts of a model cut to so many layers: their share of the model, at least one if it has any."""
-    if not shape.experts or layers is None or layers == shape.layers:
-        return None
-    return max(min(1, shape.dense_layers), round(shape.dense_layers * layers / shape.layers))
-
-
-def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
-    """A decoder of these dimensions, with a gated MLP if its name or its size implies one.
-
-    Raises:
-        UsageError: no dimensions, or a model with experts, which they do not describe.
-    """
-    name = text_of(row, "model")
-    hidden = whole_of(row, "hidden")
-    if hidden is None:
-        unknown = f"model `{name}` is unknown and has no dimensions" if name else "model and hidden are empty"
-        raise explain_term(name) or UsageError(unknown)
-    if _EXPERT_NAMES.search(name) or text_of(row, "usable_for_step_eval").lower() == "moe":
-        raise UsageError(f"model `{name}` is unknown, and no column says how many experts it has")
-    heads = whole_of(row, "heads") or max(1, hidden // 128)
-    if heads > hidden:
-        raise UsageError(f"{heads} heads do not fit a hidden size of {hidden}")
-    gated = bool(_GATED_NAMES.search(name)) or _has_gated_size(row, hidden, heads)
-    width = whole_of(row, "ffn") or (-(-8 * hidden // 3 // 256) * 256 if gated else 4 * hidden)
-    vocabulary = whole_of(row, "vocab") or (32000 if gated else 51200)
-    kv_heads = whole_of(row, "kv_heads") or heads
-    build = _gated_config if gated else _plain_config
-    length = whole_of(row, "seq_len") or 2048
-    if layers is None:
-        total = number_of(row, "params_b")
-        if not total:
-            raise UsageError(f"model `{name}` has neither layers nor a size")
-        one = shape_of_hf_config(build(1, hidden, heads, kv_heads, width, vocabulary, length)).num_parameters
-        two = shape_of_hf_config(build(2, hidden, heads, kv_heads, width, vocabulary, length)).num_parameters
-        layers = max(1, round((total * 1e9 - one) / (two - one)) + 1)
-    return shape_of_hf_config(build(layers, hidden, heads, kv_heads, width, vocabulary, length))
-
-
-def _has_gated_size(row: Row, hidden: int, heads: int) -> bool:
-    """Shared keys and values, or an MLP of 8/3 h to 3.5 h, came with the gated ones; plain MLPs have 4 h."""
-    width = whole_of(row, "ffn")
-    return (whole_of(row, "kv_heads") or heads) < heads or (width is not None and 2.5 < width / hidden < 3.7)
-
-
-def _gated_config(
-    layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int, length: int
-) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": width,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": length,
-    }
-
-
-def _plain_config(
-    layers: int, hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int, length: int
-) -> dict[str, Any]:
-    del kv_heads  # GPT-2 and its kin have one per head
-    return {
-        "model_type": "gpt2",
-        "n_layer": layers,
-        "n_embd": hidden,
-        "n_head": heads,
-        "n_inner": width,
-        "vocab_size": -(-vocabulary // _PADDING) * _PADDING,
-        "n_positions": length,
-    }
-
-
 def num_accelerators(row: Row) -> int:
     """Accelerators as printed, else the product of a layout with its data-parallel degree."""
     printed = whole_of(row, "num_gpus")
@@ -270,7 +174,7 @@ def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_paralle
     """
     dp, tp, pp, cp = _mesh(row, job, world, batch)
     zero, shard = _zero(text_of(row, "zero_stage"), dp, job.cluster)
-    micro = whole_of(row, "micro_batch")
+    micro, offloading = whole_of(row, "micro_batch"), read_offloading(row)
     if batch < dp * (micro or 1):
         raise UsageError(f"global_batch {batch} is smaller than dp {dp} x micro_batch {micro or 1}")
     return OpenLayout(
@@ -285,6 +189,8 @@ def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_paralle
         micro_batch=micro,
         recompute=_recompute(text_of(row, "recompute")),
         sequence_parallel=tp > 1 and sequence_parallel,
+        offload=offloading.activations,
+        offload_optimizer=offloading.optimizer,
     )
 
 
@@ -299,7 +205,9 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
     """
     printed = {name: whole_of(row, name) for name in ("dp", "tp", "pp", "cp")}
     if not any(printed.values()) and world > 1 and _zero(text_of(row, "zero_stage"), world, job.cluster)[0] < 3:
-        return _searched_mesh(job, world, batch, whole_of(row, "micro_batch"))
+        offloading = read_offloading(row)
+        fixed = {"offload": int(bool(offloading.activations)), "offload_optimizer": int(offloading.optimizer)}
+        return _searched_mesh(job, world, batch, whole_of(row, "micro_batch"), fixed)
     remaining = max(1, world // math.prod(degree or 1 for degree in printed.values()))
     for name in ("dp", "tp", "pp", "cp"):
         if printed[name] is None:
@@ -312,8 +220,10 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
     return dp, tp, pp, cp
 
 
-def _searched_mesh(job: TrainingJob, world: int, batch: int, micro: int | None) -> tuple[int, int, int, int]:
-    fixed = {"cp": 1, "offload": 0, "offload_optimizer": 0} | ({"micro_batch": micro} if micro else {})
+def _searched_mesh(
+    job: TrainingJob, world: int, batch: int, micro: int | None, offloading: Fixed
+) -> tuple[int, int, int, int]:
+    fixed = {"cp": 1, **offloading} | ({"micro_batch": micro} if micro else {})
     result = search(Space(job, world, batch, fixed), keep=1)
     if not len(result.layouts):
         raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
@@ -350,6 +260,8 @@ def _step_time_s(row: Row, job: TrainingJob, batch: int, layout: OpenLayout, dev
     tokens = batch * job.sequence_length
     if rate := number_of(row, "tokens_per_s_per_gpu"):
         return tokens / (rate * devices)
+    if isinstance(job, AdaptedJob) and (number_of(row, "tflops_per_gpu") or number_of(row, "mfu")):
+        raise UsageError("tables count the FLOPs of adapters in different ways: fill in tokens_per_s_per_gpu")
     if teraflops := number_of(row, "tflops_per_gpu"):
         flops = _printed_flops_per_token(text_of(row, "tflops_kind"), job, layout.recompute)
         return tokens * flops / (teraflops * 1e12 * devices)

@@ -23,7 +23,6 @@ from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.layouts import Array
-from trainworks.plan.memory import predict_memories
 from trainworks.plan.rates import link_rates
 from trainworks.plan.score import (
     Errors,
@@ -202,9 +201,7 @@ def _attempt(row: Row, predict: Callable[[], T]) -> T | Refusal:
 def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False) -> PredictedRun:
     job = run.job
     layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
-    memories = predict_memories(
-        job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
-    )
+    memories = job.memories(layouts)
     memory = {
         "allocated": memories.allocated_bytes,
         "reserved": memories.reserved_bytes(coefficients),

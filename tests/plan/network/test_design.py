@@ -117,10 +117,25 @@ def test_rails_that_no_scale_up_link_joins_meet_in_a_switch() -> None:
 @pytest.mark.parametrize("oversubscription", [1.0, 2.0])
 def test_no_topology_that_serves_needs_fewer_switches(nodes: int, node: str, oversubscription: float) -> None:
     of = parse_cluster(f"{nodes} nodes of {node}")
-    serving = [each for each in topologies_compared(of, oversubscription=oversubscription) if serves(each)]
-    chosen = design_network(of, oversubscription=oversubscription) if serving else None
-    assert chosen is None or chosen.num_switches == min(each.num_switches for each in serving)
-    assert serving or (nodes, node) == (2048, "DGX A100")
+    chosen = design_network(of, oversubscription=oversubscription)
+    every = topologies_compared(of, oversubscription=oversubscription, switch=chosen.switch)
+    assert chosen.num_switches == min(each.num_switches for each in every if serves(each))
+
+
+@pytest.mark.parametrize("nodes", [625, 2500, 12_500, 50_000, 100_000])
+@pytest.mark.parametrize("over", ["400GbE", "RoCE 400", "NDR", "HDR"])
+def test_a_network_of_any_size_takes_the_closest_switches_that_hold_it(nodes: int, over: str) -> None:
+    of = parse_cluster(f"{nodes} nodes of DGX H100 over 8x {over}")
+    design = design_network(of)
+    assert serves(design) and design.nodes == nodes
+    for smaller in design.too_small:
+        assert not any(serves(each) for each in topologies_compared(of, switch=smaller))
+
+
+def test_a_named_topology_takes_a_larger_switch_where_the_closest_does_not_hold_it() -> None:
+    design = network("spine-leaf", "300 nodes of DGX H100")
+    assert design.switch == find_switch("Q3400")
+    assert design.too_small == (find_switch("QM9700"),)
 
 
 def test_a_thousand_nodes_take_two_planes_of_two_tiers_instead_of_three_tiers() -> None:
@@ -141,7 +156,7 @@ def test_a_fabric_manager_takes_the_place_of_a_node() -> None:
     design = network("rail-optimised", "31 nodes of DGX H100", spare_slots=1)
     assert design.cables == {"node-leaf": 252, "leaf-spine": 256}
     with pytest.raises(UsageError, match="256 nodes are too many"):
-        network("spine-leaf", "256 nodes of DGX H100", spare_slots=1)
+        network("spine-leaf", "256 nodes of DGX H100", spare_slots=1, switch=find_switch("QM9700"))
 
 
 def test_the_comparison_has_every_topology_that_holds_the_cluster() -> None:
@@ -155,7 +170,7 @@ def test_the_comparison_has_every_topology_that_holds_the_cluster() -> None:
         (
             "spine-leaf",
             "300 nodes of DGX H100",
-            {},
+            {"switch": find_switch("QM9700")},
             "300 nodes are too many for `spine-leaf`: with 64 links on Quantum-2 QM9700 it holds 256 nodes of 8 NICs",
             "`3-tier` holds 8,192",
         ),
@@ -176,7 +191,13 @@ def test_the_comparison_has_every_topology_that_holds_the_cluster() -> None:
             None,
         ),
         ("auto", "4 nodes of DGX A100", {"oversubscription": float("nan")}, "at least 1, got nan", None),
-        ("spine-leaf", "4 nodes of DGX A100", {"oversubscription": 99}, "oversubscription 99 leaves no link up", None),
+        (
+            "spine-leaf",
+            "4 nodes of DGX A100",
+            {"oversubscription": 999},
+            "oversubscription 999 leaves no link up",
+            None,
+        ),
         ("auto", "4 nodes of DGX A100", {"spare_slots": -1}, "spare slots must be at least 0, got -1", None),
         (
             "multi-plane",

@@ -86,6 +86,22 @@ def test_two_to_one_halves_the_bandwidth_of_scattered_ranks() -> None:
     assert effective_cluster(half.cluster, half, "in order") == full.cluster
 
 
+@pytest.mark.parametrize("hardware", ["DGX H100", "8x H100 over 1x NDR", "p5.48xlarge"])
+@pytest.mark.parametrize("nodes", [16, 64, 500])
+def test_a_described_oversubscription_leaves_collectives_the_share_of_the_designed_network(
+    nodes: int, hardware: str
+) -> None:
+    described = parse_cluster(f"{nodes} nodes of {hardware} at 4:1")
+    share = (
+        link_rates(described).node_bytes_per_s
+        / link_rates(parse_cluster(f"{nodes} nodes of {hardware}")).node_bytes_per_s
+    )
+    assert 0.25 <= share <= 0.28
+    if hardware != "p5.48xlarge":  # no switch of the catalogue
+        seen = effective_cluster(described, design_network(described))
+        assert link_rates(described) == link_rates(seen)
+
+
 def test_traffic_within_a_set_of_leaves_needs_no_spine() -> None:
     on = "84 nodes of DGX H100"
     spread = all_to_all_share(network("rail-optimised", on, oversubscription=2.0))

@@ -34,8 +34,12 @@ def command(
         ),
     ] = "auto",
     oversubscription: Annotated[
-        str, typer.Option(metavar="RATIO", help="Largest ratio of links down to links up of a leaf, e.g. `2:1`.")
-    ] = "1:1",
+        str | None,
+        typer.Option(
+            metavar="RATIO",
+            help="Largest ratio of links down to links up of a leaf, e.g. `2:1`; that of the cluster by default.",
+        ),
+    ] = None,
     switch: Annotated[
         str | None, typer.Option(metavar="SWITCH", help="Switch of the catalogue, or `64x 400 Gb/s`.")
     ] = None,

@@ -16,7 +16,7 @@ from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 
 _NO_WEIGHTS = (
-    "note: a preset has no tokenizer and no weights: it trains from random weights, if its dimensions describe it; for "
+    "a preset has no tokenizer and no weights: it trains from random weights, if its dimensions describe it; for "
     "its own weights name a checkpoint folder or hub id in `workload.model.hf`"
 )
 
@@ -96,7 +96,8 @@ def command(
 
         show_findings(*load_run(run_file), SafeConsole(stderr=True), refuse=False)
     from trainworks.api.plan import ResolvedRun
+    from trainworks.api.planned_model import weights_note
 
     workload = result.run_file.workload if isinstance(result, ResolvedRun) else None
-    if workload is not None and workload.model.preset is not None:
-        say(_NO_WEIGHTS, err=True)
+    if workload is not None and (note := weights_note(workload) or (_NO_WEIGHTS if workload.model.preset else None)):
+        say(f"note: {note}", err=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.plan.cluster.hardware import starvation_note
+from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.published_runs import above_published, outside_measured
 from trainworks.plan.cluster.scaling import (
@@ -92,14 +92,14 @@ class LayoutComparison(Result):
 
 
 def plan_request(
-    request: PlanRequest, measurements: Sequence[ClusterMeasurement], price_note: str | None
+    request: PlanRequest, measurements: Sequence[ClusterMeasurement], notes: Sequence[str | None] = ()
 ) -> ClusterPlan:
     """Search the layouts of a request and predict the best.
 
     Args:
         request: the job, and the goal to meet.
         measurements: those that calibrate the plan, the newest last.
-        price_note: where the price of an accelerator hour comes from.
+        notes: sentences about the request, such as where the price of an accelerator hour comes from.
 
     Raises:
         LayoutError: no layout multiplies to the accelerators; `field` names the decision to change.
@@ -126,12 +126,13 @@ def plan_request(
     other_scales = scales(request)
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
     advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if request.advise else None
-    notes = [
+    every_note = [
         offloading_note(request, rows[0]),
         _faster_note(rows[0], rows[result.front[0]]),
         *cluster.notes,
         starvation_note(cluster),
-        price_note,
+        oversubscription_note(cluster),
+        *notes,
         advice,
         _calibration_note(measurements),
         above_published(request.job, rows[0].mfu),
@@ -147,7 +148,7 @@ def plan_request(
         front=[rows[index] for index in result.front],
         scales=other_scales,
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
-        notes=[*filter(None, notes)],
+        notes=[*filter(None, every_note)],
         evaluation=request.evaluations(rows[0]),
     )
 

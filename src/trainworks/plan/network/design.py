@@ -8,7 +8,7 @@ do not meet passes the nodes' scale-up links first (NCCL's PXN).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
@@ -16,7 +16,7 @@ from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
-from trainworks.plan.network.switches import Ports
+from trainworks.plan.network.switches import Ports, fitting_switches
 from trainworks.plan.network.topologies import TOPOLOGIES, Topology, TopologyRequest, TopologyResult, build, rails_of
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 
@@ -58,6 +58,8 @@ class NetworkDesign:
     """Largest cluster, spare slots left out; None without a limit."""
     taper: float
     """Largest oversubscription requested; leaves that are not full may have less."""
+    too_small: tuple[Switch, ...] = ()
+    """Switches with closer ports that were tried first and do not hold the cluster."""
 
     @property
     def nodes(self) -> int:
@@ -196,7 +198,7 @@ def design_network(
     cluster: ClusterDescription,
     *,
     topology: str = "auto",
-    oversubscription: float = 1.0,
+    oversubscription: float | None = None,
     switch: Switch | None = None,
     spare_slots: int = 0,
 ) -> NetworkDesign:
@@ -205,35 +207,49 @@ def design_network(
     `auto` is the topology with the fewest switches of those that serve (`serves`); of equal ones that with the fewest
     tiers, then that whose rails are nearest.
 
+    Without a switch it is the catalogue's with the closest ports of those whose network holds the cluster.
+
     Args:
         cluster: of at least two nodes with NICs.
         topology: `auto`, one of `TOPOLOGIES`, or `fat-tree`: spine-leaf, with a third tier where two do not hold it.
-        oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group.
-        switch: instead of the catalogue's that fits the NICs.
+        oversubscription: links down to links up of a full leaf; of groups, endpoints to links that leave the group;
+            that of the cluster when left out.
+        switch: instead of the catalogue's.
         spare_slots: places for nodes that something else takes, such as a fabric manager.
 
     Raises:
         UsageError: the topology is unknown or cannot hold so many nodes, or the switch does not fit the NICs.
     """
     topology = _plain(topology)
-    _check(topology, oversubscription, spare_slots)
-    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
-    chosen = _chosen(topology, request)
-    design = _design(chosen, request, build(chosen, request))
-    if design is None:
-        raise _refusal(chosen, request)
-    return design
+    taper = cluster.oversubscription if oversubscription is None else oversubscription
+    _check(topology, taper, spare_slots)
+    slots, rails = cluster.num_nodes + spare_slots, rails_of(cluster)
+    tried: list[Switch] = []
+    candidates: list[Switch | None] = [switch] if switch else [*fitting_switches(cluster)] or [None]
+    for each in candidates:
+        request = TopologyRequest(cluster, slots, rails, taper, each)
+        chosen = _chosen(topology, request)
+        design = _design(chosen, request, build(chosen, request))
+        if design is not None:
+            return replace(design, too_small=tuple(tried))
+        tried += [each] if each else []
+    raise _refusal(chosen, request)
 
 
 def topologies_compared(
-    cluster: ClusterDescription, *, oversubscription: float = 1.0, switch: Switch | None = None, spare_slots: int = 0
+    cluster: ClusterDescription,
+    *,
+    oversubscription: float | None = None,
+    switch: Switch | None = None,
+    spare_slots: int = 0,
 ) -> list[NetworkDesign]:
     """Every topology that can hold the cluster, in the order of `TOPOLOGIES`.
 
     Raises:
         UsageError: no switch fits the NICs.
     """
-    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), oversubscription, switch)
+    taper = cluster.oversubscription if oversubscription is None else oversubscription
+    request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), taper, switch)
     designs = (_attempt(name, request) for name in TOPOLOGIES)
     return [design for design in designs if design is not None]
 
@@ -289,10 +305,15 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
 
 
 def _automatic(request: TopologyRequest) -> Topology:
-    """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused."""
+    """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused.
+
+    An oversubscription that the cluster is described with is a fact: where a topology has it, one that has it is taken.
+    """
     names = [name for name in _BY_PREFERENCE if request.rails > 1 or name not in ("rail-optimised", "rail-only")]
     designs = (_attempt(name, request) for name in names)
     serving = [design for design in designs if design is not None and serves(design)]
+    if request.cluster.oversubscription > 1:
+        serving = [design for design in serving if design.oversubscription > 1] or serving
     if serving:
         return min(serving, key=lambda design: (design.num_switches, len(design.switches))).topology
     return "rail-optimised" if request.rails > 1 else _fat_tree(request)

@@ -82,7 +82,7 @@ def ports_for(cluster: ClusterDescription, switch: Switch | None = None, *, plan
         UsageError: the ports are slower than the NIC, no switch fits, or its ports cannot be split that often.
     """
     speed = nic_bytes_per_s(cluster) / planes
-    chosen = switch or _of_catalogue(cluster)
+    chosen = switch or _closest(cluster)
     splits = _SPLITS.get(chosen.network, (1,))
     split = next((split for split in splits if chosen.port_bytes_per_s / split * _TOLERANCE >= speed), None)
     if split is None:
@@ -98,21 +98,26 @@ def ports_for(cluster: ClusterDescription, switch: Switch | None = None, *, plan
     return Ports(chosen, split)
 
 
-def _of_catalogue(cluster: ClusterDescription) -> Switch:
+def fitting_switches(cluster: ClusterDescription) -> list[Switch]:
+    """The catalogue's switches for the NICs of a cluster, those with the closest ports first, then with the fewest."""
     speed = nic_bytes_per_s(cluster)
     fabric = "RoCE" if cluster.network in _ETHERNET else cluster.network
-    known = load_catalog().switches.values()
     fitting = [
         each
-        for each in known
+        for each in load_catalog().switches.values()
         if (each.network == fabric or cluster.network == "unnamed") and each.port_bytes_per_s * _TOLERANCE >= speed
     ]
+    return sorted(fitting, key=lambda each: (each.port_bytes_per_s, each.ports))
+
+
+def _closest(cluster: ClusterDescription) -> Switch:
+    fitting = fitting_switches(cluster)
     if not fitting:
         raise UsageError(
-            f"no switch for {cluster.network} NICs of {_rate(speed)} is in the catalogue",
+            f"no switch for {cluster.network} NICs of {_rate(nic_bytes_per_s(cluster))} is in the catalogue",
             hint="a provider's own network is built already; describe a switch to compare: `64x 400 Gb/s`",
         )
-    return min(fitting, key=lambda each: each.port_bytes_per_s)
+    return fitting[0]
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -76,7 +76,8 @@ def effective_cluster(
 
 def _with_share(cluster: ClusterDescription, design: NetworkDesign, share: float) -> ClusterDescription:
     used = design.fabric.used_nics / design.nics if isinstance(design.fabric, GridNetwork) else 1.0
-    return cluster.model_copy(update={"node_bytes_per_s": cluster.node_bytes_per_s * used * share})
+    bandwidth = cluster.node_bytes_per_s * used * share
+    return cluster.model_copy(update={"node_bytes_per_s": bandwidth, "oversubscription": 1.0})
 
 
 def message_time(design: NetworkDesign, message: Message, placement: Placement = "in order") -> Traced:
@@ -145,4 +146,4 @@ def _through_nodes_s(design: NetworkDesign, message: Message) -> float:
         return 0.0
     inside = message.ranks / _domains(design, message)
     share = (inside - 1 + (message.ranks - inside) * (design.rails - 1) / design.rails) / message.ranks
-    return share * message.size_bytes / link_rates(design.cluster).scale_up_bytes_per_s
+    return share * message.size_bytes / link_rates(_with_share(design.cluster, design, 1.0)).scale_up_bytes_per_s

@@ -5,17 +5,20 @@ Symbols: N parameters of the model, P of the adapters, s ranks that share them, 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainworks.config.finetune import Adapter
 from trainworks.plan.activations import element_bytes
+from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import attention_sizes, embedding_parameters, mlp_sizes, output_parameters
+from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -49,38 +52,56 @@ def adapted_memories(
     device: str,
     moment_bytes: float,
 ) -> RunMemories:
-    """Memory with a frozen base.
+    """Memory of the worker with a frozen base: the states of `_states`.
 
-    weights     b N / s + 4 P / s, where b is 4, 2 in bf16, and 0.56 in 4 bits, which are not shared
-    gradients   4 P, / s with zero 2 and 3
-    optimizer   m P / s, where m is 8 with AdamW
     logits      without the gradient of the output matrix, and the product that is added to it: - 8 V h
     checkpoint  the copy of (4 + m) P / s, on a CPU
     """
-    trained = float(adapter_parameters(shape, adapter))
+    states = _states(shape, layouts, adapter, precision=precision, moment_bytes=moment_bytes)
+    shards = np.where(layouts.zero >= 1, np.maximum(1.0, layouts.dp_shard * layouts.cp), 1.0)
+    written = (4 + moment_bytes) * adapter_parameters(shape, adapter) / shards
+    return replace(
+        memories,
+        **states,
+        logits_bytes=np.maximum(0.0, memories.logits_bytes - 8.0 * shape.vocabulary * shape.hidden),
+        checkpoint_bytes=written if device == "cpu" else memories.checkpoint_bytes,
+    )
+
+
+def _states(
+    shape: ModelShape, layouts: Layouts, adapter: Adapter, *, precision: str, moment_bytes: float = 8.0
+) -> dict[str, Array]:
+    """Memory of weights, gradients and optimizer with a frozen base.
+
+    weights     b N / s + 4 P / s, where b is 4, 2 in bf16, and 0.56 in 4 bits, which are not shared
+    gradients   4 P, / s with zero 2 and 3
+    optimizer   m P / s, where m is 8 with AdamW; nothing where the host holds its states
+
+    Ranks of tp and pp have equal parts of all, and those of ep of the experts.
+    """
+    cut = layouts.tp * layouts.pp
+    trained = adapter_parameters(shape, adapter) / cut
     shards = np.maximum(1.0, layouts.dp_shard * layouts.cp)
 
     def shared(stage: int) -> Array:
         return np.where(layouts.zero >= stage, shards, 1.0)
 
-    matrix = 8.0 * shape.vocabulary * shape.hidden
-    return replace(
-        memories,
-        weights_bytes=_base_bytes(shape, adapter, precision, shared(3)) + 4 * trained / shared(3),
-        gradients_bytes=4 * trained / shared(2),
-        optimizer_bytes=moment_bytes * trained / shared(1),
-        logits_bytes=np.maximum(0.0, memories.logits_bytes - matrix),
-        checkpoint_bytes=(4 + moment_bytes) * trained / shared(1) if device == "cpu" else memories.checkpoint_bytes,
-    )
+    return {
+        "weights_bytes": _base_bytes(shape, adapter, precision, layouts, shared(3)) + 4 * trained / shared(3),
+        "gradients_bytes": 4 * trained / shared(2),
+        "optimizer_bytes": np.where(layouts.offload_optimizer > 0, 0.0, moment_bytes * trained / shared(1)),
+    }
 
 
-def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, shards: Array) -> Array:
+def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: Layouts, shards: Array) -> Array:
     in_16_bits = adapter.base == "bf16" or (adapter.base in ("auto", "nf4") and precision == "bf16")
     per_weight = 2.0 if in_16_bits else 4.0
+    cut, experts = layouts.tp * layouts.pp, _experts(shape)
+    others = (shape.num_parameters - experts) / cut + experts / (layouts.ep * layouts.pp)
     if adapter.base != "nf4":
-        return per_weight * shape.num_parameters / shards
-    in_4_bits = shape.num_parameters - embedding_parameters(shape) - output_parameters(shape) - _experts(shape)
-    return _NF4_BYTES * in_4_bits + per_weight * (shape.num_parameters - in_4_bits) / shards
+        return per_weight * others / shards
+    in_4_bits = (shape.num_parameters - embedding_parameters(shape) - output_parameters(shape) - experts) / cut
+    return _NF4_BYTES * in_4_bits + per_weight * (others - in_4_bits) / shards
 
 
 def _experts(shape: ModelShape) -> float:
@@ -98,6 +119,7 @@ def adapted_times(
     head        two of three products
     dp          gradients of P instead of N; with zero 3 the weights are gathered as before
     optimizer   P of N
+    waiting     bubble and stragglers in proportion to the work
     """
     trained = adapter_parameters(shape, adapter)
     products, attention = 6.0 * layers_matmul_parameters(shape), attention_flops_per_token(shape, length)
@@ -106,7 +128,7 @@ def adapted_times(
     moved = trained / shape.num_parameters
     weights, gradients = 2.0 * element_bytes(precision), 4.0
     sharded = (weights + gradients * moved) / (weights + gradients)
-    return replace(
+    changed = replace(
         times,
         forward_s=times.forward_s * (1 + extra),
         backward_s=times.backward_s * (1 - share / 2 + extra),
@@ -115,6 +137,13 @@ def adapted_times(
         dp_s=times.dp_s * np.where(layouts.zero >= 3, sharded, moved),
         optimizer_s=times.optimizer_s * moved,
     )
+    less = _work_s(changed) / _work_s(times)
+    return replace(changed, bubble_s=times.bubble_s * less, straggle_s=times.straggle_s * less)
+
+
+def _work_s(times: StepTimes) -> Array:
+    """Seconds of a stage's own work, which waiting for other stages and for stragglers follows."""
+    return times.total_s - times.bubble_s - times.straggle_s - times.host_s
 
 
 def adapted_flops_per_token(shape: ModelShape, adapter: Adapter, length: int) -> float:
@@ -122,3 +151,26 @@ def adapted_flops_per_token(shape: ModelShape, adapter: Adapter, length: int) ->
     attention = attention_flops_per_token(shape, length)
     frozen = model_flops_per_token(shape, length) - attention
     return frozen * 2 / 3 + attention + 6.0 * adapter_parameters(shape, adapter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedJob(TrainingJob):
+    """A training job of any program that trains adapters beside frozen weights."""
+
+    adapter: Adapter
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout."""
+        times, length = predict_step_times(self, layouts, coefficients), self.sequence_length
+        return adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
+
+    def memories(self, layouts: Layouts) -> Memories:
+        """Peak memory of the fullest rank of every layout."""
+        sizes = {"precision": self.precision, "software": self.software}
+        memories = predict_memories(self.shape, layouts, sequence_length=self.sequence_length, **sizes)
+        return replace(memories, **_states(self.shape, layouts, self.adapter, precision=self.precision))
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs, forward and backward; frozen weights have no gradient."""
+        return self.sequence_length * adapted_flops_per_token(self.shape, self.adapter, self.sequence_length)

@@ -65,4 +65,5 @@ def cluster_key(cluster: ClusterDescription) -> str:
     """
     gbit = round(cluster.node_bytes_per_s * 8 / 1e9)
     name = f"{cluster.accelerator.name}-x{cluster.accelerators_per_node}-{cluster.network}-{gbit}"
+    name += f"-{cluster.oversubscription:g}-to-1" if cluster.oversubscription > 1 else ""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
