@@ -15,8 +15,16 @@ from trainworks.measure.tables import read_table
 
 ON_EIGHT = {
     **dict.fromkeys(("layers", "hidden", "heads", "vocab", "interleave", "seqpar", "recompute"), ""),
-    "model": "Llama3-8B", "gpu": "H100-80GB", "num_gpus": "8", "dp": "8", "tp": "1", "pp": "1",
-    "zero_stage": "3", "precision": "bf16", "global_batch": "32", "recompute": "full",
+    "model": "Llama3-8B",
+    "gpu": "H100-80GB",
+    "num_gpus": "8",
+    "dp": "8",
+    "tp": "1",
+    "pp": "1",
+    "zero_stage": "3",
+    "precision": "bf16",
+    "global_batch": "32",
+    "recompute": "full",
 }
 
 

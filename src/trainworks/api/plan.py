@@ -230,7 +230,7 @@ def plan_cluster(
             evaluation=workload.eval,
             selection=written.selection if written else 0.0,
         )
-        return plan_request(request, measurements, [price_note, weights_note(workload)])
+        return plan_request(request, measurements, [price_note, weights_note(workload), model.vocabulary_note])
 
 
 @contextmanager

@@ -174,7 +174,8 @@ class Data(Spec):
     """A tokenizer.json; `bpe` trains a byte-pair tokenizer on the text, and takes that of `model.hf` for pretrained
     weights."""
     vocabulary: Annotated[int, up_to("vocabulary", least=257)] | None = None
-    """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own."""
+    """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own. A plan alone, for a cluster that
+    is described, takes those of a published model of the architecture by default."""
     pack: bool = False
     """Fill sequences with whole documents that fit, instead of cutting them from one long row. Each document has
     its own positions and sees no other one."""
