@@ -15,8 +15,15 @@ from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 EXPERTS = {
     **dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), ""),
-    "model": "Acme-8x7B", "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "8", "vocab": "32000",
-    "experts": "8", "experts_per_token": "2", "expert_ffn": "14336",
+    "model": "Acme-8x7B",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "8",
+    "vocab": "32000",
+    "experts": "8",
+    "experts_per_token": "2",
+    "expert_ffn": "14336",
 }
 
 
