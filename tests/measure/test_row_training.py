@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.measure.rows import run_row
-from tests.measure.test_measured_runs import DATA
+from tests.measure.test_measured_runs import PUBLISHED
 from trainworks.measure.measured_memory import read_memory
 from trainworks.measure.measured_runs import COLUMNS, read_run
 from trainworks.measure.scoring import PredictedRun, Refusal, predict_memory, predict_run
@@ -106,7 +106,7 @@ def test_flops_of_adapters_are_not_taken_for_a_time() -> None:
 
 def test_published_steps_of_lora_are_predicted_within_a_fifth() -> None:
     """11 runs of Megatron-Bridge and NeMo Automodel, whose rank is not printed and changes little."""
-    rows = [each for each in read_table(DATA / "step_times.csv", COLUMNS) if "LoRA" in each["model"]]
+    rows = [each for each in read_table(PUBLISHED, COLUMNS) if "LoRA" in each["model"]]
     assert len(rows) == 11
     for each in rows:
         found = predict_run({**each, "adapter_rank": "16"})

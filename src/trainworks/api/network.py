@@ -104,7 +104,7 @@ def _cluster(run_file: RunFile | None, on: str | None) -> ClusterDescription:
 
 def _plan_on(design: NetworkDesign, run_file: RunFile, source: Source | None) -> ClusterPlan:
     """The run on the cluster of the design, as if its network did not block."""
-    cluster = design.cluster.model_copy(update={"oversubscription": 1.0})
+    cluster = design.cluster.model_copy(update={"oversubscription": 1.0, "spread_share": 1.0})
     return plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=cluster)
 
 

@@ -25,6 +25,7 @@ from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.cost.renting import accelerator_price
+from trainworks.plan.network.traffic import as_designed
 from trainworks.plan.space import Fixed
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.measured.measurement_store import read_measurements
@@ -212,7 +213,7 @@ def plan_cluster(
     stored = read_measurements(data_folder("clusters"), cluster) if learning else []
     measurements = [*stored, *learned]
     _check_precision(workload, cluster, source)
-    job = model.job(workload, cluster)
+    job = model.job(workload, as_designed(cluster))
     belief = belief_from(measurements, job)
     price_usd, price_note = _price(run_file, cluster, source)
     written, layout_source = (run_file.layout, source) if layout is None else (layout, None)

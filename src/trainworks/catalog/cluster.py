@@ -86,7 +86,10 @@ class ClusterDescription(Frozen):
     in_network_reduction: bool = False
     """The plan may use switches that reduce (SHARP)."""
     oversubscription: float = 1.0
-    """Links down to links up of the leaves; the network that is designed for the nodes may have less."""
+    """Links down to links up of the leaves."""
+    spread_share: float = 1.0
+    """Part of its NICs that each node has while ranks are spread over all leaves: one part in the oversubscription, or
+    that of a designed network."""
     scale_up_reduction: bool = False
     """The scale-up switches reduce (NVLS)."""
     nics: int = 0
@@ -459,6 +462,7 @@ def _describe(
         network=base.network,
         in_network_reduction=switching.reduces,
         oversubscription=switching.oversubscription,
+        spread_share=1 / switching.oversubscription,
         scale_up_reduction=base.scale_up_reduction,
         nics=base.nics,
         node=base,

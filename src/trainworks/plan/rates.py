@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.errors import UsageError
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import LinkRates
 from trainworks.plan.compute import DeviceRates, device_rates
-from trainworks.plan.network.design import design_network
 from trainworks.plan.software import Software
 from trainworks.record.calibration import Calibration
 
@@ -173,7 +171,8 @@ class Rates:
 def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFICIENTS) -> LinkRates:
     """The reachable rates of a cluster's links.
 
-    Without a scale-up link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
+    Between nodes they are those of ranks that an oversubscribed network has spread over its leaves. Without a scale-up
+    link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
     """
     accelerator = cluster.accelerator
     bridged = cluster.scale_up_domain < cluster.accelerators_per_node
@@ -190,25 +189,12 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         mesh=accelerator.scale_up.startswith(_MESHES),
         start_s=_START_S,
         hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
-        node_bytes_per_s=cluster.node_bytes_per_s * share * spine_share(cluster),
+        node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,
         scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
         in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
         pipelining_inside=coefficients.pipelining_inside,
     )
-
-
-def spine_share(cluster: ClusterDescription) -> float:
-    """Part of its NICs that each node has across the worst cut of a network that is described as oversubscribed.
-
-    It is that of the designed network; where no switch of the catalogue fits the NICs, that of its full leaves.
-    """
-    if cluster.oversubscription <= 1 or cluster.num_nodes < 2:
-        return 1.0
-    try:
-        return 1 / design_network(cluster).oversubscription
-    except UsageError:
-        return 1 / cluster.oversubscription
 
 
 def _measured_device(calibration: Calibration, coefficients: Coefficients) -> DeviceRates:

@@ -12,7 +12,13 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.network.design import NetworkDesign, design_network
 from trainworks.plan.network.messages import Message, usual_messages
-from trainworks.plan.network.traffic import all_to_all_share, effective_cluster, message_time, placement_share
+from trainworks.plan.network.traffic import (
+    all_to_all_share,
+    as_designed,
+    effective_cluster,
+    message_time,
+    placement_share,
+)
 from trainworks.plan.rates import link_rates
 
 SIZES = st.floats(1e3, 1e10)
@@ -91,15 +97,17 @@ def test_two_to_one_halves_the_bandwidth_of_scattered_ranks() -> None:
 def test_a_described_oversubscription_leaves_collectives_the_share_of_the_designed_network(
     nodes: int, hardware: str
 ) -> None:
-    described = parse_cluster(f"{nodes} nodes of {hardware} at 4:1")
-    share = (
-        link_rates(described).node_bytes_per_s
-        / link_rates(parse_cluster(f"{nodes} nodes of {hardware}")).node_bytes_per_s
-    )
-    assert 0.25 <= share <= 0.28
+    described, full = (parse_cluster(f"{nodes} nodes of {hardware}{ratio}") for ratio in (" at 4:1", ""))
+    planned = as_designed(described)
+    assert 0.25 <= link_rates(planned).node_bytes_per_s / link_rates(full).node_bytes_per_s <= 0.28
     if hardware != "p5.48xlarge":  # no switch of the catalogue
         seen = effective_cluster(described, design_network(described))
-        assert link_rates(described) == link_rates(seen)
+        assert link_rates(planned).node_bytes_per_s == pytest.approx(link_rates(seen).node_bytes_per_s)
+
+
+def test_a_single_node_is_planned_as_it_is_described() -> None:
+    described = parse_cluster("8x H100 at 4:1")
+    assert as_designed(described) == described
 
 
 def test_traffic_within_a_set_of_leaves_needs_no_spine() -> None:

@@ -13,7 +13,6 @@ from typing import Literal
 from trainworks.catalog.catalog import reference_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Node, Processor
-from trainworks.plan.rates import spine_share
 from trainworks.units import format_bytes
 
 Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
@@ -69,10 +68,10 @@ def oversubscription_note(cluster: ClusterDescription) -> str | None:
     """The bandwidth that a described oversubscription leaves to each node; None where none is described."""
     if cluster.oversubscription <= 1:
         return None
-    ratio, share = f"oversubscription {cluster.oversubscription:g}:1", spine_share(cluster)
-    if share == 1:
-        return f"{ratio} changes nothing: no links up join so few nodes"
-    left, whole = _rate(share * cluster.node_bytes_per_s), _rate(cluster.node_bytes_per_s)
+    ratio = f"oversubscription {cluster.oversubscription:g}:1"
+    if cluster.num_nodes == 1:
+        return f"{ratio} changes nothing: a single node has no network"
+    left, whole = (_rate(cluster.node_bytes_per_s * share) for share in (cluster.spread_share, 1))
     return (
         f"{ratio}: counts with {left} of the {whole} of each node, its share across the worst cut of the network that "
         "`trainworks network` designs; ranks in the order of the network may have more"

@@ -21,8 +21,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.errors import UsageError
 from trainworks.plan.collectives import collective_s
-from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.design import NetworkDesign, design_network
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.messages import Message
@@ -74,10 +75,24 @@ def effective_cluster(
     return _with_share(cluster, design, placement_share(design, placement))
 
 
+def as_designed(cluster: ClusterDescription) -> ClusterDescription:
+    """The cluster with the share of spread ranks that its designed network has, for a layout plan.
+
+    It stays as described for a single node, and where no switch of the catalogue fits the NICs.
+    """
+    if cluster.oversubscription <= 1 or cluster.num_nodes < 2:
+        return cluster
+    try:
+        share = placement_share(design_network(cluster), "scattered")
+    except UsageError:
+        return cluster
+    return cluster.model_copy(update={"spread_share": share})
+
+
 def _with_share(cluster: ClusterDescription, design: NetworkDesign, share: float) -> ClusterDescription:
     used = design.fabric.used_nics / design.nics if isinstance(design.fabric, GridNetwork) else 1.0
     bandwidth = cluster.node_bytes_per_s * used * share
-    return cluster.model_copy(update={"node_bytes_per_s": bandwidth, "oversubscription": 1.0})
+    return cluster.model_copy(update={"node_bytes_per_s": bandwidth, "spread_share": 1.0})
 
 
 def message_time(design: NetworkDesign, message: Message, placement: Placement = "in order") -> Traced:

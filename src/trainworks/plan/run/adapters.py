@@ -16,9 +16,9 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.memory import Memories, predict_memories
+from trainworks.plan.memory import Memories
 from trainworks.plan.parameters import attention_sizes, embedding_parameters, mlp_sizes, output_parameters
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -161,13 +161,12 @@ class AdaptedJob(TrainingJob):
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
         """One optimizer step of every layout."""
-        times, length = predict_step_times(self, layouts, coefficients), self.sequence_length
+        times, length = TrainingJob.step_times(self, layouts, coefficients), self.sequence_length
         return adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
-        sizes = {"precision": self.precision, "software": self.software}
-        memories = predict_memories(self.shape, layouts, sequence_length=self.sequence_length, **sizes)
+        memories = TrainingJob.memories(self, layouts)
         return replace(memories, **_states(self.shape, layouts, self.adapter, precision=self.precision))
 
     @property
