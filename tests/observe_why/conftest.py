@@ -43,12 +43,19 @@ class PlannedRun(RunWriter):
     """A run with a plan by the planner; `healthy` are the terms of a step as planned."""
 
     def __init__(
-        self, root: Path, layout: dict[str, Any], *, nodes: int = 1, ranks: int = 2, small_products: float = 1.0
+        self,
+        root: Path,
+        layout: dict[str, Any],
+        *,
+        nodes: int = 1,
+        ranks: int = 2,
+        small_products: float = 1.0,
+        **workload: Any,
     ) -> None:
         super().__init__(root, make_plan(), None)
         self.slowest: SlowestRank | None = None
         resolved = self.run_dir.read_resolved()
-        run_file = RunFile.model_validate({"name": "stdlib-lm", "workload": WORKLOAD, "layout": layout})
+        run_file = RunFile.model_validate({"name": "stdlib-lm", "workload": WORKLOAD | workload, "layout": layout})
         written = Layout.model_validate(layout)
         assert isinstance(written.micro_batch, int)
         resolved_layout = resolve_layout(written, world_size=ranks, global_batch=32, micro_batch=written.micro_batch)

@@ -113,6 +113,32 @@ def test_restarts(planned: Planned) -> None:
     assert cause.evidence[0] == "failures: 3 x killed"
 
 
+def test_frequent_evaluations(planned: Planned) -> None:
+    run = planned(eval={"split": 0.1, "every": "10 steps"})
+    for _ in range(STEPS // 10):
+        run.train(9).train(1, evaluation=2.5, evaluation_s=20.0)
+    cause = first(run.diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("evaluation", 20 * STEPS // 10)
+    assert cause.evidence[0] == "20 evaluations, one every 10 steps, take 20 s each"
+    assert cause.setting is not None and cause.setting.startswith("workload: {eval: {every: ")
+    assert cause.saves_s is not None and 0.5 * cause.lost_s < cause.saves_s < cause.lost_s
+
+
+def test_a_lasting_cause_comes_before_the_start_of_a_short_run(planned: Planned) -> None:
+    diagnosis = planned(start_s=90.0).train(20, data_s=1.0).diagnose()
+    assert [cause.name for cause in diagnosis.causes] == ["data", "start"]
+    assert "paid once" in diagnosis.causes[-1].evidence[0]
+
+
+def test_a_start_that_restarts_repeat_counts_with_its_repetitions(planned: Planned) -> None:
+    run = planned(start_s=90.0)
+    for _ in range(3):
+        run.train(10, data_s=1.0).wait(0.1).status("STOPPED")
+        run.launch(start_s=60.0)
+    cause = first(run.train(10, data_s=1.0).diagnose())
+    assert (cause.name, round(cause.lost_s), round(cause.once_s)) == ("start", 270, 90)
+
+
 def test_a_long_start(planned: Planned) -> None:
     cause = first(planned(start_s=900.0).train(50).diagnose())
     assert (cause.name, round(cause.lost_s)) == ("start", 900)

@@ -175,7 +175,7 @@ class RunWriter:
         stall_s, other_s = terms.pop("checkpoint_s", 0.0), terms.pop("other_s", 0.001)
         loss = terms.pop("loss", 2.2 + 6.1 * 0.985**self.step)
         held_out = terms.pop("evaluation", None)
-        evaluation_s = 0.0 if held_out is None else 0.4
+        evaluation_s = terms.pop("evaluation_s", 0.0 if held_out is None else 0.4)
         step_s = sum(terms.values()) + stall_s + other_s + evaluation_s
         self.at += step_s
         row = MetricsRow(

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainworks.observe.diagnosis.nccl import NcclTransport
 from trainworks.record.history import History, RecordedLaunch
-from trainworks.record.ledger import Ledger
+from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.metric_columns import Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups, StepTimeTerms
@@ -79,6 +79,11 @@ class RunFacts:
         """Time of the effective steps without checkpoints, as in the ledger."""
         ledger = self.ledger
         return ledger.data_s + ledger.compute_s + ledger.communication_s + ledger.optimizer_s
+
+    @cached_property
+    def first_start_s(self) -> float:
+        """Time from the first launch to its first step."""
+        return build_ledger(History(launches=self.history.launches[:1])).start_s
 
     def median_of(self, term: str) -> float:
         """Median seconds of one term over the steady steps; 0 without any."""
