@@ -15,7 +15,7 @@ from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.run.plan import make_plan as plan_run
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.metrics import MetricsRow, SlowestRank
+from trainworks.record.metrics import CallbackTimes, MetricsRow, SlowestRank
 
 
 def calibration(num_ranks: int, *, small_products: float = 1.0) -> Calibration:
@@ -54,6 +54,7 @@ class PlannedRun(RunWriter):
     ) -> None:
         super().__init__(root, make_plan(), None)
         self.slowest: SlowestRank | None = None
+        self.callbacks: CallbackTimes | None = None
         resolved = self.run_dir.read_resolved()
         run_file = RunFile.model_validate({"name": "stdlib-lm", "workload": WORKLOAD | workload, "layout": layout})
         written = Layout.model_validate(layout)
@@ -84,6 +85,8 @@ class PlannedRun(RunWriter):
         row = super()._row(terms)
         if self.slowest is not None:
             row["slowest"] = self.slowest
+        if self.callbacks is not None and self.step % 10 == 0:
+            row["callbacks"] = self.callbacks
         return row
 
 

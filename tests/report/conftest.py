@@ -176,7 +176,8 @@ class RunWriter:
         loss = terms.pop("loss", 2.2 + 6.1 * 0.985**self.step)
         held_out = terms.pop("evaluation", None)
         evaluation_s = terms.pop("evaluation_s", 0.0 if held_out is None else 0.4)
-        step_s = sum(terms.values()) + stall_s + other_s + evaluation_s
+        callback_s = terms.pop("callback_s", 0.0)
+        step_s = sum(terms.values()) + stall_s + other_s + evaluation_s + callback_s
         self.at += step_s
         row = MetricsRow(
             step=self.step,
@@ -194,6 +195,8 @@ class RunWriter:
             checkpoint_s=stall_s,
             other_s=other_s,
         )
+        if callback_s:
+            row["callback_s"] = callback_s
         if held_out is not None:
             row |= {"evaluation_s": evaluation_s, "evaluation": {"loss": held_out, "samples": 160}}
         return row

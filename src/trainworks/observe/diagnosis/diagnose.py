@@ -15,6 +15,7 @@ from trainworks.observe.diagnosis.computing import (
 from trainworks.observe.diagnosis.lost_time import Diagnosis, LostTime
 from trainworks.observe.diagnosis.run_facts import RunFacts
 from trainworks.observe.diagnosis.stopping import (
+    lost_to_callbacks,
     lost_to_checkpoints,
     lost_to_evaluation,
     lost_to_gaps,
@@ -44,6 +45,7 @@ _CAUSES: tuple[Callable[[RunFacts], LostTime | None], ...] = (
     lost_to_slow_compute,
     lost_to_checkpoints,
     lost_to_evaluation,
+    lost_to_callbacks,
     lost_to_start,
     lost_to_restarts,
     lost_to_repeated_steps,

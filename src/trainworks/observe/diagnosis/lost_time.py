@@ -19,6 +19,7 @@ CauseName = Literal[
     "slow_compute",
     "checkpoints",
     "evaluation",
+    "callbacks",
     "start",
     "restarts",
     "lost_steps",

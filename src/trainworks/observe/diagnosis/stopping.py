@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,11 +13,14 @@ from trainworks.observe.diagnosis.run_facts import RunFacts
 from trainworks.plan.reliability.checkpoint_interval import optimal_interval_s
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.events import Event
+from trainworks.record.metric_columns import Floats
 from trainworks.recover.failures import is_consequence
 from trainworks.units import format_duration
 
 _RARER = 1.2
 """Ratio of the best checkpoint interval to the present one from which a change is worth it."""
+_WAITS_WORTH = 0.1
+"""Share of the time of callbacks from which the waits for them are worth a line."""
 _EVALUATION_SHARE = 0.05
 """Time of evaluations over that of the steps up to which they are not too frequent: an assumption."""
 
@@ -121,6 +124,35 @@ def lost_to_evaluation(facts: RunFacts) -> LostTime | None:
     )
 
 
+def lost_to_callbacks(facts: RunFacts) -> LostTime | None:
+    """Time of the user's callbacks after the steps, and the waits of the other ranks for them."""
+    waits_s, workload = facts.shares.callback_waits_s, facts.resolved.run_file.workload
+    lost_s = facts.ledger.callback_s + waits_s
+    if workload is None or not workload.callbacks or lost_s <= 0:
+        return None
+    in_steps, at_end = facts.callback_times(len(workload.callbacks))
+    costliest = max(range(len(in_steps)), key=lambda place: in_steps[place] + at_end[place])
+    evidence = [
+        *_callback_times(workload.callbacks, in_steps / max(1, len(facts.rows)), "a step"),
+        *_callback_times(workload.callbacks, at_end, "after the last step"),
+    ]
+    if waits_s > _WAITS_WORTH * lost_s:
+        evidence.append(f"ranks wait {format_duration(waits_s)} for the callbacks of another rank")
+    return LostTime(
+        name="callbacks",
+        title=f"The callback `{workload.callbacks[costliest]}` holds up the run",
+        lost_s=lost_s,
+        evidence=tuple(evidence),
+        remedy="Let it work on fewer steps, or in a thread. On an accelerator, reading a loss waits for the device.",
+    )
+
+
+def _callback_times(names: Sequence[str], seconds: Floats, when: str) -> list[str]:
+    """The callbacks that took time, the longest first."""
+    named = sorted(zip(seconds.tolist(), names, strict=True), reverse=True)
+    return [f"`{name}` takes {format_duration(taken_s)} {when}" for taken_s, name in named if taken_s > 0]
+
+
 def _faster_saves() -> str:
     return "Keep the interval, and write faster: a local disk first, or storage with more bandwidth."
 
@@ -210,7 +242,7 @@ def _keep_interval() -> str:
 
 def lost_to_gaps(facts: RunFacts) -> LostTime | None:
     """Time outside all terms of the steps: logging, Python, pauses between the steps."""
-    lost_s = facts.ledger.other_s
+    lost_s = facts.shares.gaps_s
     if lost_s <= 0:
         return None
     return LostTime(

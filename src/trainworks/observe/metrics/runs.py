@@ -15,7 +15,7 @@ from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None
-MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "other_s")
+MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
 """Parts of a step in the metrics of a run."""
 
 
