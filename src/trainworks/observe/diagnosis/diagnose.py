@@ -1,4 +1,4 @@
-"""Order the causes of lost time by the seconds that they cost for as long as the run goes on."""
+"""Order the causes of lost time by the seconds that they cost; what a run pays once comes last."""
 
 from __future__ import annotations
 
