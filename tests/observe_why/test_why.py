@@ -104,6 +104,13 @@ def test_compute_that_is_slow_from_the_beginning(planned: Planned) -> None:
     assert cause.lost_s == pytest.approx(2 * run.healthy.compute_s * STEPS, rel=0.01)
 
 
+@pytest.mark.parametrize(("others_s", "said"), [(None, False), (1.0, False), (12.0, True)])
+def test_programs_that_the_plan_does_not_know_are_noted(planned: Planned, others_s: float | None, said: bool) -> None:
+    run = planned().train(20)
+    run.others(others_s, of_s=20.0)
+    assert ("Other programs used 60% of the cores" in " ".join(run.diagnose().notes)) == said
+
+
 def test_restarts(planned: Planned) -> None:
     run = planned().train(100).checkpoint()
     for _ in range(3):

@@ -21,6 +21,7 @@ from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
+from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.summary import Report, build_report
 
 LAUNCH_AT = 1_760_000_000.0
@@ -155,6 +156,13 @@ class RunWriter:
         """The supervisor's view, in status.json and as an event."""
         self.run_dir.write_status(RunStatus(state=state, updated_at=self.at, **fields))
         return self.event("state", state=state, cause=fields.get("cause"), message=fields.get("message"))
+
+    def others(self, used_s: float | None, *, of_s: float) -> RunWriter:
+        """What the agent has counted: seconds of the cores that other programs used, of so many seconds."""
+        zeros = dict.fromkeys(("agent_pid", "monotonic_s", "cpu_s", "io_bytes", "network_bytes", "disk_waits"), 0)
+        counted = {"accelerator_s": None, "others_s": used_s, "cores_s": of_s}
+        self.run_dir.write_usage(0, NodeUsage.model_validate(zeros | counted))
+        return self
 
     def finish(self) -> RunWriter:
         """The last step is done."""

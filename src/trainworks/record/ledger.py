@@ -92,6 +92,11 @@ def build_ledger(history: History) -> Ledger:
     return Ledger.model_validate({f"{category}_s": float(seconds) for category, seconds in spent.items()})
 
 
+def first_start_s(history: History) -> float:
+    """Time from the first launch of a run to its first step, which the run pays once, however long it is."""
+    return build_ledger(History(launches=history.launches[:1])).start_s
+
+
 def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
     """Spend its steps, and the gaps before, between and after them."""
     done_at, step_s = launch.steps["t"], np.fmax(launch.steps["step_s"], 0.0)

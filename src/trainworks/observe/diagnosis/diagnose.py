@@ -89,5 +89,8 @@ def _notes(facts: RunFacts) -> Iterator[str]:
         yield "The run has no plan: compute is not held against a prediction"
     elif facts.prices is None:
         yield "The ranks were not calibrated: other layouts are not priced"
+    if facts.plan is not None and (facts.others_share or 0.0) > facts.resolved.planned_others_share:
+        share = f"{facts.others_share:.0%} of the cores of a node"
+        yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"
     if processes.nodes > 1 and processes.backend == "nccl" and facts.nccl.network is None:
         yield "The logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"

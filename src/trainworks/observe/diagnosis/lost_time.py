@@ -64,7 +64,7 @@ class Diagnosis(Result, Frozen):
     small_s: float
     """Sum of the causes below 1 %."""
     notes: tuple[str, ...]
-    """What the record lacks to judge."""
+    """What the record lacks to judge, and what disturbs the judgement."""
 
     @property
     def lost_s(self) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainworks.observe.diagnosis.nccl import NcclTransport
 from trainworks.record.history import History, RecordedLaunch
-from trainworks.record.ledger import Ledger, build_ledger
+from trainworks.record.ledger import Ledger, first_start_s
 from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups, StepTimeTerms
@@ -63,6 +63,8 @@ class RunFacts:
     nccl: NcclTransport = field(default_factory=NcclTransport)
     prices: LayoutPrices | None = None
     """None where the planner has no measured rates of these ranks."""
+    others_share: float | None = None
+    """Share of the cores that other programs used on the busiest node; None where it is unknown."""
 
     @property
     def plan(self) -> Plan | None:
@@ -88,7 +90,7 @@ class RunFacts:
     @cached_property
     def first_start_s(self) -> float:
         """Time from the first launch to its first step."""
-        return build_ledger(History(launches=self.history.launches[:1])).start_s
+        return first_start_s(self.history)
 
     def median_of(self, term: str) -> float:
         """Median seconds of one term over the steady steps; 0 without any."""
