@@ -98,7 +98,7 @@ class RunSnapshot:
     def unsaved_since(self) -> float | None:
         """End of the last work that a checkpoint holds: its time, or the start of the attempt if that is later.
 
-        None before the first step of an attempt, while there is no work to save.
+        None before the first step of an attempt: it has done no work yet.
         """
         if self.latest is None or self.latest["t"] < (self.attempt_at or 0.0):
             return None
