@@ -20,7 +20,7 @@ def test_a_planned_group_of_the_step_time_is_measured_under_its_name() -> None:
 
 def test_the_measured_groups_of_a_step_are_the_planned_ones_and_what_no_plan_has() -> None:
     measured = {name for name in get_type_hints(MetricsRow) if name.endswith("_s")} - {"step_s"}
-    assert measured - set(StepTimeGroups.model_fields) == {"checkpoint_s", "evaluation_s", "other_s"}
+    assert measured - set(StepTimeGroups.model_fields) == {"checkpoint_s", "evaluation_s", "callback_s", "other_s"}
 
 
 def test_a_term_of_memory_has_the_same_name_on_a_described_cluster_and_on_this_machine() -> None:

@@ -17,7 +17,7 @@ from tests.health.machine import AMD_PCI, healthy_amd
 from trainworks.host import forking, node_usage
 from trainworks.host.amd import visible_amd_gpus
 from trainworks.host.node_usage import AcceleratorUse, UsageMeter, follow_usage, received_bytes
-from trainworks.host.process_tree import ProcessTree
+from trainworks.host.process_tree import ProcessTree, TreeUse
 from trainworks.record.run_dir import RunDir
 
 
@@ -96,6 +96,27 @@ def test_what_nobody_can_say_counts_as_use() -> None:
 
 def test_a_job_without_accelerators_has_no_such_figure() -> None:
     assert UsageMeter(ProcessTree(os.getpid()), time.monotonic).look().accelerator_s is None
+
+
+def test_what_other_programs_use_of_the_cores_is_what_the_descendants_do_not(tmp_path: Path) -> None:
+    tree, stat = SimpleNamespace(look=lambda: TreeUse(cpu_s, None, waits_for_disk=False)), tmp_path / "stat"
+    cores, ticks_per_s = sorted(os.sched_getaffinity(0)), os.sysconf("SC_CLK_TCK")
+
+    def busy(seconds: float) -> None:
+        ticks = round(seconds * ticks_per_s / len(cores))
+        stat.write_text("".join(f"cpu{core} {ticks} 0 0 0 0 0 0 0 0 0\n" for core in cores))
+
+    cpu_s = 0.0
+    busy(0.0)
+    meter, own_s = UsageMeter(tree, time.monotonic, stat=stat), time.process_time()
+    for _ in range(2):
+        time.sleep(0.05)
+        busy(0.04 + (cpu_s := cpu_s + 0.04))
+        use = meter.look()
+        assert use.others_s == pytest.approx(0.04, abs=0.011 * len(cores) + time.process_time() - own_s)
+        assert use.cores_s is not None and use.cores_s >= 0.05 * len(cores)
+    stat.unlink()
+    assert meter.look().others_s is None
 
 
 def test_energy_counts_from_the_start_and_goes_on_with_the_next_agent(use) -> None:

@@ -21,7 +21,7 @@ STRETCH_S = LIMITS.sample_every_s
 def usage(monotonic_s: float = 0.0, **changes: Any) -> NodeUsage:
     """A node that has used nothing yet."""
     nothing = dict.fromkeys(NodeUsage.model_fields, 0)
-    return NodeUsage.model_validate(nothing | {"agent_pid": 7, "monotonic_s": monotonic_s} | changes)
+    return NodeUsage.model_validate(nothing | {"host": "a", "agent_pid": 7, "monotonic_s": monotonic_s} | changes)
 
 
 def quiet(earlier: NodeUsage, later: NodeUsage, *, on_accelerators: bool = True) -> bool:

@@ -35,6 +35,7 @@ from trainworks.record.resolved import ExpectedStep
 from trainworks.record.usage import NodeUsage
 
 pytestmark = pytest.mark.slow
+USED = {"energy_j": 5e6, "others_s": 1, "cores_s": 20}
 
 
 def post_alerts(alertmanager: int, alerts: Sequence[Mapping[str, str]]) -> None:
@@ -179,7 +180,7 @@ def test_every_query_of_a_dashboard_has_its_data(
     with_a_goal_and_a_price(running)
     submit_it(store, running, "127.0.0.1", clock.now())
     usage = {"agent_pid": 1, "monotonic_s": 1, "cpu_s": 1, "io_bytes": 1, "network_bytes": 1, "disk_waits": 0}
-    running.run_dir.write_usage(0, NodeUsage.model_validate({**usage, "accelerator_s": 1, "energy_j": 5e6}))
+    running.run_dir.write_usage(0, NodeUsage.model_validate({**usage, **USED, "accelerator_s": 1}))
     machine.log.append("[399990.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.")
     check = partial(check_node, machine.view())
     metrics = NodeMetrics(folder=folder, clock=clock, nvml=BusyNvml(2), root=machine.root, check=check)

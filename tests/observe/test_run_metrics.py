@@ -60,8 +60,11 @@ def test_what_is_not_saved_counts_from_the_newest_checkpoint_or_a_later_start(
     saved_at = LAUNCH_AT + 3 + 60 * 0.119
     assert of("stdlib-lm-1", read(metrics, clock))["unsaved_since_timestamp_seconds"] == pytest.approx(saved_at)
     running.fail().wait(5).attempt(from_step=60)
+    restarted_at = running.at
+    assert "unsaved_since_timestamp_seconds" not in of("stdlib-lm-1", read(metrics, clock))
+    running.steps(1)
     run = of("stdlib-lm-1", read(metrics, clock))
-    assert run["unsaved_since_timestamp_seconds"] == pytest.approx(running.at)
+    assert run["unsaved_since_timestamp_seconds"] == pytest.approx(restarted_at)
     assert (run["attempts_total"], run["failures_total"]) == (2, 1)
 
 

@@ -15,7 +15,7 @@ from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.run.plan import make_plan as plan_run
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.metrics import MetricsRow, SlowestRank
+from trainworks.record.metrics import CallbackTimes, MetricsRow, SlowestRank
 
 
 def calibration(num_ranks: int, *, small_products: float = 1.0) -> Calibration:
@@ -43,12 +43,20 @@ class PlannedRun(RunWriter):
     """A run with a plan by the planner; `healthy` are the terms of a step as planned."""
 
     def __init__(
-        self, root: Path, layout: dict[str, Any], *, nodes: int = 1, ranks: int = 2, small_products: float = 1.0
+        self,
+        root: Path,
+        layout: dict[str, Any],
+        *,
+        nodes: int = 1,
+        ranks: int = 2,
+        small_products: float = 1.0,
+        **workload: Any,
     ) -> None:
         super().__init__(root, make_plan(), None)
         self.slowest: SlowestRank | None = None
+        self.callbacks: CallbackTimes | None = None
         resolved = self.run_dir.read_resolved()
-        run_file = RunFile.model_validate({"name": "stdlib-lm", "workload": WORKLOAD, "layout": layout})
+        run_file = RunFile.model_validate({"name": "stdlib-lm", "workload": WORKLOAD | workload, "layout": layout})
         written = Layout.model_validate(layout)
         assert isinstance(written.micro_batch, int)
         resolved_layout = resolve_layout(written, world_size=ranks, global_batch=32, micro_batch=written.micro_batch)
@@ -77,6 +85,8 @@ class PlannedRun(RunWriter):
         row = super()._row(terms)
         if self.slowest is not None:
             row["slowest"] = self.slowest
+        if self.callbacks is not None and self.step % 10 == 0:
+            row["callbacks"] = self.callbacks
         return row
 
 

@@ -10,7 +10,7 @@ from tests.observe_why.conftest import Planned, PlannedRun
 from tests.report.conftest import RunWriter
 from trainworks.api.observing.why import Diagnosis, why
 from trainworks.observe.diagnosis.lost_time import LostTime
-from trainworks.record.metrics import SlowestRank
+from trainworks.record.metrics import CallbackTimes, SlowestRank
 
 NCCL = "ada-1:37:41 [0] NCCL INFO "
 STEPS = 200
@@ -104,6 +104,13 @@ def test_compute_that_is_slow_from_the_beginning(planned: Planned) -> None:
     assert cause.lost_s == pytest.approx(2 * run.healthy.compute_s * STEPS, rel=0.01)
 
 
+@pytest.mark.parametrize(("others_s", "said"), [(None, False), (1.0, False), (12.0, True)])
+def test_programs_that_the_plan_does_not_know_are_noted(planned: Planned, others_s: float | None, said: bool) -> None:
+    run = planned().train(20)
+    run.others(others_s, of_s=20.0)
+    assert ("Other programs used 60% of the cores" in " ".join(run.diagnose().notes)) == said
+
+
 def test_restarts(planned: Planned) -> None:
     run = planned().train(100).checkpoint()
     for _ in range(3):
@@ -111,6 +118,56 @@ def test_restarts(planned: Planned) -> None:
     cause = first(run.diagnose())
     assert (cause.name, round(cause.lost_s)) == ("restarts", 1503)
     assert cause.evidence[0] == "failures: 3 x killed"
+
+
+def test_frequent_evaluations(planned: Planned) -> None:
+    run = planned(eval={"split": 0.1, "every": "10 steps"})
+    for _ in range(STEPS // 10):
+        run.train(9).train(1, evaluation=2.5, evaluation_s=20.0)
+    cause = first(run.diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("evaluation", 20 * STEPS // 10)
+    assert cause.evidence[0] == "20 evaluations, one every 10 steps, take 20 s each"
+    assert cause.setting is not None and cause.setting.startswith("workload: {eval: {every: ")
+    assert cause.saves_s is not None and 0.5 * cause.lost_s < cause.saves_s < cause.lost_s
+
+
+@pytest.mark.parametrize("ranks_called", [1, 2], ids=["one rank", "both ranks"])
+def test_a_slow_callback_is_named_with_all_the_time_that_it_costs(planned: Planned, ranks_called: int) -> None:
+    run = planned(callbacks=["watching:Cheap", "watching:Slow"])
+    run.callbacks = CallbackTimes(rank=0, total_s=2.2, longest=1, longest_s=2.0)
+    called_s = 2.2 * ranks_called / 2
+    wait_s = run.healthy.communication_s + 2.2 - called_s
+    for _ in range(STEPS // 10):
+        run.train(9, callback_s=called_s, communication_s=wait_s).train(1, callback_s=called_s, other_s=2.2 - called_s)
+    diagnosis = run.diagnose()
+    cause = first(diagnosis)
+    assert (cause.name, cause.lost_s) == ("callbacks", pytest.approx(2.2 * STEPS, rel=0.02))
+    assert cause.title == "The callback `watching:Slow` holds up the run"
+    assert cause.evidence[0] == "`watching:Slow` takes 2 s a step"
+    assert not {"other", "communication"} & {one.name for one in diagnosis.causes}
+
+
+def test_a_callback_at_the_end_of_the_run_is_named(planned: Planned) -> None:
+    run = planned(callbacks=["watching:Exports"])
+    run.train(STEPS).wait(500.0).event("finished", step=STEPS, callbacks_s=[499.0])
+    cause = first(run.diagnose())
+    assert (cause.name, round(cause.lost_s)) == ("callbacks", 499)
+    assert cause.evidence == ("`watching:Exports` takes 8m 19s after the last step",)
+
+
+def test_a_lasting_cause_comes_before_the_start_of_a_short_run(planned: Planned) -> None:
+    diagnosis = planned(start_s=90.0).train(20, data_s=1.0).diagnose()
+    assert [cause.name for cause in diagnosis.causes] == ["data", "start"]
+    assert "paid once" in diagnosis.causes[-1].evidence[0]
+
+
+def test_a_start_that_restarts_repeat_counts_with_its_repetitions(planned: Planned) -> None:
+    run = planned(start_s=90.0)
+    for _ in range(3):
+        run.train(10, data_s=1.0).wait(0.1).status("STOPPED")
+        run.launch(start_s=60.0)
+    cause = first(run.train(10, data_s=1.0).diagnose())
+    assert (cause.name, round(cause.lost_s), round(cause.once_s)) == ("start", 270, 90)
 
 
 def test_a_long_start(planned: Planned) -> None:

@@ -21,6 +21,7 @@ from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
+from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.summary import Report, build_report
 
 LAUNCH_AT = 1_760_000_000.0
@@ -156,6 +157,13 @@ class RunWriter:
         self.run_dir.write_status(RunStatus(state=state, updated_at=self.at, **fields))
         return self.event("state", state=state, cause=fields.get("cause"), message=fields.get("message"))
 
+    def others(self, used_s: float | None, *, of_s: float) -> RunWriter:
+        """What the agent has counted: seconds of the cores that other programs used, of so many seconds."""
+        zeros = dict.fromkeys(("agent_pid", "monotonic_s", "cpu_s", "io_bytes", "network_bytes", "disk_waits"), 0)
+        counted = {"accelerator_s": None, "others_s": used_s, "cores_s": of_s}
+        self.run_dir.write_usage(0, NodeUsage.model_validate(zeros | counted))
+        return self
+
     def finish(self) -> RunWriter:
         """The last step is done."""
         return self.event("finished", step=self.step).status("SUCCEEDED")
@@ -175,8 +183,9 @@ class RunWriter:
         stall_s, other_s = terms.pop("checkpoint_s", 0.0), terms.pop("other_s", 0.001)
         loss = terms.pop("loss", 2.2 + 6.1 * 0.985**self.step)
         held_out = terms.pop("evaluation", None)
-        evaluation_s = 0.0 if held_out is None else 0.4
-        step_s = sum(terms.values()) + stall_s + other_s + evaluation_s
+        evaluation_s = terms.pop("evaluation_s", 0.0 if held_out is None else 0.4)
+        callback_s = terms.pop("callback_s", 0.0)
+        step_s = sum(terms.values()) + stall_s + other_s + evaluation_s + callback_s
         self.at += step_s
         row = MetricsRow(
             step=self.step,
@@ -194,6 +203,8 @@ class RunWriter:
             checkpoint_s=stall_s,
             other_s=other_s,
         )
+        if callback_s:
+            row["callback_s"] = callback_s
         if held_out is not None:
             row |= {"evaluation_s": evaluation_s, "evaluation": {"loss": held_out, "samples": 160}}
         return row

@@ -12,10 +12,12 @@ from tests.worker.harness import TinyRun, events, make_run, write_corpus
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.resolved import StepTimeGroups
 from trainworks.worker.callbacks import load_callbacks
 
 WATCH = """
 import json
+import time
 from pathlib import Path
 
 class Watch:
@@ -24,6 +26,7 @@ class Watch:
 
     def on_step(self, state):
         self.rows.append(["step", state.step, round(state.loss.item(), 9), state.lr])
+        time.sleep(0.05 * (state.rank == 1))
 
     def on_eval(self, state, result):
         self.rows.append(["eval", state.step, result["loss"]])
@@ -36,6 +39,7 @@ class Watch:
         self.rows.append(["end", state.step, sum(p.numel() for part in state.parts for p in part.parameters())])
         Path(__file__).with_name(f"rows-{state.rank}-of-{state.world_size}.json").write_text(json.dumps(self.rows))
 """
+PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
 FAILS = """
 class Fails:
     def on_step(self, state):
@@ -60,7 +64,7 @@ def with_callback(tmp_path):
     return make
 
 
-def test_every_rank_calls_back_at_steps_evaluations_checkpoints_and_the_end(with_callback, tmp_path):
+def test_every_rank_calls_back_and_the_record_has_the_time_of_the_slowest(with_callback, tmp_path):
     changes = {"workload__eval": {"split": 0.3, "every": "3 steps", "steps": 1}, "checkpoint__every": "4 steps"}
     run = with_callback(WATCH, "Watch", **changes, layout={"dp_shard": 2})
     assert run.train() == [0, 0]
@@ -76,6 +80,13 @@ def test_every_rank_calls_back_at_steps_evaluations_checkpoints_and_the_end(with
     assert [row[1] for row in seen[0] if row[0] == "checkpoint"] == saved
     assert len(saved) >= 2
     assert not [row for row in seen[1] if row[0] == "checkpoint"]  # rank 0 completes them
+    assert all(row["callback_s"] >= 0.05 / 2 for row in run.rows()), "the mean over the ranks"
+    slowest = [row["callbacks"] for row in run.rows() if "callbacks" in row]
+    assert {(each["rank"], each["longest"]) for each in slowest} == {(1, 0)}
+    assert all(each["total_s"] == each["longest_s"] >= 0.05 for each in slowest)
+    assert all(sum(row[part] for part in PARTS if part in row) == pytest.approx(row["step_s"]) for row in run.rows())
+    (finished,) = events(run, "finished")
+    assert len(finished["callbacks_s"]) == 1
 
 
 def test_an_exception_ends_the_run_with_its_file_and_line(with_callback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import pynvml
 
 from trainworks.errors import TrainworksError
 from trainworks.host.amd import AmdGpu, visible_amd_gpus
+from trainworks.host.other_load import STAT, OtherLoad
 from trainworks.host.probe import probe_accelerators
 from trainworks.host.process_tree import ProcessTree
 from trainworks.record.run_dir import RunDir
@@ -29,6 +31,7 @@ class UsageMeter:
             accelerators.
         energy_j: returns the energy of the accelerators since some moment before, None if unknown.
         before_j: energy that earlier agents of the run have measured.
+        stat: the kernel's statistics of the cores; see proc(5).
     """
 
     def __init__(
@@ -38,8 +41,11 @@ class UsageMeter:
         accelerators: Callable[[], float | None] | None = None,
         energy_j: Callable[[], float | None] = lambda: None,
         before_j: float = 0.0,
+        stat: Path = STAT,
     ) -> None:
         self._tree = tree
+        self._cpu_s = 0.0
+        self._other_load = OtherLoad(stat, lambda: self._cpu_s + time.process_time())
         self._now_s = now_s
         self._accelerators = accelerators
         self._last_s = now_s()
@@ -50,6 +56,8 @@ class UsageMeter:
     def look(self) -> NodeUsage:
         """Totals so far."""
         use, now_s = self._tree.look(), self._now_s()
+        self._cpu_s = use.cpu_s
+        others_s, cores_s = self._other_load.times() or (None, None)
         if self._accelerators is not None and self._accelerator_s is not None:
             share = self._accelerators()
             self._accelerator_s += (1.0 if share is None else share) * (now_s - self._last_s)
@@ -64,6 +72,9 @@ class UsageMeter:
             disk_waits=self._disk_waits,
             accelerator_s=self._accelerator_s,
             energy_j=self._energy(),
+            others_s=others_s,
+            cores_s=cores_s,
+            host=socket.gethostname(),
         )
 
     def _energy(self) -> float | None:

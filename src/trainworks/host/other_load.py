@@ -5,34 +5,46 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-_STAT = Path("/proc/stat")
+STAT = Path("/proc/stat")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    """Processor time of this process and of the children that it has waited for."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
 
 
 class OtherLoad:
     """Watches the cores that this process may use, from its creation on.
 
-    Busy time of the cores, less the processor time of this process and of the children that it has waited for.
-
     Args:
         stat: the kernel's statistics; see proc(5).
+        own_s: returns the processor time so far that does not count as that of other programs.
     """
 
-    def __init__(self, stat: Path = _STAT) -> None:
+    def __init__(self, stat: Path = STAT, own_s: Callable[[], float] = _own_s) -> None:
         self._stat = stat
+        self._own_s = own_s
         self._cores = os.sched_getaffinity(0)
-        self._started = (time.monotonic(), self._busy_s(), _own_s())
+        self._started = (time.monotonic(), self._busy_s(), own_s())
 
-    def share(self) -> float | None:
-        """Share of the cores' time that other programs used, 0 to 1; None where the kernel does not say."""
+    def times(self) -> tuple[float, float] | None:
+        """Seconds of these cores that other programs used, and all seconds; None where the kernel does not say."""
         then, busy_s, own_s = self._started
         now_busy_s = self._busy_s()
         if busy_s is None or now_busy_s is None:
             return None
-        others_s = now_busy_s - busy_s - (_own_s() - own_s)
-        return min(1.0, max(0.0, others_s / (len(self._cores) * (time.monotonic() - then))))
+        cores_s = len(self._cores) * (time.monotonic() - then)
+        return min(cores_s, max(0.0, now_busy_s - busy_s - (self._own_s() - own_s))), cores_s
+
+    def share(self) -> float | None:
+        """Share of the cores' time that other programs used, 0 to 1; None where the kernel does not say."""
+        times = self.times()
+        return None if times is None else times[0] / times[1]
 
     def _busy_s(self) -> float | None:
         """Seconds for which these cores were not idle, since boot."""
@@ -46,8 +58,3 @@ class OtherLoad:
         if len(rows) < len(names):
             return None
         return sum(sum(row) - row[3] - row[4] for row in rows) / _TICKS_PER_S  # less idle and iowait
-
-
-def _own_s() -> float:
-    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(use.ru_utime + use.ru_stime for use in uses)

@@ -49,9 +49,10 @@ EventKind = Literal[
     "idle",  # since, accelerator, cpu_cores, io_bytes_per_s (since then, of the busiest node): the job counts as idle
     "busy",  # idle_for_s: the job uses its nodes again
     "stop_requested",  # reason
-    "stopped",  # step: the ranks ended early, with a checkpoint
+    "stopped",  # step: the ranks ended early, with a checkpoint; callbacks_s as in finished
     "sample",  # step, prompt, text
-    "finished",  # step; early if evaluations did not improve any more
+    "finished",  # step; early if evaluations did not improve any more; callbacks_s: seconds of each of
+    # `workload.callbacks` after the last step, on rank 0
 ]
 
 Event = dict[str, Any]

@@ -38,6 +38,11 @@ class RecordedLaunch:
         """Time from its start to its end."""
         return self.end_at - self.start_at
 
+    @property
+    def last_callbacks_s(self) -> tuple[float, ...]:
+        """Time of each of the user's callbacks after the last step; empty without callbacks, or without an end."""
+        return next((tuple(event["callbacks_s"]) for event in self.events if "callbacks_s" in event), ())
+
 
 @dataclass(frozen=True, kw_only=True)
 class History:

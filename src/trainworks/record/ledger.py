@@ -1,7 +1,7 @@
 """The time ledger: where every second of the wall clock went.
 
     wall clock = start + data + compute + communication + optimizer + checkpoint + evaluation
-               + restart + lost + idle + other
+               + callback + restart + lost + idle + other
 
 Every second belongs to one category alone; what no category names is `other`.
 """
@@ -17,7 +17,7 @@ from trainworks.config.spec import Frozen
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.metric_columns import Floats, Mask
 
-STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint", "evaluation")
+STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint", "evaluation", "callback")
 
 
 class Ledger(Frozen):
@@ -34,6 +34,8 @@ class Ledger(Frozen):
     """What steps stood still for a checkpoint."""
     evaluation_s: float = 0.0
     """Evaluation on held-out data."""
+    callback_s: float = 0.0
+    """The user's callbacks after the steps, and after the last one."""
     start_s: float
     """Time from each launch to its first step."""
     restart_s: float
@@ -61,17 +63,20 @@ class Ledger(Frozen):
 
             runtime_goodput = (compute + communication + optimizer + data) / (wall clock - idle)
 
-        Checkpoint stalls, evaluation, start, restart and lost steps are badput; idle is outside, because nothing is
-        held then.
+        Checkpoint stalls, evaluation, callbacks, start, restart and lost steps are badput; idle is outside, because
+        nothing is held then.
         Source: glossary, "runtime goodput" (Google's ML goodput: productive time over time holding the accelerators).
         """
         productive = self.compute_s + self.communication_s + self.optimizer_s + self.data_s
         return productive / self.held_s if self.held_s > 0 else None
 
     def by_category(self) -> dict[str, float]:
-        """Seconds of each category by its name without the unit, productive ones first; evaluation if there was any."""
+        """Seconds of each category by its name without the unit, productive ones first.
+
+        Evaluation and callbacks appear if there were any.
+        """
         spent = {name.removesuffix("_s"): float(getattr(self, name)) for name in type(self).model_fields}
-        return spent if spent["evaluation"] else {name: each for name, each in spent.items() if name != "evaluation"}
+        return {name: each for name, each in spent.items() if each or name not in ("evaluation", "callback")}
 
 
 def build_ledger(history: History) -> Ledger:
@@ -87,6 +92,11 @@ def build_ledger(history: History) -> Ledger:
     return Ledger.model_validate({f"{category}_s": float(seconds) for category, seconds in spent.items()})
 
 
+def first_start_s(history: History) -> float:
+    """Time from the first launch of a run to its first step, which the run pays once, however long it is."""
+    return build_ledger(History(launches=history.launches[:1])).start_s
+
+
 def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
     """Spend its steps, and the gaps before, between and after them."""
     done_at, step_s = launch.steps["t"], np.fmax(launch.steps["step_s"], 0.0)
@@ -100,7 +110,10 @@ def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
     spent["restart"] += gap_end[0] - failed_at
     seconds, is_restart = (gap_end - free_from)[1:], _is_restart(launch, failures, free_from[1:], gap_end[1:])
     spent["restart"] += seconds[is_restart].sum()
-    spent["other"] += seconds[~is_restart].sum()
+    after_last_s = seconds[-1] if len(seconds) and not is_restart[-1] else 0.0
+    called_s = min(after_last_s, sum(launch.last_callbacks_s))
+    spent["callback"] += called_s
+    spent["other"] += seconds[~is_restart].sum() - called_s
 
 
 def _is_restart(launch: RecordedLaunch, failures: Sequence[float], begin: Floats, end: Floats) -> Mask:

@@ -20,8 +20,12 @@ COLUMNS = (
 _SKIPPED = (*FAULTS, "loss_scale")
 EVALUATION_COLUMNS = ("evaluation_s", "eval_loss", "eval_accuracy")
 """Numbers of a row whose step was evaluated; NaN in every other row."""
-_ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", "slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
-"""With the reason of a skipped step as its index in `_SKIPPED`, and the fields of `slowest`."""
+SLOWEST_COLUMNS = ("slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
+"""Fields of `slowest`, on the last row of a logging interval."""
+CALLBACK_COLUMNS = ("callbacks_longest", "callbacks_longest_s", "callbacks_total_s")
+"""Fields of `callbacks`, on the last row of a logging interval."""
+_ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS, "callback_s", *CALLBACK_COLUMNS)
+"""With the reason of a skipped step as its index in `_SKIPPED`."""
 _CHUNK_BYTES = 1 << 20
 """What one look reads at most, so that a large file does not keep its readers waiting."""
 
@@ -57,8 +61,8 @@ class Steps:
 
     @property
     def training_s(self) -> Floats:
-        """Duration of each step without the evaluation after it."""
-        return self["step_s"] - np.nan_to_num(self["evaluation_s"])
+        """Duration of each step without the evaluation and the callbacks after it."""
+        return self["step_s"] - np.nan_to_num(self["evaluation_s"]) - np.nan_to_num(self["callback_s"])
 
     def is_skipped(self, *reasons: str) -> Mask:
         """True for steps without an update of the weights, for one of these reasons; for any without reasons."""
@@ -88,7 +92,7 @@ class Steps:
 
 
 class MetricColumns:
-    """Columns of a metrics file, of 176 bytes a row; empty before the first look.
+    """Columns of a metrics file, of 208 bytes a row; empty before the first look.
 
     Args:
         file: `metrics.jsonl`, which need not exist yet.
@@ -162,7 +166,7 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
         found = [_value(line) for line in data.splitlines()]
     rows = [row for row in found if isinstance(row, dict)]
     for row in rows:
-        if "skipped" in row or "slowest" in row or "evaluation" in row:
+        if not row.keys().isdisjoint(("skipped", "slowest", "evaluation", "callbacks")):
             _flatten(row)
     return rows
 
@@ -175,13 +179,12 @@ def _value(line: bytes) -> Any:
 
 
 def _flatten(row: dict[str, Any]) -> None:
-    """Numbers in place of a reason, and fields of `slowest` and `evaluation` as fields of the row."""
-    reason, slowest = row.get("skipped"), row.get("slowest")
+    """Numbers in place of a reason, and fields of `slowest`, `evaluation` and `callbacks` as fields of the row."""
+    reason = row.get("skipped")
     row["skipped"] = _SKIPPED.index(reason) if reason in _SKIPPED else len(_SKIPPED) if reason else np.nan
-    if isinstance(slowest, dict):
-        row.update({f"slowest_{name}": value for name, value in slowest.items()})
-    if isinstance(evaluation := row.get("evaluation"), dict):
-        row.update({f"eval_{name}": value for name, value in evaluation.items()})
+    for field, prefix in (("slowest", "slowest"), ("evaluation", "eval"), ("callbacks", "callbacks")):
+        if isinstance(found := row.get(field), dict):
+            row.update({f"{prefix}_{name}": value for name, value in found.items()})
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:

@@ -25,6 +25,18 @@ class SlowestRank(TypedDict):
     """The same of its wait for data alone; negative where it waits less than the others."""
 
 
+class CallbackTimes(TypedDict):
+    """Callbacks of one logging interval on the rank that spent longest in them; the other ranks wait for it."""
+
+    rank: int
+    total_s: float
+    """Seconds per step of all its callbacks."""
+    longest: int
+    """The callback that took longest: its place in `workload.callbacks`, from 0."""
+    longest_s: float
+    """Seconds per step of that one."""
+
+
 class EvaluationResult(TypedDict):
     """What an evaluation on held-out data found."""
 
@@ -58,6 +70,8 @@ class MetricsRow(TypedDict):
     """Stall of the step for a checkpoint."""
     other_s: float
     """Logging and all time outside the other terms."""
+    callback_s: NotRequired[float]
+    """Time of the user's callbacks after this step, as far as nothing was computed meanwhile; absent without any."""
     evaluation_s: NotRequired[float]
     """Time of the evaluation after this step; absent without one."""
     evaluation: NotRequired[EvaluationResult]
@@ -69,6 +83,8 @@ class MetricsRow(TypedDict):
     resident on a CPU; on the last row of an interval."""
     slowest: NotRequired[SlowestRank]
     """On the last row of an interval, with more than one rank; absent in records of older versions."""
+    callbacks: NotRequired[CallbackTimes]
+    """On the last row of an interval of a run with callbacks."""
 
 
 def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:

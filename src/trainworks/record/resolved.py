@@ -11,6 +11,7 @@ from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.run_environment import ResolvedEnvironment
+from trainworks.record.usage import QUIET_SHARE
 from trainworks.results import Result
 
 
@@ -275,5 +276,20 @@ class ResolvedRun(Result, Spec):
 
     @property
     def longest_pause_s(self) -> float:
-        """Predicted time between two looks of a workload at its stop file: one logging interval."""
-        return self.plan.log_every_steps * self.plan.step_time.total_s if self.plan else 0.0
+        """Predicted time between two looks of a workload at its stop file: a logging interval, and an evaluation."""
+        if self.plan is None:
+            return 0.0
+        evaluation_s = self.plan.evaluation.evaluation_s if self.plan.evaluation else 0.0
+        return self.plan.log_every_steps * self.plan.step_time.total_s + evaluation_s
+
+    @property
+    def planned_others_share(self) -> float:
+        """Largest share of a node's cores for other programs with which the plan still holds.
+
+        A little more than while the ranks were calibrated, or what the ranks leave free: a core for each thread on a
+        CPU, for each rank that works on an accelerator.
+        """
+        ranks = self.processes
+        cores = ranks.processes_per_node * (ranks.threads_per_process if ranks.device == "cpu" else 1)
+        calibrated = (self.calibration.others_share if self.calibration else None) or 0.0
+        return max(calibrated + QUIET_SHARE, 1 - cores / self.host.num_cores)

@@ -11,13 +11,12 @@ from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.run.energy import run_energy
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, PlannedEvaluation, ResolvedRun
+from trainworks.record.usage import QUIET_SHARE
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
 from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity
 
 LAYOUTS = "layouts"
 """Section of the layouts that were compared."""
-_DISTURBED = 0.1
-"""Share of the cores' time for other programs from which on a calibration is disturbed."""
 
 
 def document(resolved: ResolvedRun) -> Document:
@@ -170,7 +169,7 @@ def _interval(plan: Plan) -> str:
 def _warnings(resolved: ResolvedRun, plan: Plan, workload: Workload) -> Iterator[str]:
     if note := emulation_note(workload.precision, resolved.host, resolved.processes.device):
         yield note
-    if resolved.calibration is not None and (share := resolved.calibration.others_share or 0.0) >= _DISTURBED:
+    if resolved.calibration is not None and (share := resolved.calibration.others_share or 0.0) > QUIET_SHARE:
         yield (
             f"other programs used {share:.0%} of the cores while this machine was measured: the plan is for that load; "
             "measure again on a quiet machine with `--recalibrate`"

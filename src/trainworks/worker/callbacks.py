@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,15 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[object] = ()) -> None:
         self._callbacks = callbacks
+        self._seconds = [0.0] * len(callbacks)
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
+
+    def take_seconds(self) -> list[float]:
+        """Time of each class's methods since the last call, on the host."""
+        seconds, self._seconds = self._seconds, [0.0] * len(self._callbacks)
+        return seconds
 
     def on_step(self, state: CallbackState) -> None:
         """After every optimizer step."""
@@ -64,10 +71,12 @@ class Callbacks:
         self._call("on_end", state)
 
     def _call(self, hook: str, *arguments: Any) -> None:
-        for callback in self._callbacks:
+        for place, callback in enumerate(self._callbacks):
             method = getattr(callback, hook, None)
             if method is not None:
+                began = time.perf_counter()
                 method(*arguments)
+                self._seconds[place] += time.perf_counter() - began
 
 
 def load_callbacks(names: Sequence[str], folder: Path) -> Callbacks:

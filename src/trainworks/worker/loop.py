@@ -98,7 +98,7 @@ class Trainer:
             save_due = False
             marks.end = self.timeline.mark()
             self.profiler.end_step(step)
-            self._call_back(step, evaluated=evaluated)
+            self._call_back(step, marks, evaluated=evaluated)
             if saved or evaluated or step == steps_done + 1 or self._is_logging_step(step):
                 agreed = self._flush(step)
                 save_due = save_due or agreed.checkpoint
@@ -122,14 +122,15 @@ class Trainer:
         if self.callbacks:
             self.callbacks.on_end(self._state(step))
 
-    def _call_back(self, step: int, *, evaluated: bool) -> None:
-        """Call the user's code after a step; its time counts as that of logging."""
+    def _call_back(self, step: int, marks: StepMarks, *, evaluated: bool) -> None:
+        """Call the user's code after a step, and note its time."""
         if not self.callbacks:
             return
         self.callbacks.on_step(self._state(step))
         if evaluated and self._result is not None:
             self.callbacks.on_eval(self._state(step), self._result)
         self._announce_checkpoints(step)
+        marks.callbacks_s = self.callbacks.take_seconds()
 
     def _announce_checkpoints(self, step: int) -> None:
         for folder in self.checkpointer.take_completed():

@@ -18,15 +18,16 @@ from torch import Tensor
 
 from trainworks.host import memory
 from trainworks.record.fence import AttemptFence
-from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank, append_metrics
+from trainworks.record.metrics import CallbackTimes, EvaluationResult, MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.guard import SkippedStep, reason_of
 from trainworks.worker.timing import StepMarks
 
-_DURATIONS = 7
-"""Length of StepMarks.durations()."""
+_DURATIONS = 8
+"""Length of StepMarks.durations(), and the callbacks after the step."""
 _BY_RANK = ("memory peak", "data", "compute")
-"""Figures of the interval that each rank reports for itself: bytes, and seconds per step."""
+"""Figures of the interval that each rank reports for itself, before those of its callbacks: bytes, and seconds per
+step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,12 @@ class Telemetry:
         losses = values[:, 0].clone()
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
-        durations = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
+        durations, callbacks = self._durations(elapsed_s)
         flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile, mine.saving], dtype=torch.float64)
         world = dist.get_world_size()
-        by_rank = torch.zeros(len(_BY_RANK), world, dtype=torch.float64)
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
-        mine_now = (peak_memory_bytes(self._device), data_s, compute_s)
+        mine_now = (peak_memory_bytes(self._device), data_s, compute_s, *callbacks.mean(0).tolist())
+        by_rank = torch.zeros(len(mine_now), world, dtype=torch.float64)
         by_rank[:, dist.get_rank()] = torch.tensor(mine_now, dtype=torch.float64)
         packed = torch.cat([values.flatten(), durations.flatten(), flags, by_rank.flatten(), torch.tensor([elapsed_s])])
         packed = _sum_over_ranks(packed, self._device)
@@ -111,16 +112,26 @@ class Telemetry:
         if dist.get_rank() == 0:
             rows = self._rows(values, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
             _name_skipped(rows, skipped)
-            peak, *work_s = by_rank.view(len(_BY_RANK), world).tolist()
-            rows[-1]["memory_peak_bytes"] = int(max(peak))
-            if world > 1:
-                rows[-1]["slowest"] = slowest_rank(*work_s)
+            _close_interval(rows[-1], by_rank.view(-1, world))
             self._fence.check()
             append_metrics(self._run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
         stop, checkpoint, failed, profile, saving = (bool(flag) for flag in flags)
         return Agreement(stop, checkpoint, failed, profile, saving, skipped)
+
+    def _durations(self, elapsed_s: float) -> tuple[Tensor, Tensor]:
+        """Seconds of this rank's interval by step: its parts [steps, _DURATIONS], and its callbacks [steps, callbacks].
+
+        What an accelerator computed while the host was in a callback is in the parts: a callback counts with the time
+        that is left beside them.
+        """
+        parts = torch.tensor([s.marks.durations() for s in self._steps], dtype=torch.float64)
+        callbacks = torch.tensor([s.marks.callbacks_s for s in self._steps], dtype=torch.float64)
+        left_s, called_s = max(0.0, elapsed_s - float(parts[:, 0].sum())), float(callbacks.sum())
+        if called_s > left_s:
+            callbacks *= left_s / called_s
+        return torch.cat([parts, callbacks.sum(1, keepdim=True)], 1), callbacks
 
     def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
         """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 3]."""
@@ -142,13 +153,14 @@ class Telemetry:
 
     def _rows(self, values: Tensor, durations: Tensor, elapsed_s: float) -> list[MetricsRow]:
         """One row per step. What the interval took beyond its steps (the last flush) is spread over them as `other`."""
-        other_s = max(0.0, elapsed_s - float(durations[:, 0].sum())) / len(self._steps)
-        ends_at = time.time() - elapsed_s + (durations[:, 0] + other_s).cumsum(0)
+        whole_s = durations[:, 0] + durations[:, -1]
+        other_s = max(0.0, elapsed_s - float(whole_s.sum())) / len(self._steps)
+        ends_at = time.time() - elapsed_s + (whole_s + other_s).cumsum(0)
         rows: list[MetricsRow] = []
         for step, (loss, norm, _), parts, t in zip(
             self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
         ):
-            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s, evaluation_s = parts
+            total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s, evaluation_s, callback_s = parts
             rows.append(
                 MetricsRow(
                     step=step.step,
@@ -158,7 +170,7 @@ class Telemetry:
                     grad_norm=norm,
                     lr=step.lr,
                     tokens=self._tokens_per_step,
-                    step_s=total_s + other_s,
+                    step_s=total_s + callback_s + other_s,
                     data_s=data_s,
                     compute_s=compute_s,
                     communication_s=communication_s,
@@ -169,6 +181,8 @@ class Telemetry:
             )
             if step.evaluation is not None:
                 rows[-1] |= {"evaluation_s": evaluation_s, "evaluation": step.evaluation}
+            if step.marks.callbacks_s:
+                rows[-1]["callback_s"] = callback_s
         return rows
 
 
@@ -189,6 +203,31 @@ def slowest_rank(data_s: Sequence[float], compute_s: Sequence[float]) -> Slowest
         return seconds[rank] - median([*seconds[:rank], *seconds[rank + 1 :]])
 
     return SlowestRank(rank=rank, extra_s=lead(work_s), extra_data_s=lead(data_s))
+
+
+def longest_callbacks(seconds: Sequence[Sequence[float]]) -> CallbackTimes:
+    """The rank that spends longest in callbacks, and the callback that takes it longest.
+
+    Args:
+        seconds: per step, of each callback on each rank.
+
+    >>> longest_callbacks([[0.25, 0.0], [0.5, 0.125]])
+    {'rank': 0, 'total_s': 0.75, 'longest': 1, 'longest_s': 0.5}
+    """
+    totals = [sum(of_rank) for of_rank in zip(*seconds, strict=True)]
+    rank = max(range(len(totals)), key=totals.__getitem__)
+    longest = max(range(len(seconds)), key=lambda place: seconds[place][rank])
+    return CallbackTimes(rank=rank, total_s=totals[rank], longest=longest, longest_s=seconds[longest][rank])
+
+
+def _close_interval(row: MetricsRow, by_rank: Tensor) -> None:
+    """Write figures of the whole interval into its last row."""
+    peak, data, compute, *callbacks = by_rank.tolist()
+    row["memory_peak_bytes"] = int(max(peak))
+    if len(peak) > 1:
+        row["slowest"] = slowest_rank(data, compute)
+    if callbacks:
+        row["callbacks"] = longest_callbacks(callbacks)
 
 
 def _name_skipped(rows: Sequence[MetricsRow], skipped: Sequence[SkippedStep]) -> None:

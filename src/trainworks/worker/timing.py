@@ -43,7 +43,7 @@ class Timeline:
 class StepMarks:
     """The marks of one step: begin, data at hand, gradients done, weights free to change, optimizer done, end."""
 
-    __slots__ = ("begin", "data", "end", "evaluated", "free", "gradients", "optimizer", "waits")
+    __slots__ = ("begin", "callbacks_s", "data", "end", "evaluated", "free", "gradients", "optimizer", "waits")
 
     def __init__(self, begin: Mark) -> None:
         self.begin = begin
@@ -53,11 +53,13 @@ class StepMarks:
         self.evaluated: Mark | None = None
         """End of the evaluation; None for a step without one."""
         self.waits: list[tuple[Mark, Mark]] = []
+        self.callbacks_s: list[float] = []
+        """Time of each of the user's callbacks after the end of the step, on the host."""
 
     def durations(self) -> list[float]:
         """Seconds of [step, data, compute, communication, optimizer, checkpoint, evaluation], once CUDA work has ended.
 
-        What a step spends between its end and the next step's begin (logging) is not in it.
+        What a step spends between its end and the next step's begin (callbacks, logging) is not in it.
         """
         free = self.gradients if self.free is None else self.free
         evaluated = self.optimizer if self.evaluated is None else self.evaluated

@@ -115,8 +115,10 @@ def _train_to_the_end(trainer: Trainer, plan: Plan, workload: Workload, rank: Jo
     if finished and workload.sample_prompt is not None:
         _write_sample(trainer.parallel, workload, rank, step)
     if rank.rank == 0:
-        early = {"early": True} if step < plan.num_steps and finished else {}
-        append_event(events, "finished" if finished else "stopped", step=step, **early)
+        about: dict[str, object] = {"early": True} if step < plan.num_steps and finished else {}
+        if trainer.callbacks:
+            about["callbacks_s"] = trainer.callbacks.take_seconds()
+        append_event(events, "finished" if finished else "stopped", step=step, **about)
 
 
 def _redirect_output(log: Path) -> None:

@@ -12,11 +12,12 @@ from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.runs import RunSnapshot
 from trainworks.record.events import Event
 from trainworks.record.history import read_history
-from trainworks.record.ledger import Ledger, build_ledger
+from trainworks.record.ledger import Ledger, build_ledger, first_start_s
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import run_dirs
 from trainworks.record.status import RunStatus
+from trainworks.record.usage import NodeUsage, others_share
 from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
 from trainworks.report.runs.summary import energy_of
 
@@ -42,6 +43,9 @@ class WatchedRun:
         self._failures: set[object] = set()
         self._checkpoint_bytes: int | None = None
         self._ledger: Ledger | None = None
+        self._first_start_s = 0.0
+        self._usage: dict[int, NodeUsage] = {}
+        self._usage_before: dict[int, NodeUsage] = {}
         self._ledger_due = 0.0
 
     def look(self) -> Progress:
@@ -87,7 +91,19 @@ class WatchedRun:
             goodput=ledger.runtime_goodput if ledger else None,
             energy_j=energy_of(self.run_dir, resolved.processes),
             spent_s=ledger.by_category() if ledger else {},
+            first_start_s=self._first_start_s,
+            others_share=self._others(resolved.processes.nodes),
         )
+
+    def _others(self, nodes: int) -> float | None:
+        """Share of the cores of the busiest node that other programs used between the last two samples."""
+        for node in range(nodes):
+            usage, before = self.run_dir.read_usage(node), self._usage.get(node)
+            if usage is not None and usage != before:
+                self._usage[node] = usage
+                if before is not None:
+                    self._usage_before[node] = before
+        return others_share(self._usage, self._usage_before)
 
     def _take(self, event: Event) -> None:
         kind = event["kind"]
@@ -109,6 +125,7 @@ class WatchedRun:
         metrics = read_columns(self.run_dir.metrics_file)
         history = read_history(self.run_dir, created_at=created_at, now=now, state=str(state), metrics=metrics)
         self._ledger = build_ledger(history) if len(metrics) else None
+        self._first_start_s = first_start_s(history)
         took_s = time.perf_counter() - start_s
         self._ledger_due = now + max(_LEDGER_EVERY_S, took_s / share)
 

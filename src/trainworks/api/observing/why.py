@@ -22,6 +22,7 @@ from trainworks.record.ledger import build_ledger
 from trainworks.record.metric_columns import MetricColumns
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.record.usage import others_share
 
 __all__ = ["Diagnosis", "diagnosis_of", "why"]
 
@@ -58,12 +59,14 @@ def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
     """
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
     history = read_history(run_dir, created_at=resolved.created_at, now=time.time(), state=str(state), metrics=metrics)
+    usages = {node: run_dir.read_usage(node) for node in range(resolved.processes.nodes)}
     facts = RunFacts(
         resolved=resolved,
         history=history,
         ledger=build_ledger(history),
         nccl=_transport(run_dir) if resolved.processes.nodes > 1 else NcclTransport(),
         prices=_prices(resolved),
+        others_share=others_share({node: usage for node, usage in usages.items() if usage is not None}, {}),
     )
     return diagnose(facts, state=state)
 

@@ -15,6 +15,7 @@ from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.bench import BenchRequest
+from trainworks.record.usage import QUIET_SHARE
 
 FOLDER = "bench"
 """Folder of the records in a run directory."""
@@ -22,9 +23,6 @@ STORAGE = "storage/"
 """Begins the name of a part; a path follows."""
 OUTPUT_PREFIX = "trainworks-bench "
 """Begins the line with the record of a node that does not share the run directory."""
-
-_QUIET_SHARE = 0.1
-"""Use of the cores by other programs up to which a node is taken for quiet: an assumption."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class NodeRecord:
     @property
     def is_busy(self) -> bool:
         """Whether other programs used more cores than a figure of the hardware allows."""
-        return self.others_share is not None and self.others_share > _QUIET_SHARE
+        return self.others_share is not None and self.others_share > QUIET_SHARE
 
     def to_json(self) -> str:
         """The record as one line."""

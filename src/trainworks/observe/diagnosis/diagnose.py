@@ -1,4 +1,4 @@
-"""Order the causes of lost time by the seconds that they cost."""
+"""Order the causes of lost time by the seconds that they cost; what a run pays once comes last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from trainworks.observe.diagnosis.computing import (
 from trainworks.observe.diagnosis.lost_time import Diagnosis, LostTime
 from trainworks.observe.diagnosis.run_facts import RunFacts
 from trainworks.observe.diagnosis.stopping import (
+    lost_to_callbacks,
     lost_to_checkpoints,
+    lost_to_evaluation,
     lost_to_gaps,
     lost_to_repeated_steps,
     lost_to_restarts,
@@ -42,6 +44,8 @@ _CAUSES: tuple[Callable[[RunFacts], LostTime | None], ...] = (
     lost_to_throttling,
     lost_to_slow_compute,
     lost_to_checkpoints,
+    lost_to_evaluation,
+    lost_to_callbacks,
     lost_to_start,
     lost_to_restarts,
     lost_to_repeated_steps,
@@ -52,12 +56,15 @@ _CAUSES: tuple[Callable[[RunFacts], LostTime | None], ...] = (
 def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
     """Every cause of lost time in the record of a run, the costliest first.
 
+    What a run pays once, its first start, does not count for the order: in a short run it would hide every cause that
+    lasts.
+
     Args:
         facts: of the run.
         state: of the run, for the heading.
     """
     found = [cause for judge in _CAUSES if (cause := judge(facts)) is not None and cause.lost_s > 0]
-    found.sort(key=lambda cause: -cause.lost_s)
+    found.sort(key=lambda cause: cause.once_s - cause.lost_s)
     least_s = _WORTH * facts.ledger.held_s
     return Diagnosis(
         run_id=facts.resolved.run_id,
@@ -82,5 +89,8 @@ def _notes(facts: RunFacts) -> Iterator[str]:
         yield "The run has no plan: compute is not held against a prediction"
     elif facts.prices is None:
         yield "The ranks were not calibrated: other layouts are not priced"
+    if facts.plan is not None and (facts.others_share or 0.0) > facts.resolved.planned_others_share:
+        share = f"{facts.others_share:.0%} of the cores of a node"
+        yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"
     if processes.nodes > 1 and processes.backend == "nccl" and facts.nccl.network is None:
         yield "The logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"

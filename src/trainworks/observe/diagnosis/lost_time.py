@@ -18,6 +18,8 @@ CauseName = Literal[
     "throttling",
     "slow_compute",
     "checkpoints",
+    "evaluation",
+    "callbacks",
     "start",
     "restarts",
     "lost_steps",
@@ -32,6 +34,8 @@ class LostTime(Frozen):
     title: str
     lost_s: float
     """Seconds that the accelerators were held, and that the run would not have needed without this cause."""
+    once_s: float = 0.0
+    """Part of `lost_s` that a run pays once, however long it is: its first start."""
     evidence: tuple[str, ...]
     """Figures of the record, one sentence each."""
     remedy: str
@@ -43,7 +47,7 @@ class LostTime(Frozen):
 
 
 class Diagnosis(Result, Frozen):
-    """Where the time of a run was lost, the largest loss first."""
+    """Where the time of a run was lost, the largest lasting loss first."""
 
     format_version: int = 1
     run_id: str
@@ -56,11 +60,11 @@ class Diagnosis(Result, Frozen):
     step_s: float | None
     """Median duration of a step after the first ones; None without steps."""
     causes: tuple[LostTime, ...]
-    """Causes of at least 1 % of the held time."""
+    """Causes of at least 1 % of the held time, by their seconds without `once_s`."""
     small_s: float
     """Sum of the causes below 1 %."""
     notes: tuple[str, ...]
-    """What the record lacks to judge."""
+    """What the record lacks to judge, and what disturbs the judgement."""
 
     @property
     def lost_s(self) -> float:

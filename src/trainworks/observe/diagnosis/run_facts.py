@@ -11,8 +11,8 @@ import numpy as np
 
 from trainworks.observe.diagnosis.nccl import NcclTransport
 from trainworks.record.history import History, RecordedLaunch
-from trainworks.record.ledger import Ledger
-from trainworks.record.metric_columns import Floats, Steps
+from trainworks.record.ledger import Ledger, first_start_s
+from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups, StepTimeTerms
 
@@ -34,18 +34,23 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class StepShares:
-    """Time of the effective steps: that of the ledger, with what slow ranks cost taken out of every category.
+    """Time of the effective steps: that of the ledger, with what single ranks cost taken out of every category.
 
-        slow_ranks + data + compute + communication = data + compute + communication of the ledger
+        slow_ranks + callback_waits + data + compute + communication + gaps
+            = data + compute + communication + other of the ledger
 
     A rank that works x seconds longer than the other n - 1 raises the mean work by x / n, and the mean wait of the
-    ranks for each other by x (n - 1) / n.
+    ranks for each other by x (n - 1) / n. The same holds for a rank that is x seconds longer in callbacks; the others
+    wait for it in the next step, or in the collective that ends a logging interval.
     """
 
     slow_ranks_s: float
+    callback_waits_s: float
+    """Waits of the other ranks for the one that spends longest in callbacks."""
     data_s: float
     compute_s: float
     communication_s: float
+    gaps_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,8 @@ class RunFacts:
     nccl: NcclTransport = field(default_factory=NcclTransport)
     prices: LayoutPrices | None = None
     """None where the planner has no measured rates of these ranks."""
+    others_share: float | None = None
+    """Share of the cores that other programs used on the busiest node; None where it is unknown."""
 
     @property
     def plan(self) -> Plan | None:
@@ -80,6 +87,11 @@ class RunFacts:
         ledger = self.ledger
         return ledger.data_s + ledger.compute_s + ledger.communication_s + ledger.optimizer_s
 
+    @cached_property
+    def first_start_s(self) -> float:
+        """Time from the first launch to its first step."""
+        return first_start_s(self.history)
+
     def median_of(self, term: str) -> float:
         """Median seconds of one term over the steady steps; 0 without any."""
         return float(np.median(self.steady[term])) if len(self.steady) else 0.0
@@ -98,7 +110,37 @@ class RunFacts:
     @cached_property
     def _slowest(self) -> Floats:
         """Rank, extra_s and extra_data_s of the slowest rank, a column for each of `rows`; NaN where none is named."""
-        return np.concatenate([_slowest_of(launch) for launch in self.history.launches], axis=1)
+        return self._of_intervals(SLOWEST_COLUMNS)
+
+    @cached_property
+    def callbacks(self) -> Floats:
+        """CALLBACK_COLUMNS of the interval of each of `rows`; NaN in a run without callbacks."""
+        return self._of_intervals(CALLBACK_COLUMNS)
+
+    def callback_times(self, count: int) -> tuple[Floats, Floats]:
+        """Seconds of each of `count` callbacks: in the intervals in which it was the longest, and after the last step.
+
+        Args:
+            count: of the callbacks in the run file.
+        """
+        longest, longest_s, _ = self.callbacks[:, self.callbacks[0] < count]
+        in_steps = np.zeros(count)
+        np.add.at(in_steps, longest.astype(int), longest_s)
+        at_end = np.zeros(count)
+        for launch in self.history.launches:
+            last_s = launch.last_callbacks_s[:count]
+            at_end[: len(last_s)] += last_s
+        return in_steps, at_end
+
+    @property
+    def _callback_waits_s(self) -> tuple[float, float]:
+        """Waits for callbacks of another rank, mean over the ranks: in steps, and in gaps between logging intervals."""
+        waits_s = np.nan_to_num(np.fmax(self.callbacks[-1] - self.rows["callback_s"], 0.0))
+        is_end = np.isfinite(self.rows[CALLBACK_COLUMNS[0]])
+        return float(waits_s[~is_end].sum()), float(waits_s[is_end].sum())
+
+    def _of_intervals(self, fields: Sequence[str]) -> Floats:
+        return np.concatenate([_of_intervals(launch, fields) for launch in self.history.launches], axis=1)
 
     @cached_property
     def slow_ranks(self) -> Sequence[SlowRank]:
@@ -134,18 +176,22 @@ class RunFacts:
         extra = sum(one.extra_s for one in self.slow_ranks)
         compute = min(ledger.compute_s, extra / world - data) if extra / world > data else 0.0
         waited = min(ledger.communication_s, extra * (world - 1) / world)
+        in_steps_s, in_gaps_s = self._callback_waits_s
+        called = min(ledger.communication_s - waited, in_steps_s)
+        gaps = min(ledger.other_s, in_gaps_s)
         return StepShares(
             slow_ranks_s=data + compute + waited,
+            callback_waits_s=called + gaps,
             data_s=ledger.data_s - data,
             compute_s=ledger.compute_s - compute,
-            communication_s=ledger.communication_s - waited,
+            communication_s=ledger.communication_s - waited - called,
+            gaps_s=ledger.other_s - gaps,
         )
 
 
-def _slowest_of(launch: RecordedLaunch) -> Floats:
+def _of_intervals(launch: RecordedLaunch, fields: Sequence[str]) -> Floats:
     """What the last row of its logging interval says of every effective step without a fault."""
-    ends = np.flatnonzero(np.isfinite(launch.steps["slowest_rank"]))
+    ends = np.flatnonzero(np.isfinite(launch.steps[fields[0]]))
     nth = np.searchsorted(ends, np.flatnonzero(~(launch.lost | launch.steps.is_fault())))
-    fields = ("slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
     named = np.array([np.append(launch.steps[field][ends], np.nan) for field in fields])
     return np.take(named, nth, axis=1)

@@ -1,36 +1,53 @@
-"""Causes that keep the run from training at all: its start, checkpoints, restarts, thrown-away steps, gaps."""
+"""Causes that keep the run from training at all: start, checkpoints, evaluation, restarts, thrown-away steps, gaps."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.observe.diagnosis.run_facts import RunFacts
 from trainworks.plan.reliability.checkpoint_interval import optimal_interval_s
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.events import Event
+from trainworks.record.metric_columns import Floats
 from trainworks.recover.failures import is_consequence
 from trainworks.units import format_duration
 
 _RARER = 1.2
 """Ratio of the best checkpoint interval to the present one from which a change is worth it."""
+_WAITS_WORTH = 0.1
+"""Share of the time of callbacks from which the waits for them are worth a line."""
+_EVALUATION_SHARE = 0.05
+"""Time of evaluations over that of the steps up to which they are not too frequent: an assumption."""
 
 
 def lost_to_start(facts: RunFacts) -> LostTime | None:
-    """Time from each launch to its first step; unknown for a command that records no steps."""
+    """Time from each launch to its first step, the first of them paid once; unknown for a command without steps."""
     lost_s = facts.ledger.start_s
     if lost_s <= 0 or (facts.plan is None and not facts.rows):
         return None
-    parts = tuple(_start_parts(facts))
     return LostTime(
         name="start",
         title="The accelerators idle before the first step",
         lost_s=lost_s,
-        evidence=parts or (f"{len(facts.history.launches)} launches",),
+        once_s=facts.first_start_s,
+        evidence=(_start_times(facts), *_start_parts(facts)),
         remedy="Prepare the data before the run, keep the caches of data and compiled code, and start fewer times.",
         setting="trainworks data prepare run.yaml" if facts.history.of_kind("data_ready") else None,
     )
+
+
+def _start_times(facts: RunFacts) -> str:
+    """How often the start was paid."""
+    launches, first_s = len(facts.history.launches), facts.first_start_s
+    if launches == 1:
+        return "paid once: a longer run pays no more for its start"
+    again_s = facts.ledger.start_s - first_s
+    return f"the first of {launches} launches took {format_duration(first_s)}, the others {format_duration(again_s)}"
 
 
 def _start_parts(facts: RunFacts) -> Iterator[str]:
@@ -79,6 +96,61 @@ def lost_to_checkpoints(facts: RunFacts) -> LostTime | None:
         setting=_interval(facts, best_s) if is_too_often else None,
         saves_s=gain * facts.steps_s if is_too_often else None,
     )
+
+
+def lost_to_evaluation(facts: RunFacts) -> LostTime | None:
+    """Time of evaluations on held-out data, and what rarer ones would save."""
+    lost_s, workload = facts.ledger.evaluation_s, facts.resolved.run_file.workload
+    settings = workload.eval if workload else None
+    if settings is None or lost_s <= 0:
+        return None
+    taken_s = facts.rows["evaluation_s"][np.isfinite(facts.rows["evaluation_s"])]
+    planned = facts.plan.evaluation if facts.plan else None
+    rarer = math.ceil(lost_s / (_EVALUATION_SHARE * max(facts.steps_s, 1e-9)))
+    every = min(rarer * settings.every_steps, facts.plan.num_steps) if facts.plan else rarer * settings.every_steps
+    is_too_often = every > settings.every_steps
+    return LostTime(
+        name="evaluation",
+        title="Training stops for evaluations",
+        lost_s=lost_s,
+        evidence=(
+            f"{len(taken_s):,} evaluations, one every {settings.every_steps:,} steps, "
+            f"take {format_duration(float(np.median(taken_s)))} each",
+            *((f"planned {format_duration(planned.evaluation_s)} each",) if planned else ()),
+        ),
+        remedy="Evaluate less often with `eval.every`, or on fewer batches with `eval.steps`.",
+        setting=f"workload: {{eval: {{every: {every} steps}}}}" if is_too_often else None,
+        saves_s=lost_s * (1 - settings.every_steps / every) if is_too_often else None,
+    )
+
+
+def lost_to_callbacks(facts: RunFacts) -> LostTime | None:
+    """Time of the user's callbacks after the steps, and the waits of the other ranks for them."""
+    waits_s, workload = facts.shares.callback_waits_s, facts.resolved.run_file.workload
+    lost_s = facts.ledger.callback_s + waits_s
+    if workload is None or not workload.callbacks or lost_s <= 0:
+        return None
+    in_steps, at_end = facts.callback_times(len(workload.callbacks))
+    costliest = max(range(len(in_steps)), key=lambda place: in_steps[place] + at_end[place])
+    evidence = [
+        *_callback_times(workload.callbacks, in_steps / max(1, len(facts.rows)), "a step"),
+        *_callback_times(workload.callbacks, at_end, "after the last step"),
+    ]
+    if waits_s > _WAITS_WORTH * lost_s:
+        evidence.append(f"ranks wait {format_duration(waits_s)} for the callbacks of another rank")
+    return LostTime(
+        name="callbacks",
+        title=f"The callback `{workload.callbacks[costliest]}` holds up the run",
+        lost_s=lost_s,
+        evidence=tuple(evidence),
+        remedy="Let it work on fewer steps, or in a thread. On an accelerator, reading a loss waits for the device.",
+    )
+
+
+def _callback_times(names: Sequence[str], seconds: Floats, when: str) -> list[str]:
+    """The callbacks that took time, the longest first."""
+    named = sorted(zip(seconds.tolist(), names, strict=True), reverse=True)
+    return [f"`{name}` takes {format_duration(taken_s)} {when}" for taken_s, name in named if taken_s > 0]
 
 
 def _faster_saves() -> str:
@@ -170,7 +242,7 @@ def _keep_interval() -> str:
 
 def lost_to_gaps(facts: RunFacts) -> LostTime | None:
     """Time outside all terms of the steps: logging, Python, pauses between the steps."""
-    lost_s = facts.ledger.other_s
+    lost_s = facts.shares.gaps_s
     if lost_s <= 0:
         return None
     return LostTime(

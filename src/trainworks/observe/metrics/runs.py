@@ -15,7 +15,7 @@ from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None
-MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "other_s")
+MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
 """Parts of a step in the metrics of a run."""
 
 
@@ -56,6 +56,10 @@ class RunSnapshot:
     """Energy of the accelerators."""
     spent_s: Mapping[str, float] = field(default_factory=dict)
     """The time ledger: seconds by category."""
+    first_start_s: float = 0.0
+    """Time from the first launch to its first step: what a run pays once."""
+    others_share: float | None = None
+    """Share of the cores of the busiest node that other programs used lately."""
 
     @property
     def plan(self) -> Plan | None:
@@ -68,8 +72,36 @@ class RunSnapshot:
         return self.recent[-1] if self.recent else None
 
     @property
+    def slowdown(self) -> float:
+        """Recent over planned time of a step, 1 at least: factor of an interval that the plan counts in steps."""
+        return 1.0 if self.plan is None else max(1.0, (self.step_s or 0.0) / self.plan.step_time.total_s)
+
+    @property
+    def planned_goodput(self) -> float | None:
+        """Goodput that the run would have by now without restarts, lost steps, gaps, and saves beyond the plan.
+
+            useful / (useful * (1 + planned saves / planned steps) + start + evaluation)
+
+        with the useful time, the first start and the evaluations as measured: a short run and a slow machine reach it,
+        too. None without a plan or a ledger.
+        """
+        plan, spent = self.plan, self.spent_s
+        if plan is None or not spent:
+            return None
+        steps_s = plan.num_steps * plan.step_time.total_s
+        saves_s = plan.run_time_s - steps_s - (plan.evaluation.total_s if plan.evaluation else 0.0)
+        useful_s = sum(spent[part.removesuffix("_s")] for part in StepTimeGroups.model_fields)
+        whole_s = useful_s * (1 + max(0.0, saves_s) / steps_s) + self.first_start_s + spent.get("evaluation", 0.0)
+        return useful_s / whole_s if whole_s > 0 else None
+
+    @property
     def unsaved_since(self) -> float | None:
-        """End of the last work that a checkpoint holds: its time, or the start of the attempt if that is later."""
+        """End of the last work that a checkpoint holds: its time, or the start of the attempt if that is later.
+
+        None before the first step of an attempt: it has done no work yet.
+        """
+        if self.latest is None or self.latest["t"] < (self.attempt_at or 0.0):
+            return None
         times = [at for at in (self.checkpoint_at, self.attempt_at) if at is not None]
         return max(times, default=None)
 
@@ -152,15 +184,17 @@ def _planned_parts(plan: Plan) -> Mapping[str, float]:
     return {name.removesuffix("_s"): value for name, value in plan.step_time.groups.model_dump().items()}
 
 
-def _checkpoint_interval(plan: Plan) -> float | None:
-    if plan.checkpoint_every_s is not None:
-        return plan.checkpoint_every_s
+def _checkpoint_interval(run: RunSnapshot) -> float | None:
+    plan = run.plan
+    if plan is None or plan.checkpoint_every_s is not None:
+        return None if plan is None else plan.checkpoint_every_s
     steps = plan.checkpoint_every_steps
-    return None if steps is None else steps * plan.step_time.total_s
+    return None if steps is None else steps * plan.step_time.total_s * run.slowdown
 
 
-def _planned_goodput(plan: Plan) -> float | None:
-    return plan.num_steps * plan.step_time.total_s / plan.run_time_s if plan.run_time_s > 0 else None
+def _training_step(run: RunSnapshot) -> float | None:
+    parts = _parts(run) if run.recent else {}
+    return sum(parts[part.removesuffix("_s")] for part in StepTimeGroups.model_fields) if parts else None
 
 
 def _mfu(run: RunSnapshot) -> float | None:
@@ -190,8 +224,8 @@ _METRICS = (
     _metric("step", _latest("step"), "Last recorded optimizer step.", "metrics.jsonl"),
     _metric(
         "planned_log_interval_seconds",
-        lambda run: run.resolved.longest_pause_s or None,
-        "Planned time between two writes of steps to the record.",
+        lambda run: run.resolved.longest_pause_s * run.slowdown or None,
+        "Planned time between two writes of steps to the record, at the recent pace where that is slower.",
         _PLAN,
     ),
     _metric("planned_steps", _planned(attrgetter("num_steps")), "Optimizer steps of the whole run.", _PLAN),
@@ -214,6 +248,12 @@ _METRICS = (
         "planned_mfu_ratio", _planned(lambda plan: plan.mfu(plan.tokens_per_s)), "Planned utilization, 0 to 1.", _PLAN
     ),
     _metric("step_seconds", attrgetter("step_s"), "Mean time of a step.", _RECENT),
+    _metric(
+        "training_step_seconds",
+        _training_step,
+        "Mean time of the parts of a step that the plan has: without checkpoint, evaluation, callbacks and logging.",
+        _RECENT,
+    ),
     _metric("planned_step_seconds", _planned(attrgetter("step_time.total_s")), "Planned time of a step.", _PLAN),
     _metric(
         "planned_step_low_seconds",
@@ -249,9 +289,21 @@ _METRICS = (
     _metric("goodput_ratio", attrgetter("goodput"), "Productive time over time holding accelerators, 0 to 1.", _LEDGER),
     _metric(
         "planned_goodput_ratio",
-        _planned(_planned_goodput),
-        "Planned steps * step time over planned run time, 0 to 1.",
-        _PLAN,
+        attrgetter("planned_goodput"),
+        "The same without restarts, lost steps, gaps, and saves beyond the plan, 0 to 1.",
+        f"{_LEDGER}, and the plan",
+    ),
+    _metric(
+        "other_load_ratio",
+        attrgetter("others_share"),
+        "Share of the cores of the run's busiest node that other programs used lately, 0 to 1.",
+        "usage/, from the kernel",
+    ),
+    _metric(
+        "planned_other_load_ratio",
+        lambda run: None if run.plan is None else run.resolved.planned_others_share,
+        "Largest such share with which the plan holds: that of its calibration, or what the ranks leave free.",
+        "resolved.json",
     ),
     _metric("spent_seconds", attrgetter("spent_s"), "Time since the launch by category.", _LEDGER, label="category"),
     _metric("energy_joules", attrgetter("energy_j"), "Energy of the accelerators so far.", "usage/, from the driver"),
@@ -275,8 +327,8 @@ _METRICS = (
     ),
     _metric(
         "planned_checkpoint_interval_seconds",
-        _planned(_checkpoint_interval),
-        "Planned time to the next.",
+        _checkpoint_interval,
+        "Planned time to the next; of an interval in steps at the recent pace, where that is slower.",
         _PLAN,
     ),
     _metric(

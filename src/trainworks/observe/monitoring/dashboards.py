@@ -60,7 +60,8 @@ DASHBOARDS = (
                 "Step time and the plan's interval",
                 "s",
                 {
-                    "measured": f"max(trainworks_run_step_seconds{_RUN})",
+                    "measured": f"max(trainworks_run_training_step_seconds{_RUN})",
+                    "measured, with checkpoints and evaluations": f"max(trainworks_run_step_seconds{_RUN})",
                     "planned": f"max(trainworks_run_planned_step_seconds{_RUN})",
                     "planned, low": f"max(trainworks_run_planned_step_low_seconds{_RUN})",
                     "planned, high": f"max(trainworks_run_planned_step_high_seconds{_RUN})",
@@ -90,6 +91,14 @@ DASHBOARDS = (
                 {
                     "measured": f"max(trainworks_run_goodput_ratio{_RUN})",
                     "planned": f"max(trainworks_run_planned_goodput_ratio{_RUN})",
+                },
+            ),
+            DashboardPanel(
+                "Cores that other programs use",
+                "percentunit",
+                {
+                    "measured": f"max(trainworks_run_other_load_ratio{_RUN})",
+                    "planned, at most": f"max(trainworks_run_planned_other_load_ratio{_RUN})",
                 },
             ),
             DashboardPanel(

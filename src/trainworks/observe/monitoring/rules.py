@@ -19,8 +19,8 @@ _TEAM_OF_RUN = (
 """Template of a label: the team that the queue had of a run; a job that has failed is on no node any more."""
 RECORDED = {
     "run:trainworks_step_slowdown:ratio": (
-        "max by (run) (trainworks_run_step_seconds / trainworks_run_planned_step_seconds)",
-        "Measured over planned time of a step.",
+        "max by (run) (trainworks_run_training_step_seconds / trainworks_run_planned_step_seconds)",
+        "Measured over planned time of a step, without what the plan does not have.",
     ),
     "run:trainworks_mfu:ratio": ("max by (run) (trainworks_run_mfu_ratio)", "Model FLOPs utilization."),
     "run:trainworks_deadline_slack:seconds": (

@@ -1,5 +1,7 @@
 """Alerts of runs. Thresholds are metrics of the plan, so one rule holds for every run.
 
+Like is compared with like: the exporter gives what the plan has beside what was measured, at the pace of the run.
+
 Aggregation by run makes one alert where the exporters of several nodes see the same run.
 """
 
@@ -9,12 +11,24 @@ from trainworks.observe.monitoring.alert import ASSUMED, AlertCase, AlertRule
 
 _RUN = {"run": "demo-1"}
 _RUNNING = 'and on (run, instance) trainworks_run_state{state="RUNNING"} == 1'
+_UNDISTURBED = (
+    "unless on (run, instance)"
+    " (avg_over_time(trainworks_run_other_load_ratio[10m]) > trainworks_run_planned_other_load_ratio)"
+)
+"""No verdict on the pace of a run while other programs use cores that its plan counts on."""
 _IS_RUNNING = {'trainworks_run_state{run="demo-1",state="RUNNING"}': "1+0x300"}
 
 
 def _of_run(**values: str) -> dict[str, str]:
     """Series of a running run, by the end of the name."""
     return _IS_RUNNING | {f'trainworks_run_{name}{{run="demo-1"}}': value for name, value in values.items()}
+
+
+_SLOW_STEPS = {
+    "training_step_seconds": "1.3+0x30",
+    "planned_step_high_seconds": "1.2+0x30",
+    "planned_other_load_ratio": "0.1+0x30",
+}
 
 
 RUN_ALERTS = (
@@ -82,14 +96,16 @@ RUN_ALERTS = (
     ),
     AlertRule(
         name="RunStepAbovePlan",
-        expr=f"max by (run) (trainworks_run_step_seconds > trainworks_run_planned_step_high_seconds {_RUNNING})",
+        expr="max by (run) (trainworks_run_training_step_seconds > trainworks_run_planned_step_high_seconds"
+        f" {_RUNNING} {_UNDISTURBED})",
         summary="Steps of run {{ $labels.run }} take longer than the plan's interval.",
-        threshold="the upper end of the plan's 80 % interval",
-        action="compare the parts of the step in `trainworks report RUN`",
+        threshold="the upper end of the plan's 80 % interval, for the parts of a step that the plan has; "
+        "no verdict while other programs use more of the cores than the plan allows for",
+        action="`trainworks why RUN` names the costliest cause; `trainworks report RUN` has the parts of the step",
         severity="warning",
         lasts="10m",
-        fires=AlertCase("20m", _of_run(step_seconds="1.3+0x30", planned_step_high_seconds="1.2+0x30"), _RUN),
-        quiet=AlertCase("20m", _of_run(step_seconds="1.1+0x30", planned_step_high_seconds="1.2+0x30")),
+        fires=AlertCase("20m", _of_run(**_SLOW_STEPS, other_load_ratio="0.05+0x30"), _RUN),
+        quiet=AlertCase("20m", _of_run(**_SLOW_STEPS, other_load_ratio="0.5+0x30")),
     ),
     AlertRule(
         name="RunStraggler",
@@ -111,10 +127,12 @@ RUN_ALERTS = (
     ),
     AlertRule(
         name="RunGoodputBelowPlan",
-        expr=f"max by (run) (trainworks_run_goodput_ratio < 0.9 * trainworks_run_planned_goodput_ratio {_RUNNING})",
+        expr="max by (run) (trainworks_run_goodput_ratio < 0.9 * trainworks_run_planned_goodput_ratio"
+        f" {_RUNNING} {_UNDISTURBED})",
         summary="Run {{ $labels.run }} loses more time than planned.",
-        threshold=f"nine tenths of the plan's goodput ({ASSUMED})",
-        action="read the time ledger in `trainworks report RUN`: start, checkpoints, restarts, lost steps",
+        threshold="nine tenths of the goodput that it would have by now without restarts, lost steps, gaps, and saves "
+        f"beyond the plan ({ASSUMED})",
+        action="`trainworks why RUN` names the costliest cause: restarts, lost steps, checkpoints, callbacks",
         severity="warning",
         lasts="30m",
         fires=AlertCase("40m", _of_run(goodput_ratio="0.8+0x50", planned_goodput_ratio="0.95+0x50"), _RUN),

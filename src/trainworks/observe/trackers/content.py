@@ -97,7 +97,7 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     """The metrics of one optimizer step; MFU where the peak of the accelerator is known."""
     workload = resolved.run_file.workload
     unit = workload.unit if workload else "samples"
-    training_s = row["step_s"] - row.get("evaluation_s", 0.0)
+    training_s = row["step_s"] - row.get("evaluation_s", 0.0) - row.get("callback_s", 0.0)
     rate = row["tokens"] / training_s if training_s > 0 else 0.0
     values = {
         "train/loss": row["loss"],

@@ -22,7 +22,7 @@ from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
 _LINE_S = 5.0
-_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "other_s")
+_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
 
 
 class LineView:

@@ -16,6 +16,7 @@ CATEGORY_MEANINGS = {
     "data": "waiting for a batch",
     "checkpoint": "standing still to save",
     "evaluation": "held-out data, without training",
+    "callback": "your callbacks after the steps",
     "start": "launch to first step",
     "restart": "failure to next step",
     "lost": "steps thrown away",
