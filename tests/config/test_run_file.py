@@ -387,6 +387,12 @@ def test_a_command_has_no_software_to_plan_for() -> None:
         RunFile.model_validate({"name": "a", "run": "true", "software": "MaxText"})
 
 
+@pytest.mark.parametrize("nothing", [{}, [], ""])
+def test_accelerators_without_any_are_refused(nothing: object) -> None:
+    with pytest.raises(ValidationError, match="accelerator"):
+        run_file(resources={"accelerators": nothing})
+
+
 @pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "a b", "-a", "a" * 64])
 def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) -> None:
     with pytest.raises(ValidationError) as found:

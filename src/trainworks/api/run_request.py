@@ -271,7 +271,8 @@ def not_kept(run_file: RunFile, name: str) -> list[str]:
         for option in (block.model_dump(exclude_defaults=True) if key != _ENGINES.get(name) else ())
         if (key, option) not in _KEPT_OTHERWISE
     ]
-    changed = changed_elsewhere(run_file.resources, chooses=False) if name != "skypilot" else ()
+    chooses = run_file.cluster.of is not None
+    changed = changed_elsewhere(run_file.resources, chooses=chooses) if name != "skypilot" else ()
     return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed]
 
 
