@@ -56,5 +56,5 @@ def _name_special_tokens(file: Path, tokens: dict[str, str]) -> None:
     """Let the settings of a tokenizer name these special tokens, so that it renders the template as the run did."""
     settings = json.loads(file.read_bytes())
     named = special_tokens(settings)
-    settings |= {name: token for name, token in tokens.items() if named.get(name) != token}
+    settings |= {name: token for name, token in tokens.items() if named.get(name, "") != token}
     write_atomic(file, json.dumps(settings, indent=2) + "\n")
