@@ -63,8 +63,8 @@ def is_task(data: Mapping[str, Any]) -> bool:
 def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     """A mapping with the keys of a SkyPilot task as that of a run file, and which keys moved where.
 
-    A key that is set in `cluster.skypilot`, too, keeps the value there, and secrets of both are secret. An unknown key stays where it is, and is an
-    error later. A run file without such keys comes back as it was.
+    A key that is set in `cluster.skypilot`, too, keeps the value there, and secrets of both are secret. An unknown key
+    stays where it is, and is an error later. A run file without such keys comes back as it was.
     """
     rest = {key: value for key, value in data.items() if value is not None or key not in MOVED}
     cluster = _cluster_of(rest.get("cluster"))
