@@ -145,4 +145,4 @@ def _check_owner(path: Path, facts: os.stat_result, also: int | None = None) -> 
             hint="submit the run again as its owner",
         )
     if facts.st_mode & _OTHERS_WRITE:
-        raise NotOwnerError(f"other users can write `{path}`", hint=f"chmod go-w {path}")
+        raise NotOwnerError(f"other users can write `{path}`", hint=f"chmod go-w {shlex.quote(str(path))}")
