@@ -343,7 +343,7 @@ def test_a_secret_of_kubernetes_is_a_name(word: str) -> None:
 def test_a_secret_that_is_no_variable_is_refused() -> None:
     """It would stand beside the variable that was meant, which is then no secret."""
     task = {"name": "a", "run": "true", "cluster": {"skypilot": {"secrets": ["HF_TOKN"]}}}
-    with pytest.raises(ValidationError, match=r"`HF_TOKN` in `cluster\.skypilot\.secrets` is no"):
+    with pytest.raises(ValidationError, match=r"`HF_TOKN` in `cluster\.skypilot\.secrets` is not among"):
         RunFile.model_validate(task | {"envs": {"HF_TOKEN": "x"}})
 
 

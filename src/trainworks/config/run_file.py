@@ -321,7 +321,7 @@ class RunFile(Spec):
     def _secrets_are_variables(self) -> RunFile:
         if missing := [name for name in self.cluster.skypilot.secrets if name not in self.envs]:
             raise FieldError(
-                f"`{missing[0]}` in `cluster.skypilot.secrets` is no variable of `envs`",
+                f"`{missing[0]}` in `cluster.skypilot.secrets` is not among the variables of `envs`",
                 hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
             )
         return self
