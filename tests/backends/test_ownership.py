@@ -145,6 +145,16 @@ def test_a_store_is_private_where_no_other_user_can_write_it(tmp_path: Path) -> 
     assert not is_private(url)
 
 
+def test_a_folder_that_every_user_can_write_is_named_for_a_shell(tmp_path: Path) -> None:
+    runs = tmp_path / "my runs"
+    runs.mkdir()
+    run_dir = create_run_dir(runs, "demo")
+    runs.chmod(0o777)
+    with pytest.raises(NotOwnerError) as refused:
+        check_run_dir(run_dir.path, shared=True)
+    assert f"chmod o-w '{runs}'" in str(refused.value.hint)
+
+
 def test_a_run_that_the_dispatcher_would_not_execute_is_refused_at_its_submission(
     run_dir: RunDir, tmp_path: Path
 ) -> None:

@@ -334,6 +334,19 @@ def test_a_name_of_slurm_holds_nothing_that_a_shell_reads(key: str, word: str) -
         RunFile.model_validate({"name": "a", "run": "true", "cluster": {"engine": "slurm", "slurm": {key: word}}})
 
 
+@pytest.mark.parametrize("word", HOSTILE)
+def test_a_secret_of_kubernetes_is_a_name(word: str) -> None:
+    with pytest.raises(ValidationError):
+        RunFile.model_validate({"name": "a", "run": "true", "cluster": {"kubernetes": {"pull_secrets": [word]}}})
+
+
+def test_a_secret_that_is_no_variable_is_refused() -> None:
+    """It would stand beside the variable that was meant, which is then no secret."""
+    task = {"name": "a", "run": "true", "cluster": {"skypilot": {"secrets": ["HF_TOKN"]}}}
+    with pytest.raises(ValidationError, match=r"`HF_TOKN` in `cluster\.skypilot\.secrets` is not among"):
+        RunFile.model_validate(task | {"envs": {"HF_TOKEN": "x"}})
+
+
 @pytest.mark.parametrize("option", ["reservation", "--a b", "--x=1\n#SBATCH --wrap", "-x", "--UP=1"])
 def test_an_option_of_sbatch_is_one_option(option: str) -> None:
     with pytest.raises(ValidationError):
@@ -385,6 +398,12 @@ def test_a_bad_value_of_the_software_is_one_error_with_its_place(tmp_path: Path,
 def test_a_command_has_no_software_to_plan_for() -> None:
     with pytest.raises(ValidationError, match="`software` needs `workload`"):
         RunFile.model_validate({"name": "a", "run": "true", "software": "MaxText"})
+
+
+@pytest.mark.parametrize("nothing", [{}, [], ""])
+def test_accelerators_without_any_are_refused(nothing: object) -> None:
+    with pytest.raises(ValidationError, match="accelerator"):
+        run_file(resources={"accelerators": nothing})
 
 
 @pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "a b", "-a", "a" * 64])

@@ -136,6 +136,11 @@ def test_secrets_stay_secrets_with_and_without_a_value(variables: str) -> None:
     assert facts(exported_request(request)) == facts(exported_request(again)) == facts(yaml.safe_load(text))
 
 
+def test_secrets_of_the_task_and_of_its_options_are_all_secrets() -> None:
+    task = exported("run: a\nsecrets: {A: x, B: y}\nenvs: {C: z}\ncluster: {skypilot: {secrets: [B, C]}}")
+    assert (task["secrets"], task.get("envs")) == ({"B": "y", "C": "z", "A": "x"}, None)
+
+
 def test_a_task_without_cores_leaves_them_to_skypilot() -> None:
     assert "resources" not in exported("num_nodes: 2\nrun: a")
     assert exported("run: a\ncluster: {processes_per_node: 8}")["resources"] == {"cpus": "8+"}

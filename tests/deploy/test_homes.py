@@ -61,6 +61,9 @@ def test_cloud_init_puts_the_administrator_where_no_mount_of_the_stack_is(tmp_pa
         ("admin_keys:", "admin: ubuntu\nadmin_home: /home/ubuntu\nadmin_keys:"),
         ("admin_keys:", "admin_home: /home\nadmin_keys:"),
         ("at: /home,", "at: /var/lib,"),
+        ("at: /home,", "at: /var/lib/,"),
+        ("at: /home,", "at: //var/./lib,"),
+        ("at: /home,", "at: /,"),
         ("at: /local}", "at: /var/lib/deploy}"),
     ],
 )
@@ -73,6 +76,7 @@ def test_check_refuses_a_mount_that_hides_the_key_of_the_account(tmp_path: Path,
     ("mount", "homes"),
     [
         ("{kind: nfs, at: /home, server: store1, export: /export/home}", ("/export/home", ["store1"], True)),
+        ("{kind: nfs, at: /home/, server: store1, export: /export/home}", ("/export/home", ["store1"], True)),
         ("{kind: nfs, at: /home, server: filer9, export: /vol/home}", ("/vol/home", [], True)),
         ("{kind: beegfs, at: /home, server: mgmt1}", ("/home", ["login1"], True)),
         ("{kind: nfs, at: /homes, server: store1, export: /export/home}", ("/home", 18, False)),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import trainworks
 from tests.plan.shapes import workload
 from trainworks.api.launching.resolve import resolve
-from trainworks.api.run_request import RunRequest, job_in_format
+from trainworks.api.run_request import RunRequest, job_in_format, not_kept
 from trainworks.catalog.catalog import load_catalog
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
@@ -55,6 +55,15 @@ def test_a_job_may_take_a_part_of_the_described_cluster() -> None:
 def test_what_the_run_file_requests_comes_first() -> None:
     asked = spec({"of": A100}, resources={"accelerators": "A100:4", "cpus": 10, "memory": 64})
     assert asked.node == NodeResources(cores=10.0, accelerators=4, accelerator="A100", memory_bytes=64 * 10**9)
+
+
+@pytest.mark.parametrize("wanted", [["V100:8", "A100:4"], {"V100:8": None, "A100:4": None}, ["A100:16", "A100:4"]])
+def test_of_several_accelerators_the_described_one_is_requested(wanted: Any) -> None:
+    asked = spec({"of": A100}, resources={"accelerators": wanted})
+    assert (asked.node.accelerator, asked.node.accelerators, asked.node.alternatives) == ("A100", 4, ())
+    assert asked.node.cores == 48.0
+    request = run_file({"of": A100}, resources={"accelerators": wanted})
+    assert not_kept(request, "lsf") == parse_run_file(request.model_dump_json(), name="a.yaml")[1].unused == []
 
 
 def test_nodes_that_are_described_by_their_accelerators_have_no_known_cores_and_memory() -> None:

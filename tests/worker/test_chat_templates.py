@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
 
 from trainworks.api.anchor import anchored_workload
+from trainworks.config.finetune import Chat
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import Workload
@@ -29,7 +31,7 @@ from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.preparation import prepare_for_run
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.split import Side
-from trainworks.worker.data.tokenization import Tokenization
+from trainworks.worker.data.tokenization import Tokenization, find_tokenization
 from trainworks.worker.evaluation import build_evaluator
 from trainworks.worker.exporting.tokenizer import write_tokenizer
 from trainworks.worker.health.heartbeat import Heartbeat
@@ -235,3 +237,27 @@ def test_an_exported_tokenizer_renders_what_the_run_trained_on(tmp_path: Path) -
         messages = conversations(1, seed=4)[0]["messages"]
         assert written.apply_chat_template(messages) == read.apply_chat_template(messages)
         assert written.apply_chat_template(messages, tokenize=False).startswith("<s>[INST] ")
+
+
+def test_an_exported_tokenizer_names_the_special_tokens_of_the_run(tmp_path: Path) -> None:
+    """Those beside the tokenizer of the data, where the checkpoint lists others in its older file."""
+    model, other = write_checkpoint(tmp_path / "mistral", "mistral"), tmp_path / "other"
+    shutil.copytree(model, other)
+    (other / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "[/INST]"}))
+    chats = write_records(tmp_path / "chats.jsonl", conversations(4, seed=3))
+    workload = workload_of(model, chats, {"data": str(chats)}, tokenizer=str(other / "tokenizer.json"))
+    folder, _ = prepare(workload.data, tmp_path / "cache")
+    (part := tmp_path / "part").mkdir()
+    write_tokenizer(workload, Tokenization.read(folder), part)
+    written = AutoTokenizer.from_pretrained(part)
+    assert (written.bos_token, written.eos_token) == ("<s>", "[/INST]")
+
+
+def test_an_exported_tokenizer_without_an_end_of_text_names_none(tmp_path: Path) -> None:
+    model = {"layers": 1, "hidden": 8, "heads": 1}
+    fields = {"task": "causal-lm", "model": model, "data": {"sequence_length": 8, "chat": True}, "global_batch": 1}
+    letters = Tokenizer(models.BPE({letter: n for n, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    letters.save(str(tmp_path / "tokenizer.json"))
+    found = find_tokenization(tmp_path / "tokenizer.json", Chat())
+    write_tokenizer(Workload.model_validate(fields | {"train_for": "1 steps"}), found, tmp_path)
+    assert "eos_token" not in json.loads((tmp_path / "tokenizer_config.json").read_text())

@@ -60,6 +60,12 @@ def test_shards_hold_the_images_of_the_folders(pictures, tmp_path):
     assert (ours["images"] == theirs["images"]).all() and (ours["labels"] == theirs["labels"]).all()
 
 
+def test_prepared_images_are_no_text(pictures, tmp_path):
+    make_image_shards(DataSource(source=str(pictures)), tmp_path / "shards", lambda done, total: None)
+    with pytest.raises(UsageError, match="holds prepared images, not tokens"):
+        prepare(Data(source=str(tmp_path / "shards"), sequence_length=8), tmp_path / "cache")
+
+
 def test_an_interrupted_shard_is_made_again_and_a_finished_one_is_not(pictures, tmp_path):
     source = DataSource(source=str(pictures))
     card = make_image_shards(source, tmp_path / "whole", lambda done, total: None)

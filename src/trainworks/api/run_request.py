@@ -271,7 +271,8 @@ def not_kept(run_file: RunFile, name: str) -> list[str]:
         for option in (block.model_dump(exclude_defaults=True) if key != _ENGINES.get(name) else ())
         if (key, option) not in _KEPT_OTHERWISE
     ]
-    changed = changed_elsewhere(run_file.resources, chooses=False) if name != "skypilot" else ()
+    chooses = run_file.cluster.of is not None
+    changed = changed_elsewhere(run_file.resources, chooses=chooses) if name != "skypilot" else ()
     return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed]
 
 
@@ -280,15 +281,9 @@ _KEPT_OTHERWISE = (("skypilot", "secrets"), ("skypilot", "program"))
 
 
 def job_in_format(request: RunRequest, name: str) -> str:
-    """`job_text`, with a comment at the top for everything that the format does not keep."""
-    text = job_text(request, name)
-    first, rest = text.split("\n", 1) if text.startswith("#!") else (None, text)
-    comments = "".join(f"# {' '.join(remark.split())}\n" for remark in not_kept(request.run_file, name))
-    return (f"{first}\n" if first is not None else "") + comments + rest
-
-
-def job_text(request: RunRequest, name: str) -> str:
     """The job as text for an engine that Trainworks does not talk to, or as a run file; this machine is not probed.
+
+    A comment at the top names everything that the format does not keep.
 
     Args:
         request: the job.
@@ -297,6 +292,13 @@ def job_text(request: RunRequest, name: str) -> str:
     Raises:
         UsageError: the format cannot express the job.
     """
+    text = _job_text(request, name)
+    first, rest = text.split("\n", 1) if text.startswith("#!") else (None, text)
+    comments = "".join(f"# {' '.join(remark.split())}\n" for remark in not_kept(request.run_file, name))
+    return (f"{first}\n" if first is not None else "") + comments + rest
+
+
+def _job_text(request: RunRequest, name: str) -> str:
     if name == "run-file":
         return "---\n".join(map(_run_file_text, (request, *request.following)))
     if request.following:
@@ -308,7 +310,7 @@ def job_text(request: RunRequest, name: str) -> str:
         run_file = with_described_nodes(run_file, request.source, of_format=True)
     _check_needs_no_trainworks(run_file, name)
     if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
-        hidden = dict.fromkeys(one for one in run_file.cluster.skypilot.secrets if one in run_file.envs)
+        hidden = dict.fromkeys(run_file.cluster.skypilot.secrets)
         run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster

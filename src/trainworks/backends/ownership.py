@@ -7,6 +7,7 @@ only what the file system says belongs to its own user.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,7 +122,7 @@ def _check_parents(folder: Path) -> None:
         if facts.st_mode & stat.S_IWOTH and not facts.st_mode & stat.S_ISVTX:
             raise NotOwnerError(
                 f"`{folder}` does not belong to you for sure: every user can write `{parent}`",
-                hint=f"chmod o-w {parent}, or {_MOVE}",
+                hint=f"chmod o-w {shlex.quote(str(parent))}, or {_MOVE}",
             )
 
 
@@ -144,4 +145,4 @@ def _check_owner(path: Path, facts: os.stat_result, also: int | None = None) -> 
             hint="submit the run again as its owner",
         )
     if facts.st_mode & _OTHERS_WRITE:
-        raise NotOwnerError(f"other users can write `{path}`", hint=f"chmod go-w {path}")
+        raise NotOwnerError(f"other users can write `{path}`", hint=f"chmod go-w {shlex.quote(str(path))}")

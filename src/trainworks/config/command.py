@@ -43,11 +43,13 @@ def _requests(value: Any) -> tuple[AcceleratorRequest, ...]:
     if isinstance(value, AnyOf):
         return value
     if isinstance(value, dict):
-        return AnyOf(_request(str(name) if count is None else f"{name}:{count}") for name, count in value.items())
-    found = tuple(_request(str(item)) for item in (value if isinstance(value, list | tuple) else [value]))
-    if not found:
+        texts = [str(name) if count is None else f"{name}:{count}" for name, count in value.items()]
+    else:
+        texts = [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
+    if not texts:
         raise FieldError("`accelerators` is empty", hint="write it like `A100:8`")
-    return found
+    found = map(_request, texts)
+    return AnyOf(found) if isinstance(value, dict) else tuple(found)
 
 
 def _as_written(requests: tuple[AcceleratorRequest, ...]) -> list[str] | dict[str, None]:
@@ -119,7 +121,9 @@ MemoryField = Annotated[
     PlainSerializer(_amount_as_written),
     WithJsonSchema({"type": ["string", "number"], "examples": ["32+", "64GB"]}),
 ]
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "WEBHOOK", "CREDENTIAL")
+_SECRET = re.compile(
+    r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|WEBHOOK|CREDENTIAL|(?<![^_])KEY(?![^_])"
+)
 
 
 def is_secret(name: str) -> bool:
@@ -127,9 +131,10 @@ def is_secret(name: str) -> bool:
 
     >>> is_secret("WANDB_API_KEY"), is_secret("db_password"), is_secret("SIGNING_KEY"), is_secret("MONKEYS")
     (True, True, True, False)
+    >>> is_secret("HF_TOKEN"), is_secret("MAX_TOKENS"), is_secret("TOKENIZERS_PARALLELISM")
+    (True, False, False)
     """
-    upper = name.upper()
-    return any(word in upper for word in _SECRET_WORDS) or "KEY" in upper.split("_")
+    return _SECRET.search(name.upper()) is not None
 
 
 def _environment_value(value: Any) -> Any:

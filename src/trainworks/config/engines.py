@@ -246,7 +246,7 @@ class Kubernetes(Spec):
     run_as_user: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """User id of the pods, with the group of the same number; it owns new files on the volume. By default the user of
     the image, or 1000 if the namespace enforces the Pod Security standard `restricted`."""
-    pull_secrets: tuple[str, ...] = ()
+    pull_secrets: tuple[Word, ...] = ()
     """Secrets with the credentials of the image's registry."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints of nodes, beside those of accelerators: `{key: dedicated, value: training}`."""

@@ -53,7 +53,8 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, data, source))) from None
     if run_file.cluster.engine != "skypilot":
-        changed = changed_elsewhere(run_file.resources, chooses=run_file.cluster.engine in ("local", "described"))
+        chooses = run_file.cluster.engine in ("local", "described") or run_file.cluster.of is not None
+        changed = changed_elsewhere(run_file.resources, chooses=chooses)
         source.unused += [f"{source.place(field)}: {what}" for field, what in changed]
         ignored = [(source.place(origin), reason) for origin, reason in without_effect(moves)]
         source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]

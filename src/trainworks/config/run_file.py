@@ -323,6 +323,15 @@ class RunFile(Spec):
         return self
 
     @model_validator(mode="after")
+    def _secrets_are_variables(self) -> RunFile:
+        if missing := [name for name in self.cluster.skypilot.secrets if name not in self.envs]:
+            raise FieldError(
+                f"`{missing[0]}` in `cluster.skypilot.secrets` is not among the variables of `envs`",
+                hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_kind_of_work(self) -> RunFile:
         if (self.workload is None) == (self.run is None):
             hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None

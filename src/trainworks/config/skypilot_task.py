@@ -63,8 +63,8 @@ def is_task(data: Mapping[str, Any]) -> bool:
 def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     """A mapping with the keys of a SkyPilot task as that of a run file, and which keys moved where.
 
-    A key that is set in `cluster.skypilot`, too, keeps the value there. An unknown key stays where it is, and is an
-    error later. A run file without such keys comes back as it was.
+    A key that is set in `cluster.skypilot`, too, keeps the value there, and secrets of both are secret. An unknown key
+    stays where it is, and is an error later. A run file without such keys comes back as it was.
     """
     rest = {key: value for key, value in data.items() if value is not None or key not in MOVED}
     cluster = _cluster_of(rest.get("cluster"))
@@ -93,7 +93,7 @@ def changed_elsewhere(resources: Resources | None, *, chooses: bool) -> Iterator
 
     Args:
         resources: of the run file.
-        chooses: whether any of several accelerators will do there, as on this machine.
+        chooses: whether one of several accelerators is chosen there: that of this machine, or of a description.
     """
     wanted, path = list((resources and resources.accelerators) or ()), ("resources", "accelerators")
     if parts := [str(one) for one in wanted if one.share]:
@@ -181,6 +181,7 @@ def _read_secrets(rest: dict[str, Any], options: dict[str, Any], moves: Moves) -
     secrets, variables = rest.get("secrets"), rest.get("envs") or {}
     if isinstance(secrets, dict) and isinstance(variables, dict):
         rest["envs"] = {**rest.pop("secrets"), **variables}
-        if secrets:
-            options.setdefault("secrets", list(map(str, secrets)))
+        own = options.get("secrets") or []
+        if secrets and isinstance(own, list):
+            options["secrets"] = [*own, *(name for name in map(str, secrets) if name not in own)]
         moves |= {("secrets", str(name)): ("envs", str(name)) for name in secrets}

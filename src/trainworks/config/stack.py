@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import IPv4Network
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from trainworks.config.autoscale import ConfigPath
 from trainworks.config.load import problems_of
 from trainworks.config.source import Source, read_text
 from trainworks.config.spec import FieldError, Spec
@@ -19,7 +18,7 @@ from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
 from trainworks.config.stack_parts.software import GpuSoftware, Monitoring, SoftwareEnvironment
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
-from trainworks.config.stack_parts.words import AccountName, PublicKey, Role
+from trainworks.config.stack_parts.words import AccountName, Folder, PublicKey, Role
 from trainworks.errors import RunFileError, UsageError
 
 
@@ -34,7 +33,7 @@ class Stack(Spec):
     """Network of the nodes; file systems are exported to it alone."""
     admin: AccountName = "deploy"
     """User that Ansible logs in as, and that cloud-init creates."""
-    admin_home: ConfigPath | None = None
+    admin_home: Folder | None = None
     """Home of `admin`, with its keys; by default /var/lib/ADMIN, over which nothing is mounted. An account
     whose home is below one of `mounts` is moved here."""
     admin_keys: Annotated[tuple[PublicKey, ...], Field(min_length=1)]
@@ -120,7 +119,7 @@ class Stack(Spec):
     @model_validator(mode="after")
     def _no_mount_hides_the_administrator(self) -> Stack:
         for folder in self.folders:
-            if f"{self.home_of_admin}/".startswith(f"{folder}/"):
+            if PurePosixPath(self.home_of_admin).is_relative_to(folder):
                 raise FieldError(
                     f"`{folder}` is mounted over {self.home_of_admin}, the home of `{self.admin}`, and hides its keys: "
                     "no playbook would reach a node again",
@@ -138,7 +137,7 @@ class Stack(Spec):
     @property
     def home_of_admin(self) -> str:
         """Home of the user that Ansible logs in as."""
-        return (self.admin_home or f"/var/lib/{self.admin}").rstrip("/")
+        return self.admin_home or f"/var/lib/{self.admin}"
 
     @property
     def folders(self) -> list[str]:

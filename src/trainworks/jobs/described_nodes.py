@@ -36,14 +36,14 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     if cluster.of is None or (cluster.engine == "described" and not of_format):
         return run_file
     whole = _whole(cluster.of, source)
-    nodes, count = _nodes(run_file, whole, source), _accelerators(run_file, whole, source)
-    changes: dict[str, object] = {"nodes": nodes}
+    wanted = _accelerators(run_file, whole, source)
+    count = wanted.count
+    changes: dict[str, object] = {"nodes": _nodes(run_file, whole, source)}
     if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and _has_gpus(whole):
         changes["processes_per_node"] = count
     written = run_file.resources or Resources()
-    kind = AcceleratorRequest(name=whole.accelerator.name, count=count)
     resources = {
-        "accelerators": written.accelerators or (kind,),
+        "accelerators": (wanted,),
         "cpus": written.cpus or _cores(whole, count),
         "memory": written.memory or _memory_gb(whole, count),
     }
@@ -64,7 +64,7 @@ def described_part(run_file: RunFile, source: Source | None = None) -> ClusterDe
     if run_file.cluster.engine == "described":
         return _whole(run_file.cluster.of or "", source, ("cluster",))
     whole = _whole(run_file.cluster.of or "", source)
-    return whole.part(_nodes(run_file, whole, source), _accelerators(run_file, whole, source))
+    return whole.part(_nodes(run_file, whole, source), _accelerators(run_file, whole, source).count)
 
 
 def check_worker(run_file: RunFile, source: Source | None = None) -> None:
@@ -108,8 +108,8 @@ def _nodes(run_file: RunFile, whole: ClusterDescription, source: Source | None) 
     return nodes
 
 
-def _accelerators(run_file: RunFile, whole: ClusterDescription, source: Source | None) -> int:
-    """Accelerators of a node that the job takes: those of the run file, or all that are described."""
+def _accelerators(run_file: RunFile, whole: ClusterDescription, source: Source | None) -> AcceleratorRequest:
+    """Accelerators of a node that the job takes: those of the run file that are described, or all that are."""
     most = whole.accelerators_per_node
     per_node = run_file.cluster.processes_per_node
     requests = run_file.resources.accelerators if run_file.resources else None
@@ -120,13 +120,12 @@ def _accelerators(run_file: RunFile, whole: ClusterDescription, source: Source |
     if requests and min(one.count for one in same) > most:
         _refuse(f"`{same[0]}` requested", whole, f"request at most {most} accelerators of a node", source, at)
     if requests:
-        return next(one.count for one in same if one.count <= most)
-    if run_file.workload is None or per_node == "auto":
-        return most
-    if per_node > most:
+        return next(one for one in same if one.count <= most)
+    count = most if run_file.workload is None or per_node == "auto" else per_node
+    if count > most:
         hint = f"set `processes_per_node` to at most {most}: a rank takes one accelerator"
-        _refuse(f"{per_node} ranks on each node", whole, hint, source, ("cluster", "processes_per_node"))
-    return per_node
+        _refuse(f"{count} ranks on each node", whole, hint, source, ("cluster", "processes_per_node"))
+    return AcceleratorRequest(name=whole.accelerator.name, count=count)
 
 
 def _is_same(request: AcceleratorRequest, whole: ClusterDescription) -> bool:

@@ -280,15 +280,16 @@ def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Pat
         EnvironmentProblem: the source, the tokenizer or the chat template is not what it was.
     """
     ready = [event["folder"] for event in read_events(run_dir.events_file) if event["kind"] == "data_ready"]
-    kept = Path(ready[-1]) if ready else None
-    is_kept = kept is not None and (kept / CARD).is_file()
-    folder = kept if is_kept else prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))[0]
-    assert folder is not None
-    if not is_kept and open_dataset(folder, workload.data).fingerprint != manifest.data_fingerprint:
-        raise EnvironmentProblem(
-            "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",
-            hint="restore the files of the source",
-        )
+    kept = [folder for folder in map(Path, ready[-1:]) if (folder / CARD).is_file()]
+    if kept:
+        folder = kept[0]
+    else:
+        folder, _ = prepare(workload.data, cache_folder("data"), side=training_side(workload.eval))
+        if open_dataset(folder, workload.data).fingerprint != manifest.data_fingerprint:
+            raise EnvironmentProblem(
+                "the prepared data of the run is gone and its source changed: the tokenizer cannot be made again",
+                hint="restore the files of the source",
+            )
     check_tokenization(manifest, fingerprint_of(folder))
     return folder
 

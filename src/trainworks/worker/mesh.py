@@ -54,11 +54,9 @@ class Mesh:
         self.pp_rank, self.cp_rank, self.tp_rank = pp, cp, tp
         self.dp_rank = replicate * layout.dp_shard + shard
         if dist.is_initialized():
-            self._create_meshes(has_experts=model is None or model.experts > 0)
-            self._create_groups(
-                has_experts=model is None or model.experts > 0,
-                is_tied=model is None or model.tie_embeddings,
-            )
+            has_experts = model is None or model.experts > 0
+            self._create_meshes(has_experts=has_experts)
+            self._create_groups(has_experts=has_experts, is_tied=model is None or model.tie_embeddings)
 
     def _create_meshes(self, *, has_experts: bool) -> None:
         """Meshes of dense weights and of experts; plain replicas need none, because DDP uses the default group."""

@@ -143,6 +143,17 @@ def test_the_record_comes_back_as_it_grows(cluster: Cluster) -> None:
     assert (second.read_status().state, gone.path.exists(), cluster.login.logins()) == ("QUEUED", False, 1)
 
 
+def test_a_run_with_a_secret_comes_back_for_its_user_alone(cluster: Cluster) -> None:
+    run_dir = cluster.run()
+    secret = RunFile.model_validate({"name": "a", "run": "true", "envs": {"WANDB_API_KEY": "x"}})
+    run_dir.write_resolved(resolved_command(run_dir.run_id, working_folder="/there", run_file=secret))
+    cluster.copies.send(run_dir)
+    before = run_dir.resolved_file.stat().st_ino
+    assert cluster.copies.fetch([run_dir])
+    files = (run_dir.resolved_file, cluster.copies.place(run_dir).resolved_file)
+    assert files[0].stat().st_ino != before and [file.stat().st_mode & 0o777 for file in files] == [0o600] * 2
+
+
 def test_a_run_that_starts_again_keeps_the_events_of_both_sides(cluster: Cluster) -> None:
     run_dir = cluster.run()
     cluster.copies.send(run_dir)

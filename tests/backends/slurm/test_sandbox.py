@@ -248,8 +248,9 @@ def test_jobs_whose_ends_a_crashed_slurmctld_has_forgotten_do_not_run_again(clus
 
 def test_a_crash_of_slurmctld_is_no_lost_node_and_costs_no_restart(cluster: Cluster) -> None:
     """It comes back with a state in which the job waits, while its first start runs, and starts it again."""
-    sandbox, book = cluster.sandbox, cluster.folder / "crash-book"
-    run = cluster.command(f"echo begin >> {book}; sleep 8; echo end >> {book}", nodes=1, hold=True).submit()
+    sandbox, book, go = cluster.sandbox, cluster.folder / "crash-book", cluster.folder / "go"
+    script = f"echo begin >> {book}; until [ -e {go} ]; do sleep 0.1; done; echo end >> {book}"
+    run = cluster.command(script, nodes=1, hold=True).submit()
     state, earlier = sandbox.paths.folder / "state", cluster.folder / "waiting-state"
     sandbox.stop_controller()  # saves its state
     shutil.copytree(state, earlier)
@@ -262,6 +263,8 @@ def test_a_crash_of_slurmctld_is_no_lost_node_and_costs_no_restart(cluster: Clus
     sandbox.start_controller()
     run.backend.release(run.handle)
     try:
+        wait_until(lambda: run.status and "scheduler_lost" in {event["cause"] for event in run.events("state")})
+        go.touch()
         assert (run.end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
     finally:  # Slurm drains a node on which the job runs already: Duplicate jobid
         for node in run.backend.nodes():

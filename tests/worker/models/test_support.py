@@ -12,7 +12,7 @@ from trainworks.api.launching.model_support import model_support
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
-from trainworks.errors import LayoutError
+from trainworks.errors import LayoutError, UsageError
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.support import loaded_config, support_of
 
@@ -106,3 +106,11 @@ def test_a_balance_loss_is_added_where_transformers_or_the_run_file_adds_one(
     decoder = decoder_config(config)
     assert decoder is not None
     assert (decoder.balance_loss, support_of(config, adapted=False).balance_loss) == (weight, weight)
+
+
+@pytest.mark.parametrize("kind", ["llama", "olmo2", "deepseek_v3"])
+def test_a_balance_loss_is_refused_where_transformers_has_none(tmp_path: Path, kind: str) -> None:
+    AutoConfig.for_model(kind, **SIZE | ALONE).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="`balance_loss` is for experts that `transformers` balances"):
+        loaded_config(Model(hf=str(tmp_path), balance_loss=0.1))
+    assert support_of(loaded_config(Model(hf=str(tmp_path), balance_loss=0.0)), adapted=False).balance_loss == 0

@@ -28,6 +28,7 @@ def model_support(workload: Workload, packages: Mapping[str, str], *, python: st
 
     Raises:
         EnvironmentProblem: the config cannot be loaded.
+        UsageError: the run file has a balance loss, and the model does not.
     """
     model = workload.model
     if workload.task != "causal-lm" or model.hf is None:

@@ -123,14 +123,10 @@ def _described(ready: ReadyWorkload) -> _DescribedModel:
 
 def _support(ready: ReadyWorkload, shape: ModelShape) -> ModelSupport:
     """What the worker can do with the model; a single rank cuts nothing, and only experts have a balance loss."""
-    if ready.shape is not None or (ready.resolved.processes.world_size == 1 and not shape.experts):
+    has_balance_loss = bool(shape.experts or ready.workload.model.balance_loss)
+    if ready.shape is not None or (ready.resolved.processes.world_size == 1 and not has_balance_loss):
         return ANY_LAYOUT
-    support = model_support(ready.workload, ready.resolved.host.packages, python=ready.interpreter.python)
-    if ready.workload.model.balance_loss and not shape.experts:
-        raise UsageError(
-            f"`balance_loss` is for experts, and `{ready.workload.model.title}` has none", hint="remove it"
-        )
-    return support
+    return model_support(ready.workload, ready.resolved.host.packages, python=ready.interpreter.python)
 
 
 def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:

@@ -40,7 +40,6 @@ from trainworks.backends.kubernetes.pod import (
     write_termination_message,
 )
 from trainworks.errors import TrainworksError
-from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.probe import probe_host
@@ -112,7 +111,7 @@ class FirstPod:
         for folder in (self._run_dir.logs, self._run_dir.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
         if not self._run_dir.resolved_file.exists():
-            write_atomic(self._run_dir.resolved_file, (self._secrets / RESOLVED).read_bytes())
+            self._run_dir.write_resolved(ResolvedRun.model_validate_json((self._secrets / RESOLVED).read_bytes()))
 
     def _unpack_code(self) -> None:
         """Unpack the kept code on the volume; under the lock of the run, so that no other pod does so meanwhile."""

@@ -129,15 +129,11 @@ class LocalBackend(Backend):
         with status_restored(run_dir):
             try:
                 keep_environment(run_dir, os.environ)
-                self._say(run_dir, JobState.QUEUED)
+                run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=self._clock.now()))
                 yield
             except (TrainworksError, OSError):
                 run_dir.environment_file.unlink(missing_ok=True)
                 raise
-
-    def _say(self, run_dir: RunDir, state: JobState) -> None:
-        """In the run directory, while no supervisor speaks there."""
-        run_dir.write_status(RunStatus(state=state, updated_at=self._clock.now()))
 
     def find(self, run_dir: RunDir) -> str | None:
         """Find the job by the path of its run directory."""

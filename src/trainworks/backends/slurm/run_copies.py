@@ -12,6 +12,7 @@ import io
 import json
 import os
 import socket
+import stat
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -190,11 +191,12 @@ def _is_of_a_record(name: str) -> bool:
 
 
 def _write_part(file: Path, part: dict[str, Any]) -> None:
-    """Write what is new of a file; two processes may do so at the same time."""
+    """Write what is new of a file, readable by as many as before; two processes may do so at the same time."""
     content, start = part["content"].encode("latin-1"), part["start"]
     file.parent.mkdir(exist_ok=True)
     if start == 0:
-        write_atomic(file, content, durable=file.suffix == ".json")
+        mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o644
+        write_atomic(file, content, durable=file.suffix == ".json", mode=mode)
     else:
         handle = os.open(file, os.O_WRONLY)
         try:

@@ -61,11 +61,13 @@ def command(
             "--set": settings,
             "--cables": cables,
             "--resume": resume,
-            "--cluster": cluster if expect else None,
         }
         if given := [name for name, value in measuring.items() if value]:
             hint = "trainworks bench read FILE --expect CLUSTER"
             raise UsageError(f"`{given[0]}` does nothing for files that are read", place=given[0], hint=hint)
+        if expect and cluster:
+            hint = "leave one of the two out"
+            raise UsageError("`--expect` and `--cluster` both say what was measured", place="--cluster", hint=hint)
         return _read(kinds[1:], expect, cluster, learn=learn, as_json=as_json, html=html)
     if learn:
         raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")

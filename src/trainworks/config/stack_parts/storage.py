@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from trainworks.config.autoscale import ConfigPath, DnsName, Name
 from trainworks.config.spec import FieldError, Spec
-from trainworks.config.stack_parts.words import MountSource
+from trainworks.config.stack_parts.words import Folder, MountSource
 
 MountKind = Literal["nfs", "lustre", "cephfs", "beegfs", "scale"]
 _NAMES: dict[MountKind, str] = {
@@ -43,7 +43,7 @@ class SharedMount(Spec):
     """A shared file system on all nodes."""
 
     kind: MountKind
-    at: ConfigPath
+    at: Folder
     """Folder where all nodes see it."""
     server: DnsName | None = None
     """With `nfs`: host that exports it; one of the stack with the role `storage`, or an appliance. With `beegfs`: host
@@ -81,7 +81,7 @@ class Scratch(Spec):
 
     devices: Annotated[tuple[ConfigPath, ...], Field(min_length=1)]
     """Drives: `/dev/nvme1n1`. Empty ones are formatted; several that hold something are refused."""
-    at: ConfigPath = "/scratch"
+    at: Folder = "/scratch"
 
 
 class MetadataArray(Spec):
@@ -89,7 +89,7 @@ class MetadataArray(Spec):
 
     devices: Annotated[tuple[ConfigPath, ...], Field(min_length=4)]
     """Drives, an even number; those that hold something are refused."""
-    at: ConfigPath
+    at: Folder
     """Folder: `/export`."""
 
     @model_validator(mode="after")

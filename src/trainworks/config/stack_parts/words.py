@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Annotated, Literal
 
-from pydantic import StringConstraints
+from pydantic import AfterValidator, StringConstraints
+
+from trainworks.config.autoscale import ConfigPath
 
 FILL_IN = "# fill in:"
 """Comment behind a value that stands for one that only the owner of the cluster knows."""
@@ -20,3 +23,11 @@ Requirement = Annotated[
 ]
 """A package with its exact version, `numpy==2.3.1`."""
 MountSource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@:/,\[\]-]+$", max_length=512)]
+
+
+def _plain(folder: str) -> str:
+    return "/" + posixpath.normpath(folder).lstrip("/")
+
+
+Folder = Annotated[ConfigPath, AfterValidator(_plain)]
+"""A folder of a node, without `.`, `..` and slashes that mean nothing, so that two that are the same compare equal."""

@@ -100,11 +100,21 @@ def num_tokens(folder: Path) -> int:
 
 
 def _prepared_already(source: DataSource, cache: Path) -> Path | None:
-    """The folder of a source that was prepared before: here, or in a store, whose card is then fetched."""
+    """The folder of a source that was prepared before: here, or in a store, whose card is then fetched.
+
+    Raises:
+        UsageError: it holds no tokens.
+        EnvironmentProblem: a store does not answer.
+    """
+    folder: Path | None
     if source.scheme not in (None, "hf"):
-        return stored_data(source.source, cache)
-    folder = Path(anchored_source(source.source))
-    return folder if source.source != STDLIB and (folder / CARD).is_file() else None
+        folder = stored_data(source.source, cache)
+    else:
+        local = Path(anchored_source(source.source))
+        folder = local if source.source != STDLIB and (local / CARD).is_file() else None
+    if folder is not None and (kind := read_card(folder).kind) != "tokens":
+        raise UsageError(f"`{source.source}` holds prepared {kind}, not tokens")
+    return folder
 
 
 def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, DatasetCard]:
@@ -144,8 +154,6 @@ def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> Non
                 f"{length} tokens",
                 hint="raise `data.sequence_length`",
             )
-        if card.kind != "tokens":
-            raise UsageError(f"`{source.source}` holds prepared {card.kind}, not tokens")
         if card.packed not in (None, data.sequence_length + 1):
             raise UsageError(
                 f"`{source.source}` is packed for sequences of {card.packed - 1}, not {data.sequence_length}",

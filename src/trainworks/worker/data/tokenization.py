@@ -28,10 +28,10 @@ BUILT_IN = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-"""Template for tokenizers without one: each message closed by the end-of-text token, which every tokenizer has."""
+"""Template for tokenizers without one: each message closed by the end-of-text token, if there is one."""
 TEMPLATE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
-_TOKENS_MAP = "special_tokens_map.json"
+TOKENS_MAP = "special_tokens_map.json"
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _SHOWN_DIGITS = 12
 
@@ -211,7 +211,7 @@ def template_origin(folder: Path) -> str | None:
 def _settings(folder: Path) -> dict[str, Any]:
     """Settings of a tokenizer; as in `transformers`, the older file of special tokens counts where these list none."""
     settings = _mapping(folder / TOKENIZER_CONFIG)
-    return settings if "added_tokens_decoder" in settings else settings | _mapping(folder / _TOKENS_MAP)
+    return settings if "added_tokens_decoder" in settings else settings | _mapping(folder / TOKENS_MAP)
 
 
 def _mapping(file: Path) -> dict[str, Any]:

@@ -11,11 +11,17 @@ from transformers import PreTrainedTokenizerFast
 from trainworks.config.run_file import Workload
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.worker.data.card import TOKENIZER
-from trainworks.worker.data.tokenization import TEMPLATE, TOKENIZER_CONFIG, Tokenization, special_tokens
+from trainworks.worker.data.tokenization import (
+    TEMPLATE,
+    TOKENIZER_CONFIG,
+    TOKENS_MAP,
+    Tokenization,
+    special_tokens,
+)
 from trainworks.worker.data.tokenizer import end_of_text
 from trainworks.worker.models.transformer import checkpoint_folder
 
-_SETTINGS = (TOKENIZER_CONFIG, "special_tokens_map.json", TEMPLATE, "added_tokens.json")
+_SETTINGS = (TOKENIZER_CONFIG, TOKENS_MAP, TEMPLATE, "added_tokens.json")
 
 
 def write_tokenizer(workload: Workload, tokenization: Tokenization, part: Path) -> None:
@@ -46,6 +52,7 @@ def write_tokenizer(workload: Workload, tokenization: Tokenization, part: Path) 
         if (style := tokenization.chat) is not None:
             write_atomic(part / TEMPLATE, style.template)
             _name_special_tokens(part / TOKENIZER_CONFIG, style.tokens)
+            (part / TOKENS_MAP).unlink(missing_ok=True)  # its tokens would count before them
 
 
 def _holds(file: Path, content: bytes) -> bool:
@@ -56,5 +63,5 @@ def _name_special_tokens(file: Path, tokens: dict[str, str]) -> None:
     """Let the settings of a tokenizer name these special tokens, so that it renders the template as the run did."""
     settings = json.loads(file.read_bytes())
     named = special_tokens(settings)
-    settings |= {name: token for name, token in tokens.items() if named.get(name) != token}
+    settings |= {name: token for name, token in tokens.items() if named.get(name, "") != token}
     write_atomic(file, json.dumps(settings, indent=2) + "\n")

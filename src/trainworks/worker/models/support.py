@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainworks.config.layout import ModelSupport
 from trainworks.config.model import Model
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.models.families import adaptable_decoder, balance_weight, decoder_config, dropout_rate
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def loaded_config(model: Model) -> PretrainedConfig:
 
     Raises:
         EnvironmentProblem: it cannot be read.
+        UsageError: the run file has a balance loss, and the model does not.
     """
     from transformers import AutoConfig  # noqa: PLC0415  # a second, for models that are named alone
 
@@ -57,6 +58,10 @@ def loaded_config(model: Model) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(str(model.hf))
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load `{model.hf}`: {error}") from None
+    if model.balance_loss and not hasattr(config, "router_aux_loss_coef"):
+        raise UsageError(
+            f"`balance_loss` is for experts that `transformers` balances, and `{model.hf}` has none", hint="remove it"
+        )
     if model.balance_loss is not None:
         config.router_aux_loss_coef = model.balance_loss
         config.output_router_logits = model.balance_loss > 0
