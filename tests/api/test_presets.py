@@ -109,7 +109,7 @@ def test_a_checkpoint_folder_that_does_not_exist_is_refused_with_its_line() -> N
     assert refused.value.place == "run.yaml:4  workload.model.hf"
 
 
-QWEN_32B = "{architecture: qwen2, layers: 64, hidden: 5120, heads: 40, kv_heads: 8, feed_forward: 27648, tie_embeddings: false}"
+QWEN_32B = "{architecture: qwen2, layers: 64, hidden: 5120, heads: 40, kv_heads: 8, feed_forward: 27648}"
 
 
 @pytest.mark.parametrize(
