@@ -15,10 +15,12 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.stack import load_stack
 from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.deploy.fabric.network import networks_of
+from trainworks.deploy.fabric.rails import rails, switches
 from trainworks.deploy.hardware import hardware_of
 from trainworks.deploy.proposed_stack import proposed_stack
 from trainworks.deploy.rollout import batches
 from trainworks.errors import RunFileError, UsageError
+from trainworks.plan.network.addresses import address_plan
 from trainworks.plan.network.cables import cable_plan
 from trainworks.plan.network.design import NetworkDesign
 
@@ -156,6 +158,22 @@ def test_every_file_of_a_render_has_the_network_that_was_proposed(
     if switches:
         assert len(switches) == plan.design.num_switches
         assert set(leaves_by_cables(plan.design).values()) <= switches
+
+
+@pytest.mark.parametrize("on", ["48 nodes of DGX H100 over 8x 400GbE", "16 nodes of DGX A100"])
+def test_the_drawing_of_a_network_has_the_addresses_that_deploy_renders(tmp_path: Path, on: str) -> None:
+    plan = trainworks.network(on=on)
+    drawn = {
+        (one.network, one.devices): [str(one.first + one.step * index) for index in range(one.count)]
+        for one in address_plan(plan.design, plan.support)
+    }
+    stack = load_stack(written(tmp_path, filled_in(stack_yaml(plan))))[0]
+    assert list(stack.hosts("compute").values()) == drawn["management", "nodes"]
+    if stack.fabric is None or stack.fabric.link != "roce":
+        assert not [network for network, _ in drawn if network == "compute"]
+        return
+    assert [str(rail.address) for rail in rails(stack)] == drawn["compute", "adapters"]
+    assert [str(switch.loopback) for switch in switches(stack)] == drawn["compute", "switches"]
 
 
 def test_the_network_of_the_issue_is_applied_rack_by_rack(tmp_path: Path) -> None:

@@ -114,5 +114,5 @@ def test_a_drawing_has_the_addresses_of_all_networks() -> None:
     text = " ".join(words(ET.fromstring(network_svg(plan.design, plan.support))))
     assert "management 10.10.0.0/16: nodes 10.10.1.1 to 10.10.1.16, compute switches 10.10.128.1" in text
     assert "storage 10.20.0.0/16: nodes 10.20.1.1 to 10.20.1.16" in text
-    assert "compute, 8 rails: nodes 10.101.1.1 to 10.101.1.16 in 10.101.0.0/16, and so on to 10.108.1.1" in text
+    assert "compute 172.16.0.0/23: adapters 172.16.0.1 to 172.16.0.255, switches 172.16.1.254 to 172.16.1.253" in text
     assert "10.20.1.1 to 10.20.1.16" in network_dot(plan.design, plan.support)

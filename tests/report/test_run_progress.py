@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import LAUNCH_AT, metrics_row
+from trainworks.agent.current_state import current_state
 from trainworks.host import process
 from trainworks.jobs.state import JobState
 from trainworks.record.events import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.report.runs.run_progress import RunFollower, current_state
+from trainworks.report.runs.run_progress import RunFollower
 
 
 @pytest.fixture

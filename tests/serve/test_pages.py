@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 import trainworks
+from tests.cli.test_app import trainworks_program
 from tests.faults.launcher import wait_until
 from tests.report.conftest import RunWriter, make_plan
 from tests.serve.conftest import ADMIN, SUBMITTER, Server
 from trainworks.api.observing.run_views import RunView
 from trainworks.api.run_handle import Run
+from trainworks.files import take_lock
+from trainworks.host import process
+from trainworks.record.status import RunStatus
 
 
 def submitted(server: Server, command: str, name: str = "hello") -> str:
@@ -44,6 +50,27 @@ def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, t
     assert "80 % interval of the plan" in page.text and 'class="interval"' in page.text
     assert "&lt;b&gt;SIGKILL&lt;/b&gt;" in page.text and "<b>SIGKILL" not in page.text
     assert f"/runs/{trained}/logs/rank-0" in page.text
+
+
+def test_every_reader_tells_that_a_supervisor_was_killed_and_the_first_one_writes_it(server: Server) -> None:
+    run_dir = RunWriter(server.runs, make_plan(), None, name="lost").launch().steps(10).run_dir
+    killed = subprocess.Popen(["sleep", "600"])
+    pid, started_at = process.identity(killed.pid)
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    killed.kill()
+    killed.wait()
+    lock, run = take_lock(run_dir.lock_file), trainworks.find_run(run_dir.run_id, server.runs)
+    assert lock is not None  # as a rank that is still ending has it
+    for command in ("status", "ls"):
+        said = trainworks_program(command, "--json", folder=server.runs.parent).stdout
+        assert '"LOST"' in said and '"agent_lost"' in said and '"RUNNING"' not in said
+    assert server.ask(f"/api/v1/runs/{run.id}").json["state"] == "LOST"
+    page = server.ask(f"/runs/{run.id}").text
+    assert "LOST" in page and "RUNNING" not in page
+    assert (run.state, run.status.state, [each.state for each in run.follow()]) == ("LOST", "LOST", ["LOST"])
+    assert run_dir.read_status().state == "RUNNING"
+    os.close(lock)
+    assert run.state == run_dir.read_status().state == "LOST"
 
 
 def test_why_a_run_is_not_faster_is_a_page_and_json(server: Server, trained: str) -> None:

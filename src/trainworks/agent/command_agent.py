@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 from trainworks.agent.environments.build import BuiltEnvironment, build
@@ -244,11 +245,14 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addr
         attempt=int(attempt),
         as_root=os.geteuid() == 0,
     )
-    agent = _CommandNode(run_dir, run_dir.read_resolved(), int(node), rendezvous)
+    resolved = run_dir.read_resolved()
+    agent = _CommandNode(run_dir, resolved, int(node), rendezvous)
     for number in (signal.SIGTERM, signal.SIGURG):
         signal.signal(number, agent.ask_to_stop)
     if run_dir.stop_file.exists():  # asked for before there was somebody to hear it
         return 128 + signal.SIGTERM
+    if node == "0" and parent != "0" and resolved.run_file.cluster.engine == "local":  # a cluster finds out itself
+        process.when_ended(int(parent), partial(run_dir.note_loss, int(parent)))
     process.die_with_parent(signal.SIGTERM, int(parent) or None)
     append_event(run_dir.events_file, "agent_started", node=int(node))
     return agent.run()

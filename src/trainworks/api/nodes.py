@@ -20,11 +20,10 @@ def backend_on(cluster: str | None) -> Backend:
     if cluster is None:
         return local_backend()
     from trainworks.config.load import load_run_file  # noqa: PLC0415, a list of local jobs does without
-    from trainworks.config.run_file import RunFile  # noqa: PLC0415
+    from trainworks.config.run_file import Cluster  # noqa: PLC0415
 
-    if cluster.endswith((".yaml", ".yml")):
-        return backend_for(load_run_file(Path(cluster))[0].cluster)
-    return backend_for(RunFile.model_validate({"name": "any", "run": "true", "cluster": cluster}).cluster)
+    is_run_file = cluster.endswith((".yaml", ".yml"))
+    return backend_for(load_run_file(Path(cluster))[0].cluster if is_run_file else Cluster.named(cluster))
 
 
 def drain(node: str, reason: str, *, cluster: str | None = None) -> None:

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainworks.agent.current_state import current_status
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.backends.registry import cluster_of, is_copied, shares_files
@@ -17,7 +18,7 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunErr
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
-from trainworks.jobs.state import Cause, JobState
+from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
@@ -26,7 +27,7 @@ from trainworks.record.runs_folder import find_run as find_run_dir
 from trainworks.record.runs_folder import list_runs
 from trainworks.record.status import RunStatus
 from trainworks.report.runs.outcome import failure_of, resume_command
-from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
+from trainworks.report.runs.run_progress import Progress, RunFollower
 
 if TYPE_CHECKING:
     from trainworks.api.jobs import Job
@@ -86,13 +87,13 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The last status written, with the cause and message of a failure."""
-        return self.run_dir.read_status()
+        """The last status written, with the cause and message of a failure; LOST if its supervisor was killed."""
+        return current_status(self.run_dir.read_status())
 
     @property
     def state(self) -> JobState:
         """State of the run; LOST if its supervisor died without writing a final state, and no queue has the run."""
-        return self._said_by_its_queue(current_state(self.status))
+        return self._said_by_its_queue(parse_state(self.status.state))
 
     def _said_by_its_queue(self, state: JobState) -> JobState:
         """The state of a run whose supervisor is gone: what its queue says, which decides whether it starts again."""
@@ -327,9 +328,6 @@ def backend_poller(run_dir: RunDir, clock: Clock | None = None) -> Callable[[], 
     return poll
 
 
-_LOST = {"state": JobState.LOST, "cause": Cause.AGENT_LOST, "message": "its supervisor was killed"}
-
-
 def _record_loss(run_dir: RunDir) -> None:
     """Write the loss of a run that is in no queue, so that programs which only read status.json see it.
 
@@ -340,7 +338,7 @@ def _record_loss(run_dir: RunDir) -> None:
             return
         try:
             status = run_dir.read_status()
-            if status.state != JobState.LOST and current_state(status) is JobState.LOST:
-                run_dir.write_status(status.model_copy(update={name: str(value) for name, value in _LOST.items()}))
+            if (now := current_status(status)) != status:
+                run_dir.write_status(now)
         finally:
             os.close(lock)

@@ -215,6 +215,15 @@ class Cluster(Spec):
     autoscale: Autoscale | None = None
     """Nodes that start and stop with the jobs, by the backend's own means."""
 
+    @classmethod
+    def named(cls, text: str) -> Cluster:
+        """The cluster that `cluster: TEXT` of a run file is.
+
+        >>> Cluster.named("slurm:train").slurm.partition, Cluster.named("4x p4d.24xlarge").of
+        ('train', '4x p4d.24xlarge')
+        """
+        return cls.model_validate(cluster_from_text(text))
+
     @model_validator(mode="before")
     @classmethod
     def _collect_plugin_options(cls, value: Any) -> Any:

@@ -7,7 +7,6 @@ TW739. A line that ends with `# fill in: ...` has a value that only the owner of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from trainworks.catalog import software
@@ -22,16 +21,12 @@ from trainworks.deploy.fabric.rails import has_switch_text
 from trainworks.deploy.hardware import gres_kind, hardware_of
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES
+from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES, rails_network
 from trainworks.plan.network.design import NetworkDesign
 
 _FIRST_COMPUTE = MANAGEMENT.network_address + FIRST_NODE
 _EXAMPLE_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIReplaceThisKey admin@example"
 _ADVICE_WIDTH = 110
-_RAILS = IPv4Address("172.16.0.0")
-"""First address of the rails of a proposal, which no other network of it has."""
-_LARGEST_RAILS = 12
-"""Prefix of the private network that begins there (RFC 1918)."""
 
 
 def proposed_stack(cluster: ClusterDescription, design: NetworkDesign | None = None, advice: Sequence[str] = ()) -> str:
@@ -155,7 +150,7 @@ def _fabric(design: NetworkDesign) -> tuple[dict[str, Any], dict[str, str]]:
     if cluster.network == "InfiniBand":
         managers = "`subnet_managers: [login1]` runs OpenSM there, where neither the switches nor UFM do"
         return {"design": asked, "link": "infiniband", "devices": devices}, notes | {"link": managers}
-    rails = _rails_network(design)
+    rails = rails_network(design)
     if cluster.network != "RoCE" or rails is None:
         return {"design": asked}, {"design": "its adapters are left as they are: `link` configures them"}
     found = {
@@ -169,13 +164,6 @@ def _fabric(design: NetworkDesign) -> tuple[dict[str, Any], dict[str, str]]:
     notes |= {"interfaces": f"{FILL_IN} their network interfaces, in the same order, by `rdma link`"}
     notes |= {"network": "of the rails", "switches": "or `eos`"}
     return found, notes | ({} if has_switch_text(design) else {"switches": "no text for a network of this kind"})
-
-
-def _rails_network(design: NetworkDesign) -> IPv4Network | None:
-    """The smallest network with two addresses for each adapter and one for each switch; None where none is private."""
-    needed = 2 * design.endpoints + design.num_switches + 2
-    prefix = 32 - (needed - 1).bit_length()
-    return IPv4Network((_RAILS, prefix)) if prefix >= _LARGEST_RAILS else None
 
 
 def _wrapped(sentence: str) -> Iterator[str]:

@@ -28,6 +28,7 @@ from trainworks.host.process_end import (
     state,
     variable_of,
     wait_for_end,
+    when_ended,
 )
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "variable_of",
     "wait_any",
     "wait_for_end",
+    "when_ended",
 ]
 
 

@@ -9,8 +9,9 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -101,21 +102,26 @@ def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> No
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when process `pid` ends, which need not be its parent.
+    """Kill this process when process `pid` ends, which need not be its parent."""
+    when_ended(pid, partial(os.kill, os.getpid(), signal.SIGKILL))
+
+
+def when_ended(pid: int, act: Callable[[], None]) -> None:
+    """Call `act` when process `pid` ends, which need not be a child; at once if it is gone.
 
     A thread waits on a pidfd, at no cost.
     """
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        os.kill(os.getpid(), signal.SIGKILL)
+        act()
         return
 
-    def wait_and_die() -> None:
+    def wait_and_act() -> None:
         select.select([handle], [], [])
-        os.kill(os.getpid(), signal.SIGKILL)
+        act()
 
-    threading.Thread(target=wait_and_die, name="die-with-agent", daemon=True).start()
+    threading.Thread(target=wait_and_act, name=f"until-{pid}-ends", daemon=True).start()
 
 
 def end_by_signal(number: int) -> None:

@@ -30,7 +30,7 @@ class JobState(enum.StrEnum):
     FAILED = "FAILED"
     STOPPED = "STOPPED"
     LOST = "LOST"
-    """The supervisor died without writing a final state; the first reader that finds out writes it."""
+    """The supervisor died without writing a final state; its agent or the first reader of the run writes it."""
     UNKNOWN = "UNKNOWN"
     """The backend reports a state that this version does not know; `raw` has its text."""
 

@@ -10,10 +10,7 @@ from itertools import accumulate
 from trainworks.record.events import Event, read_events
 from trainworks.record.metric_columns import Mask, MetricColumns, Steps, read_columns
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
-
-END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
-"""The final states of `job.state`, which nothing but a new launch leaves; read here from the record as text."""
+from trainworks.record.status import END_STATES, RunStatus
 
 _GOES_ON_FROM = {"attempt": "resumed_from_step", "rollback": "to_step"}
 """Events after which training continues from an earlier step, and their field that names it."""

@@ -303,6 +303,18 @@ class RunDir:
         except (FileNotFoundError, ValidationError):
             return RunStatus(state="CREATED")
 
+    def note_loss(self, supervisor_pid: int) -> None:
+        """Write LOST for a supervisor that has ended without a final state.
+
+        The agent of its first node calls it, which has the lock of the run: no other supervisor starts meanwhile.
+        """
+        from trainworks.record.status import END_STATES  # noqa: PLC0415
+
+        status = self.read_status()
+        if status.supervisor_pid == supervisor_pid and status.state not in END_STATES:
+            with suppress(OSError, EnvironmentProblem):
+                self.write_status(status.without_supervisor())
+
     def write_usage(self, node: int, usage: NodeUsage) -> None:
         """Replace the usage of one node, atomically."""
         path = self.usage_file(node)

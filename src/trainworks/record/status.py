@@ -7,6 +7,9 @@ from typing import Any
 
 from trainworks.config.spec import Spec
 
+END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
+"""The final states of `jobs.state`, which nothing but a new launch leaves."""
+
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
@@ -41,7 +44,13 @@ class End(Spec):
 
 
 class RunStatus(End):
-    """The content of status.json: written as CREATED by the submitter, later by the supervisor."""
+    """The content of status.json: written as CREATED by the submitter, later by the supervisor.
+
+    On this machine the node agent writes LOST if the supervisor is killed; the queue of a submitted run then decides
+    what follows. If the agent is killed, too, or the machine goes down, the last state stays until a command reads the
+    run. A program that reads the file itself can ask the kernel: `flock --nonblock runs/NAME/.lock true` succeeds once
+    nothing runs.
+    """
 
     supervisor_pid: int | None = None
     supervisor_started_at: float | None = None
@@ -51,3 +60,8 @@ class RunStatus(End):
     idle_since: float | None = None
     """Start of the idle time of a running job that counts as idle."""
     updated_at: float = 0.0
+
+    def without_supervisor(self) -> RunStatus:
+        """The status of this run once its supervisor is gone. The time of its last sign of life stays."""
+        message = "its supervisor did not start" if self.supervisor_pid is None else "its supervisor was killed"
+        return self.model_copy(update={"state": "LOST", "cause": "agent_lost", "message": message})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from textwrap import wrap
 from xml.etree.ElementTree import Element
 
 from trainworks.plan.network.addresses import address_lines
@@ -16,7 +17,7 @@ from trainworks.report.rendering.svg import element, markup, with_title
 _WIDTH, _LEFT, _RIGHT = 1240, 190, 20
 _HEAD, _ROW, _BOX, _ARC = 84, 140, 30, 90
 _RAILS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100", "#8a9199")
-_LINE = 18
+_LINE, _LINE_WIDTH = 18, 160
 _STORAGE = ("storage", "storage spine")
 _MOST_LABELS = 16
 _STYLE = """
@@ -48,7 +49,7 @@ def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
     graph = network_graph(design, support)
     tops = _tops(graph)
     management = max(tops.values()) + _ROW - 30
-    addresses = address_lines(design, support)
+    addresses = [part for line in address_lines(design, support) for part in wrap(line, _LINE_WIDTH)]
     height = management + _BOX + 34 + _LINE * len(addresses)
     return element(
         "svg",

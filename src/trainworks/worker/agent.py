@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
@@ -22,7 +23,7 @@ from trainworks.host.folders import cache_folder
 from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
 from trainworks.host.notices import follow_notices
-from trainworks.host.process import die_with_parent, end_by_signal
+from trainworks.host.process import die_with_parent, end_by_signal, when_ended
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
@@ -52,6 +53,8 @@ def main(
         if resolved.environment is None:
             run_dir.write_node_environment(int(node), own_environment())
         _start_fork_server(resolved)
+        if node == "0" and parent != "0" and resolved.run_file.cluster.engine == "local":  # a cluster finds out itself
+            when_ended(int(parent), partial(run_dir.note_loss, int(parent)))
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
         follow_usage(run_dir, int(node), every_s=every_s, on_accelerators=device == "cuda")
         follow_notices(run_dir, int(node), resolved.run_file.recover.notices)

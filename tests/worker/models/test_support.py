@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from tests.plan.shapes import shape, workload
 from trainworks.api.launching.model_support import model_support
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError, UsageError
+from trainworks.plan.run.trainable import check_trainable
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.support import loaded_config, support_of
 
@@ -27,7 +29,7 @@ def support(kind: str, *, adapted: bool = False, **changes: Any) -> ModelSupport
 
 
 def refused(of: ModelSupport, written: dict[str, Any]) -> str | None:
-    """The field that a layout is refused for."""
+    """The field that a layout is refused for, by the planner as well."""
     layout = Layout.model_validate(written)
     world_size = layout.dp_shard * layout.cp * layout.tp * layout.pp
     resolved = resolve_layout(layout, world_size=world_size, global_batch=8, micro_batch=1)
@@ -35,6 +37,9 @@ def refused(of: ModelSupport, written: dict[str, Any]) -> str | None:
         of.check(resolved)
     except LayoutError as error:
         assert error.hint is not None
+        with pytest.raises(LayoutError) as planned:
+            check_trainable(resolved, workload(), shape(), of)
+        assert (planned.value.field, planned.value.message) == (error.field, error.message)
         return error.field
     return None
 
@@ -53,8 +58,9 @@ def test_a_module_of_transformers_is_not_cut_over_pipelines_positions_and_expert
     assert refused(support(kind), written) in written
 
 
-def test_a_module_is_cut_over_tp_by_its_table() -> None:
-    assert refused(support("gemma"), {"tp": 2}) is None
+@pytest.mark.parametrize(("key_heads", "field"), [(4, None), (2, None), (1, "tp")])
+def test_a_module_is_cut_over_tp_by_its_table_into_whole_key_heads(key_heads: int, field: str | None) -> None:
+    assert refused(support("gemma", num_key_value_heads=key_heads), {"tp": 2}) == field
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from trainworks.record.model_shape import ModelShape
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.models.support import loaded_config, support_of
 
-STEPS = 3
+STEPS = 2
+"""The second one starts from weights and moments that the first one has changed; it is made again after a restart."""
 _MOST_RANKS = 8
 _AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 _DECODERS = ("llama", "llama", "mistral", "qwen2", "qwen3", "gpt2", "mixtral", "qwen3_moe")

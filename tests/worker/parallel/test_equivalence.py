@@ -159,6 +159,7 @@ ON_FOUR = {
     "pipeline-context": {"pp": 2, "cp": 2},
     "pipeline-shards": {"pp": 2, "dp_shard": 2},
     "pipeline-replicas": {"pp": 2, "dp_replicate": 2},
+    "pipeline-replicas-zero3-zero-bubble": {"pp": 2, "dp_replicate": 2, "zero": 3, "zero_bubble": True},
     "pipeline-zero2": {"pp": 2, "dp_shard": 2, "zero": 2, "interleave": 2},
     "pipeline-zero2-zero-bubble": {"pp": 2, "dp_shard": 2, "zero": 2, "zero_bubble": True},
     "pipeline-4": {"pp": 4},

@@ -21,7 +21,7 @@ from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.load import load_run_file
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.host import process
 from trainworks.jobs.state import JobState
@@ -152,11 +152,9 @@ def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:
 
 def _run_file(cluster: str | None) -> RunFile:
     with argument("cluster"):
-        if cluster is None:
-            return RunFile(name="bench", run="true")
-        if cluster.endswith((".yaml", ".yml")):
+        if cluster is not None and cluster.endswith((".yaml", ".yml")):
             return load_run_file(Path(cluster))[0]
-        return RunFile.model_validate({"name": "bench", "run": "true", "cluster": cluster})
+        return RunFile(name="bench", run=_PROGRAM, cluster=Cluster() if cluster is None else Cluster.named(cluster))
 
 
 def _paths(run_file: RunFile, is_given: bool) -> list[Path]:

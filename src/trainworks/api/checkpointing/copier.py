@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainworks.agent.current_state import current_state
 from trainworks.api.checkpointing.copies import outdated
 from trainworks.api.checkpointing.places import CheckpointPlace, place_of
 from trainworks.host.clock import SystemClock
@@ -22,7 +23,6 @@ from trainworks.record.evaluations import best_step
 from trainworks.record.events import append_event
 from trainworks.record.manifest import MANIFEST, Manifest, complete_checkpoints
 from trainworks.record.run_dir import RunDir
-from trainworks.report.runs.run_progress import current_state
 
 
 class Copier:

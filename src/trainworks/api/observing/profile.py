@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from trainworks.agent.current_state import current_state
 from trainworks.config.quantities import StepWindow
 from trainworks.errors import QuantityError, RunFailedError, UsageError
 from trainworks.host.clock import SystemClock
@@ -12,7 +13,7 @@ from trainworks.record.metric_columns import read_columns
 from trainworks.record.profile import ProfileRequest, write_request
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.report.runs.run_progress import RunFollower, current_state
+from trainworks.report.runs.run_progress import RunFollower
 
 _POLL_S = 0.1
 

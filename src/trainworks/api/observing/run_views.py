@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainworks.agent.current_state import current_state
 from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.run_handle import Run
@@ -18,7 +19,6 @@ from trainworks.record.events import Event, read_lines_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import COLUMNS, MetricColumns, thinned
 from trainworks.report.runs.curves import build_curves
-from trainworks.report.runs.run_progress import current_state
 from trainworks.report.runs.summary import Report, build_report
 
 __all__ = ["COLUMNS", "RunView", "RunViews"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from trainworks.agent.current_state import current_state
 from trainworks.errors import TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState
@@ -18,7 +19,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import run_dirs
 from trainworks.record.status import RunStatus
 from trainworks.record.usage import NodeUsage, others_share
-from trainworks.report.runs.run_progress import Progress, RunFollower, current_state
+from trainworks.report.runs.run_progress import Progress, RunFollower
 from trainworks.report.runs.summary import energy_of
 
 _LEDGER_EVERY_S = 30.0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, final
 
+from trainworks.agent.current_state import current_status
 from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
@@ -150,7 +151,7 @@ class AttachedBackend(Backend):
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status of jobs, from their run directories."""
-        statuses = {handle: RunDir(Path(handle)).read_status() for handle in handles}
+        statuses = {handle: current_status(RunDir(Path(handle)).read_status()) for handle in handles}
         return {
             handle: JobStatus(
                 state=parse_state(status.state),

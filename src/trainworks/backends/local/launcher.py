@@ -24,7 +24,7 @@ from trainworks.host.clock import Clock
 from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.jobs.job_row import JobRow, Placement
-from trainworks.jobs.state import parse_state
+from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -221,7 +221,8 @@ class Launcher:
         """
         with suppress(OSError, NotOwnerError):
             run_dir = self._run_dir(job)
-            if not parse_state(run_dir.read_status().state).is_final:
+            state = parse_state(run_dir.read_status().state)
+            if not state.is_final or state is JobState.LOST:
                 now = self._clock.now()
                 run_dir.enter(outcome.status(now), ended_at=now if ended_at is None else ended_at)
         self.forget(job)

@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 from trainworks.config.stack import Stack
 from trainworks.deploy.fabric.network import design_of_fabric
 from trainworks.errors import ArgumentError
+from trainworks.plan.network.addresses import rail_addresses, switch_address
 from trainworks.plan.network.cables import cable_plan
 from trainworks.plan.network.design import NetworkDesign
 
@@ -64,8 +65,8 @@ def rails(stack: Stack) -> list[Rail]:
     found = []
     for place, host in enumerate(hosts):
         for number, (device, interface) in enumerate(zip(fabric.devices, fabric.interfaces, strict=True)):
-            first = fabric.network.network_address + 2 * (place * len(fabric.devices) + number)
-            found.append(Rail(host, number, device, interface, first + 1, first))
+            leaf, own = rail_addresses(fabric.network, node=place, rail=number, rails=len(fabric.devices))
+            found.append(Rail(host, number, device, interface, own, leaf))
     return found
 
 
@@ -77,6 +78,7 @@ def switches(stack: Stack) -> list[SwitchPorts]:
     """
     fabric = stack.fabric
     assert fabric is not None and fabric.network is not None
+    network = fabric.network
     design = _design(stack)
     by_place = {
         (f"node{index // len(fabric.devices) + 1}", f"nic{rail.number + 1}"): rail
@@ -86,7 +88,7 @@ def switches(stack: Stack) -> list[SwitchPorts]:
 
     def switch(name: str) -> SwitchPorts:
         if name not in found:
-            loopback = fabric.network[-2 - len(found)]  # type: ignore[index]
+            loopback = switch_address(network, len(found))
             leaves = sum("spine" not in each for each in found)
             asn = fabric.asn if "spine" in name else fabric.asn + 1 + leaves
             found[name] = SwitchPorts(name, asn, loopback, design.split)
@@ -99,8 +101,8 @@ def switches(stack: Stack) -> list[SwitchPorts]:
         else:
             switch(cable.from_device).links.append((cable.from_port, cable.to_device, cable.to_port))
             switch(cable.to_device).links.append((cable.to_port, cable.from_device, cable.from_port))
-    if len(found) + 2 * len(by_place) + 1 > fabric.network.num_addresses:
-        message = f"{fabric.network} has no addresses left for {len(found)} switches"
+    if len(found) + 2 * len(by_place) + 1 > network.num_addresses:
+        message = f"{network} has no addresses left for {len(found)} switches"
         raise ArgumentError(message, argument="fabric.network", hint="write a larger network")
     return list(found.values())
 

@@ -283,6 +283,7 @@ def _support(layouts: Layouts, support: ModelSupport) -> Iterator[_Rule]:
     """See `ModelSupport.check`, for many layouts."""
     for axis in support.uncut:
         yield axis, getattr(layouts, axis) > 1, lambda one, axis=axis: support.uncut_words(axis)  # type: ignore[misc]
+    yield "tp", support.key_heads % layouts.tp != 0, lambda one: support.key_heads_words(one.tp)
     shared = (layouts.tp > 1) & (layouts.sequence_parallel == 0)
     yield "sequence_parallel", shared & bool(support.dropout), lambda one: support.dropout_words
 

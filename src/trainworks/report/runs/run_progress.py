@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
 
+from trainworks.agent.current_state import current_state, current_status
 from trainworks.config.run_file import Goal
-from trainworks.host import process
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.manifest import describe_damage
@@ -19,7 +17,6 @@ from trainworks.record.status import RunStatus
 
 _RECENT_STEPS = 50
 _RECENT_S = 5.0
-_START_TAKES_S = 60.0
 
 
 @dataclass(slots=True)
@@ -95,8 +92,8 @@ class RunFollower:
         """
         progress = self._progress
         # The status first: whatever was written before a final state is then read below.
-        progress.status = self._run_dir.read_status()
-        progress.state = current_state(progress.status)
+        progress.status = current_status(self._run_dir.read_status())
+        progress.state = parse_state(progress.status.state)
         events, self._events_offset = read_lines_from(self._run_dir.events_file, self._events_offset)
         for event in events:
             self._take(event)
@@ -146,20 +143,3 @@ class RunFollower:
 def state_of(run_dir: RunDir) -> JobState:
     """State of a run; see `current_state`."""
     return current_state(run_dir.read_status())
-
-
-def current_state(status: RunStatus) -> JobState:
-    """The state as written; LOST if it is not final and the supervisor that would change it is gone, or never came.
-
-    A supervisor on another machine is its engine's to miss.
-    """
-    state = parse_state(status.state)
-    if state.is_final or state.waits:  # a job in a queue has no supervisor, however long it waits
-        return state
-    if status.supervisor_host not in (None, socket.gethostname()):
-        return state
-    if status.supervisor_pid is None or status.supervisor_started_at is None:
-        never_came = 0 < status.updated_at < time.time() - _START_TAKES_S
-        return JobState.LOST if never_came else state
-    alive = process.is_running(status.supervisor_pid, status.supervisor_started_at)
-    return state if alive else JobState.LOST

@@ -32,6 +32,8 @@ def support_of(config: PretrainedConfig, *, adapted: bool) -> ModelSupport:
     uncut = dict.fromkeys(("pp", "cp", "ep"), _WHOLE)
     if reason := _no_tensor_parallel(config):
         uncut["tp"] = reason
+    elif heads := getattr(config, "num_key_value_heads", None):
+        facts["key_heads"] = heads
     return ModelSupport(**facts, uncut=uncut)
 
 
