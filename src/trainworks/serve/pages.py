@@ -146,9 +146,7 @@ def _run_pages(router: APIRouter, site: Site) -> None:
         def compute() -> str:
             report, run_dir = view.report(), view.run.run_dir
             logs = [(log, f"/runs/{name}/logs/{log}") for log in log_names(run_dir)]
-            document = run_page.document(
-                report, view.events(), job=_job_sections(view), is_reading=view.is_reading, logs=logs
-            )
+            document = run_page.document(report, view.events(), job=_job_sections(view), logs=logs)
             ended = report.state in ("FAILED", "STOPPED", "LOST")
             actions = ["resume"] if ended else [] if report.state == "SUCCEEDED" else ["stop"]
             return render(document, "run.html", visitor, live=f"/live?run={name}", name=name, actions=actions)
