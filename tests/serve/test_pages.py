@@ -131,6 +131,7 @@ def test_a_submitted_job_is_listed_found_and_described(server: Server) -> None:
     assert [row["run_id"] for row in rows["jobs"]] == [run]
     assert rows["counts"]["SUCCEEDED"] >= 1
     assert server.ask("/api/v1/jobs?state=failed&text=listed").json["jobs"] == []
+    assert "No job matches." in server.ask("/?state=failed&text=listed").text
     detail = server.ask(f"/api/v1/jobs/{run}").json
     assert (detail["job"]["run_id"], len(detail["attempts"])) == (run, 1)
     page = server.ask("/?text=listed").text
