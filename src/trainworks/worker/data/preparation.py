@@ -99,9 +99,10 @@ def prepare_for_run(
     def report(done: int, total: int) -> None:
         nonlocal last, made
         begins, made = not made, True
-        if events_file is not None and (begins or time.monotonic() - last >= _PROGRESS_INTERVAL_S):
+        due = done > 0 and time.monotonic() - last >= _PROGRESS_INTERVAL_S
+        if events_file is not None and (begins or due):
             last = time.monotonic()
-            append_event(events_file, "data_progress", done_bytes=0 if begins else max(done, 1), total_bytes=total)
+            append_event(events_file, "data_progress", done_bytes=0 if begins else done, total_bytes=total)
 
     folder, card = prepare(data, cache, report, side=training_side(evaluation))
     if card.vocabulary > model_vocabulary:
