@@ -63,18 +63,23 @@ clean:
 # torch first and alone: pip then keeps the build that it finds for the pinned version.
 $(VENV)/.train: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing torch into $(VENV), once: 0.2 GB to download for CPUs, 3 GB or more with CUDA'
 	$(INSTALL) torch numpy
+	@echo 'Installing trainworks and what it trains with into $(VENV), once: some 0.1 GB'
 	$(INSTALL) --editable '.[train]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.train plugins/ray/pyproject.toml
+	@echo 'Installing what tests and checks need into $(VENV), once'
 	$(INSTALL) --editable '.[train,test,check]' --editable plugins/ray
 	touch $@
 
 $(VENV)/.cluster: $(VENV)/.train
+	@echo 'Installing Ansible into $(VENV), once'
 	$(INSTALL) --editable '.[train,deploy]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.train
+	@echo 'Installing what builds the pages into $(VENV), once'
 	$(INSTALL) --editable '.[docs]'
 	touch $@

@@ -66,11 +66,16 @@ def test_ctrl_c_ends_a_command_and_the_grandchildren_that_it_hides(program):
     program.assert_nothing_left()
 
 
-def test_a_command_is_restarted_as_often_as_asked(program):
+def test_a_command_is_restarted_as_often_as_asked_and_ends_with_a_report(program):
     (program.folder / "run.yaml").write_text(
-        "name: again\nrun: test $TRAINWORKS_ATTEMPT = 3\nrecover: {max_restarts: 2}\n"
+        "name: again\nrun: echo hello; test $TRAINWORKS_ATTEMPT = 3\nrecover: {max_restarts: 2}\n"
     )
-    assert program.run("run", "run.yaml")[0] == 0
+    code, stdout, stderr = program.run("run", "run.yaml")
+    assert (code, set(stdout.splitlines())) == (0, {"hello"})
+    report = stderr.partition("again-1  SUCCEEDED\n")[2]
+    assert "$ echo hello; test $TRAINWORKS_ATTEMPT = 3" in report
+    assert [line[:2] for line in report.splitlines() if ": started after" in line] == ["1:", "2:", "3:"]
+    assert program.run_dir.report_file.is_file()
 
 
 def test_a_command_that_misses_a_module_is_not_started_again(program):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from tests.faults.launcher import Program
+from trainworks.record.metric_columns import read_columns
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # peft reads it
 ]
-EXAMPLE = Path(__file__).parents[2] / "examples" / "finetune"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "finetune"
+GUIDE = ROOT / "docs" / "guides" / "fine-tune.md"
 
 
 def module(name: str) -> ModuleType:
@@ -49,5 +54,13 @@ def test_chats_become_an_adapter_that_lowers_the_loss_on_held_out_answers(progra
     before, count = evaluate.loss_on_answers(base, tokenizer, folder / "held-out.jsonl")
     tuned = PeftModel.from_pretrained(base, folder / "adapter").eval()
     after, _ = evaluate.loss_on_answers(tuned, tokenizer, folder / "held-out.jsonl")
-    assert count > 100 and math.isfinite(after)
-    assert after < before
+    assert math.isfinite(after) and after < before
+    reported = read_columns(program.run_dir.metrics_file).steps()["eval_loss"][-1]
+    assert after == pytest.approx(reported, abs=1e-4), "the loss of the run and that of `transformers` and `peft`"
+    guide = GUIDE.read_text()
+    assert re.findall(r"loss \d\.\d{4} over (\d+) tokens of answers", guide) == [str(count)] * 2
+
+
+def test_the_guide_shows_the_run_file_of_the_example() -> None:
+    shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(name: .*?)```", GUIDE.read_text(), re.DOTALL)]
+    assert shown == [yaml.safe_load((EXAMPLE / "lora.yaml").read_text())]

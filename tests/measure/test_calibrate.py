@@ -54,15 +54,18 @@ def test_the_products_are_those_that_were_asked_for(measured: tuple[Calibration,
 
 @needs_torch
 def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) -> None:
-    calibration, cache = measured
+    calibration, cache, announced = *measured, list[str]()
     (known,) = cache.iterdir()
     marked = calibration.model_copy(update={"seconds": 1234.5})
     known.write_text(marked.model_dump_json())
-    assert calibrate(REQUEST, HOST, cache, environment={}) == marked
+    assert calibrate(REQUEST, HOST, cache, environment={}, announce=announced.append) == marked
+    assert announced == [], "what is in the cache takes no time"
 
 
 @needs_torch
 def test_a_failed_measurement_ends_with_its_reason(tmp_path: Path) -> None:
+    request, announced = REQUEST.model_copy(update={"precision": "fp7"}), list[str]()
     with pytest.raises(EnvironmentProblem, match=r"the calibration of this machine failed: .+"):
-        calibrate(REQUEST.model_copy(update={"precision": "fp7"}), HOST, tmp_path, environment={})
+        calibrate(request, HOST, tmp_path, environment={}, announce=announced.append)
     assert list(tmp_path.iterdir()) == []
+    assert announced == ["measuring the rates of this machine, which takes some seconds; later plans use them again"]

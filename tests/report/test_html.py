@@ -16,7 +16,7 @@ from trainworks.record.resolved import StepTimeTerms
 RunStart = Callable[..., Any]
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=\"alert('2')\">&amp;"
-VOID = {"meta"}
+VOID = {"meta", "wbr"}
 
 
 class TagBalance(HTMLParser):

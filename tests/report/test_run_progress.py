@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from tests.fakes import LAUNCH_AT, metrics_row
 from trainworks.agent.current_state import current_state
@@ -12,6 +15,7 @@ from trainworks.record.events import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.report.runs.live import LineView
 from trainworks.report.runs.run_progress import RunFollower
 
 
@@ -116,7 +120,16 @@ def test_the_newest_checkpoint_is_one_that_is_not_damaged(run_dir: RunDir, follo
 
 
 def test_tokenizing_is_shown_until_the_data_is_ready(run_dir: RunDir, follower: RunFollower) -> None:
-    append_event(run_dir.events_file, "data_progress", done_bytes=1, total_bytes=4)
-    assert (follower.look().data_done_bytes, follower.look().data_total_bytes) == (1, 4)
+    append_event(run_dir.events_file, "data_progress", done_bytes=0, total_bytes=40_000_000)
+    console = Console(file=io.StringIO(), width=120)
+    view = LineView(console, 300)
+    view.show(follower.look(), LAUNCH_AT)
+    append_event(run_dir.events_file, "data_progress", done_bytes=10_000_000, total_bytes=40_000_000)
+    for at in (LAUNCH_AT, LAUNCH_AT + 1.0):
+        view.show(follower.look(), at)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "tokenizing 40.0 MB of text; later runs find its tokens in the cache",
+        "tokenized 10.0 MB of 40.0 MB",
+    ]
     append_event(run_dir.events_file, "data_ready", folder="x", num_tokens=1, fingerprint="", seconds=1, cached=False)
     assert follower.look().data_total_bytes == 0

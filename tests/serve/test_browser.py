@@ -14,11 +14,31 @@ import pytest
 
 from tests.report.conftest import RunWriter, make_plan
 from tests.serve.conftest import ADMIN, Server
+from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.state import JobState
+from trainworks.report.jobs import list_document
+from trainworks.report.rendering.page import render_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+BROKEN_WORDS = """() => {
+  const broken = [], texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    if (text.parentElement.closest("pre, textarea, select")) continue;
+    for (const word of text.data.matchAll(/[A-Za-z]{2,}/g)) {
+      const range = new Range();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+"""Words of a page that stand on two lines."""
 RUN_FILE = "name: watched\nrun: echo hello; sleep 4; echo bye\nresources: {cpus: 0.1}\n"
 
 
@@ -63,9 +83,44 @@ def test_every_page_fits_and_breaks_nothing(
         shoot(page, f"{size}-{scheme}-{path.strip('/').replace('/', '-') or 'jobs'}")
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= SIZES[size]["width"], path
+        assert page.evaluate(BROKEN_WORDS) == [], path
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
         assert dark == (scheme == "dark")
     assert problems == []
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_no_state_of_a_job_breaks_in_a_full_list(chromium: Any, width: int) -> None:
+    page = chromium.new_page(viewport={"width": width, "height": 844})
+    page.set_content(render_page(list_document([job(state) for state in JobState], now=90_000.0)))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(BROKEN_WORDS) == []
+    assert page.get_by_text("PREEMPTED").is_visible()
+    if width == 390:
+        assert page.evaluate("document.querySelector('.scroll').scrollWidth") <= width, "a column is out of sight"
+
+
+def job(state: JobState) -> JobRow:
+    """A job with long names and a reason, of another user."""
+    name = "llama_3_8b_instruct_fine_tune_of_chats_of_support"
+    spec = JobSpec(run_id=f"{name}-1", name=name, team="language", min_nodes=16, max_nodes=16, node=NodeResources())
+    return JobRow(
+        id=1000,
+        run_id=spec.run_id,
+        run_dir="/nowhere",
+        name=name,
+        owner="barbara",
+        uid=os.getuid() + 1,
+        engine="kubernetes",
+        spec=spec,
+        state=state,
+        reason="resources",
+        detail="waits for 16 nodes with accelerators of /scratch/cluster/partition/of/a/very/long/name",
+        reachable=False,
+        submitted_at=1000.0,
+        changed_at=1000.0,
+        version=1,
+    )
 
 
 def test_a_run_is_submitted_and_watched_to_its_end(chromium: Any, server: Server, problems: list[str]) -> None:

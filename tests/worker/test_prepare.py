@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tests.worker.harness import write_corpus
 from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.record.events import read_events
 from trainworks.worker.data.preparation import prepare_for_run
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokenizer import end_of_text
@@ -34,6 +35,16 @@ def test_the_tokens_spell_the_text(corpus, cache):
 def test_the_second_time_nothing_is_made(corpus, cache):
     prepare(data(corpus), cache)
     prepare(data(corpus), cache, lambda done, total: pytest.fail("tokenized again"))
+
+
+def test_a_run_says_once_that_it_is_about_to_tokenize(corpus, tmp_path):
+    for _ in range(2):
+        prepare_for_run(data(corpus), tmp_path / "cache", tmp_path / "events.jsonl", model_vocabulary=400)
+    first, *rest = read_events(tmp_path / "events.jsonl")
+    size = sum(file.stat().st_size for file in corpus.iterdir())
+    assert (first["kind"], first["done_bytes"], first["total_bytes"]) == ("data_progress", 0, size)
+    assert [event["cached"] for event in rest if event["kind"] == "data_ready"] == [False, True]
+    assert all(event.get("done_bytes") != 0 for event in rest)
 
 
 def test_other_text_is_other_data(corpus, cache, tmp_path):

@@ -9,6 +9,10 @@ Notify = Callable[[str], None]
 """Receives warnings that do not fail a use case, such as a backend that does not answer."""
 
 
+def silent(message: str) -> None:
+    """Drop a message."""
+
+
 def warn(message: str) -> None:
     """Issue a Python warning."""
     warnings.warn(message, stacklevel=3)

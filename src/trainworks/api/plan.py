@@ -11,6 +11,7 @@ from typing import overload
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
 from trainworks.api.launching.planning import Planning
 from trainworks.api.launching.resolve import resolve
+from trainworks.api.notices import Notify, silent
 from trainworks.api.planned_model import PlannedModel, planned_model, planned_shape, weights_note
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription
@@ -54,6 +55,7 @@ def plan(
     recalibrate: bool = False,
     without_learning: bool = False,
     tune: int = 0,
+    announce: Notify = silent,
 ) -> ClusterPlan | ResolvedRun: ...
 
 
@@ -68,6 +70,7 @@ def plan(
     recalibrate: bool = False,
     without_learning: bool = False,
     tune: int = 0,
+    announce: Notify = silent,
 ) -> ClusterPlan | ResolvedRun:
     """Predict step time, memory and duration of a run.
 
@@ -81,6 +84,7 @@ def plan(
         recalibrate: measure this machine again.
         without_learning: leave out what finished runs and stored measurements taught.
         tune: layouts to train for a few steps each on this machine, of which the fastest is planned.
+        announce: receives a line before each measurement of this machine.
 
     Raises:
         UsageError: the run file cannot be planned, with its line.
@@ -105,7 +109,7 @@ def plan(
         source,
         run_id=run_file.name,
         runs=runs or Path(run_file.checkpoint.to),
-        planning=Planning(again=recalibrate, learning=not without_learning, tune=tune),
+        planning=Planning(again=recalibrate, learning=not without_learning, tune=tune, announce=announce),
         shape=planned_shape(run_file, source),
     )
     if resolved.run_file.workload is None:

@@ -10,12 +10,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.api.anchor import anchored_workload
+from trainworks.api.notices import Notify
 from trainworks.api.worker_answer import ask
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.load import invalid_value, load_run_file
 from trainworks.config.run_file import Workload
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
+from trainworks.report.data import tokenizing_line
 
 _RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
@@ -95,28 +97,36 @@ def verify_data(data: Data, *, progress: ByteProgress) -> dict[str, Any]:
     return ask("verify", {"addresses": [source.source for source in data.sources]}, progress)
 
 
-def prepared_folder(workload: Workload) -> str | None:
+def prepared_folder(workload: Workload, announce: Notify) -> str | None:
     """Folder of the prepared data, which a trial reads; None for a module, which brings its own."""
     if workload.task == "module":
         return None
-    return str(ask("prepare", _preparation(workload))["folder"])
+    return str(_prepared(workload, announce)["folder"])
 
 
-def held_out_samples(workload: Workload) -> int | None:
+def held_out_samples(workload: Workload, announce: Notify) -> int | None:
     """Samples that are held out, which are prepared if needed; None unless the run evaluates all of them."""
     if workload.task == "module" or workload.eval is None or workload.eval.steps != "all":
         return None
-    return int(ask("prepare", _preparation(workload))["held_out_samples"])
+    return int(_prepared(workload, announce)["held_out_samples"])
 
 
-def tokens_in_data(workload: Workload) -> int | None:
+def tokens_in_data(workload: Workload, announce: Notify) -> int | None:
     """Size of the tokenized data, which is prepared if needed; None unless the run counts epochs."""
     if workload.train_for.unit != "epochs":
         return None
-    return int(ask("prepare", _preparation(workload))["num_tokens"])
+    return int(_prepared(workload, announce)["num_tokens"])
 
 
-def _preparation(workload: Workload) -> dict[str, object]:
-    """Request to prepare the data of a workload and what it holds out."""
+def _prepared(workload: Workload, announce: Notify) -> dict[str, Any]:
+    """Prepare the data of a workload and what it holds out; `announce` receives a line if they have to be made."""
     evaluation = workload.eval.model_dump(mode="json") if workload.eval else None
-    return {"data": workload.data.model_dump(mode="json"), "evaluation": evaluation}
+    is_announced = False
+
+    def progress(done: int, total: int) -> None:
+        nonlocal is_announced
+        if not is_announced:
+            announce(tokenizing_line(total))
+        is_announced = True
+
+    return ask("prepare", {"data": workload.data.model_dump(mode="json"), "evaluation": evaluation}, progress)

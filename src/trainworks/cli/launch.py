@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainworks.cli.forecast import confirmed, show_forecast
-from trainworks.cli.options import Env, runs_folder, warn
+from trainworks.cli.options import Env, announce, runs_folder, warn
 from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
 
@@ -50,7 +50,7 @@ def planned(*, recalibrate: bool, without_learning: bool, tune: int) -> Planning
     """How the plan of a run comes about, by the options."""
     from trainworks.api.launching.planning import Planning
 
-    return Planning(again=recalibrate, learning=not without_learning, tune=tune)
+    return Planning(again=recalibrate, learning=not without_learning, tune=tune, announce=announce)
 
 
 def prepare(

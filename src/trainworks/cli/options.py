@@ -105,6 +105,11 @@ def option_errors(
         raise EnvironmentProblem(f"cannot write `{path}`: {error.strerror}", place=option) from None
 
 
+def announce(message: str) -> None:
+    """Print a line to stderr before a step that takes long."""
+    say(message, err=True)
+
+
 def warn(message: str) -> None:
     """Print a warning to stderr."""
     say(f"warning: {message}", err=True)

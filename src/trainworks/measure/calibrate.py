@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +49,7 @@ def calibrate(
     again: bool = False,
     machines: Machines | None = None,
     python: str | None = None,
+    announce: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Measured rates of this machine, or several, in the shapes of `request`.
 
@@ -60,6 +61,7 @@ def calibrate(
         again: measure even if there is an earlier one.
         machines: nodes of the request; by default this machine.
         python: interpreter of the ranks on this machine; Trainworks' own when None.
+        announce: receives a line before something is measured.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -67,8 +69,12 @@ def calibrate(
     """
     if "torch" not in host.packages:
         raise MissingExtraError("torch", "train")
-    known = cache / f"{_key(request, host)}.json"
-    return remembered(known, Calibration, lambda: _run(request, environment, machines, python), again=again)
+
+    def measure() -> Calibration:
+        announce("measuring the rates of this machine, which takes some seconds; later plans use them again")
+        return _run(request, environment, machines, python)
+
+    return remembered(cache / f"{_key(request, host)}.json", Calibration, measure, again=again)
 
 
 def _run(

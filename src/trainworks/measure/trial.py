@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -29,6 +29,7 @@ def try_out(
     environment: Mapping[str, str],
     again: bool = False,
     python: str | None = None,
+    announce: Callable[[str], None] = lambda text: None,
 ) -> Trial:
     """Measured memory and time of a few steps.
 
@@ -39,14 +40,19 @@ def try_out(
         environment: variables of the ranks.
         again: try even if there was a trial.
         python: interpreter of the ranks; Trainworks' own when None.
+        announce: receives a line before something is measured.
 
     Raises:
         UsageError: the model, or the user's file, is at fault; with `file:line`.
         TrialOutOfMemoryError: this layout needs too much.
         EnvironmentProblem: the trial did not finish.
     """
-    known = cache / f"{_key(request, host)}.json"
-    return remembered(known, Trial, lambda: _run(request, environment, python), again=again)
+
+    def measure() -> Trial:
+        announce(f"training a few steps with {request.layout.describe()}, to measure them; later plans use the result")
+        return _run(request, environment, python)
+
+    return remembered(cache / f"{_key(request, host)}.json", Trial, measure, again=again)
 
 
 def _run(request: TrialRequest, environment: Mapping[str, str], python: str | None) -> Trial:

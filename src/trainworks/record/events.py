@@ -24,7 +24,7 @@ EventKind = Literal[
     "resized",  # nodes, places (numbers among all nodes), layout, step_s, message: the job continues on these nodes
     "straggler",  # rank, node, extra_s (beyond the median of its peers), step_s, message
     "ranks_started",  # the first node's agent starts the ranks of a workload, as all agents do
-    "data_progress",  # done_bytes, total_bytes: tokenizing
+    "data_progress",  # done_bytes, total_bytes: tokenizing; done_bytes is 0 in the first one alone
     "data_ready",  # folder, num_tokens, fingerprint, tokenization (fingerprint of tokenizer and template), seconds,
     # cached, template (where it is from), chats: conversations, cut, dropped, answer_tokens
     "compiled",  # compile_s, compiled_s, eager_s: time to compile, and of one forward and backward with and without

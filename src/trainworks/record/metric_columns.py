@@ -27,7 +27,7 @@ CALLBACK_COLUMNS = ("callbacks_longest", "callbacks_longest_s", "callbacks_total
 _ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS, "callback_s", *CALLBACK_COLUMNS)
 """With the reason of a skipped step as its index in `_SKIPPED`."""
 _CHUNK_BYTES = 1 << 20
-"""What one look reads at most, so that a large file does not keep its readers waiting."""
+"""Lines that are decoded at once: their objects take several times the memory of their text."""
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -109,11 +109,16 @@ class MetricColumns:
     def __len__(self) -> int:
         return self._num_rows
 
-    def look(self, most_bytes: int = _CHUNK_BYTES) -> bool:
-        """Read the lines that were added, of at most `most_bytes`; False if there are more.
+    def look(self, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        """Read all lines that were added, a chunk of them at a time.
 
         A line without its newline is left for the next look; a file that became shorter is read from its beginning.
         """
+        while not self._read(chunk_bytes):
+            pass
+
+    def _read(self, most_bytes: int) -> bool:
+        """Read lines of at most `most_bytes`; False if there are more."""
         try:
             with self._file.open("rb") as file:
                 size = file.seek(0, 2)
@@ -146,8 +151,7 @@ class MetricColumns:
 def read_columns(file: Path) -> MetricColumns:
     """All complete rows of a metrics file; none if it does not exist."""
     columns = MetricColumns(file)
-    while not columns.look():
-        pass
+    columns.look()
     return columns
 
 

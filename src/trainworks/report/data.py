@@ -33,6 +33,11 @@ def prepared_lines(result: Mapping[str, Any], num_sources: int) -> list[str]:
     return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]
 
 
+def tokenizing_line(total_bytes: int) -> str:
+    """What is about to happen to a text that was not tokenized yet."""
+    return f"tokenizing {format_bytes(total_bytes)} of text; later runs find its tokens in the cache"
+
+
 def chat_line(chats: Mapping[str, int]) -> str:
     """Conversations, answer tokens, and what was left out of them."""
     line = f"{chats['conversations']:,} conversations, {chats['answer_tokens']:,} tokens of answers"

@@ -42,7 +42,7 @@ def judging(site: Site, render: Callable[..., str], problems: dict[int | str, di
         views = [site.view(name) for name in (first, second)]
         return site.shared.get(
             ("comparison", *(view.run.path for view in views)),
-            lambda: compare_reports([(view.run.resolved, view.whole_report()) for view in views]),
+            lambda: compare_reports([(view.run.resolved, view.report()) for view in views]),
             stamp=[view.stamp() for view in views],
         )
 

@@ -21,7 +21,7 @@ from trainworks.api.run_request import read_run_file
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.report import jobs as jobs_view
 from trainworks.report.observing import job_costs, node_page, run_page
-from trainworks.report.rendering.document import Document, Preformatted, Section
+from trainworks.report.rendering.document import Document, Preformatted, Section, Text
 from trainworks.report.rendering.page import page_environment
 from trainworks.report.rendering.renderer import build_document
 from trainworks.serve.access import Role, Visitor
@@ -121,11 +121,12 @@ def _jobs(site: Site, query: JobQuery, visitor: Visitor) -> str:
     document = jobs_view.list_document(found.jobs, time.time(), address="/runs/{}")
     counts = ", ".join(f"{count:,} {state.lower()}" for state, count in found.counts.items())
     wanted = {name: value for name in ("state", "owner", "text") if (value := getattr(query, name))}
+    nothing = [Section("", [Text("No job matches.")])] if wanted else []
     return render(
         Document(
             document.title,
             document.kind,
-            document.sections if found.jobs else [],
+            document.sections if found.jobs else nothing,
             about=counts or "No job was submitted yet",
         ),
         "jobs.html",
@@ -146,9 +147,7 @@ def _run_pages(router: APIRouter, site: Site) -> None:
         def compute() -> str:
             report, run_dir = view.report(), view.run.run_dir
             logs = [(log, f"/runs/{name}/logs/{log}") for log in log_names(run_dir)]
-            document = run_page.document(
-                report, view.events(), job=_job_sections(view), is_reading=view.is_reading, logs=logs
-            )
+            document = run_page.document(report, view.events(), job=_job_sections(view), logs=logs)
             ended = report.state in ("FAILED", "STOPPED", "LOST")
             actions = ["resume"] if ended else [] if report.state == "SUCCEEDED" else ["stop"]
             return render(document, "run.html", visitor, live=f"/live?run={name}", name=name, actions=actions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from trainworks.api.notices import Notify, silent
 from trainworks.errors import UsageError
 
 
@@ -18,6 +19,8 @@ class Planning:
     """Whether finished runs on this machine correct the plan."""
     tune: int = 0
     """Layouts to train for a few steps each, of which the fastest is taken; 0 takes the best by the plan."""
+    announce: Notify = silent
+    """Receives a line before each step that takes long."""
 
     def refuse_tuning(self) -> None:
         """Refuse to tune what has no layouts to compare here.

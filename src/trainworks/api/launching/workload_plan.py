@@ -92,9 +92,9 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
     if workload.task != "causal-lm" or (ready.shape is None and not has_formula(workload)):
         layouts = measured_layouts(workload, resolved.run_file.layout, world_size=resolved.processes.world_size)
         planning.refuse_tuning()
-        changes: dict[str, object] = {"plan": _plan_by_trial(ready, layouts, again=planning.again)}
+        changes: dict[str, object] = {"plan": _plan_by_trial(ready, layouts, planning)}
     else:
-        described = _described(ready)
+        described = _described(ready, planning)
         if ready.machines is not None:
             planning.refuse_tuning()
         changes = _plan_by_calibration(ready, described, planning)
@@ -104,7 +104,7 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
     return resolved
 
 
-def _described(ready: ReadyWorkload) -> _DescribedModel:
+def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
     """The micro-batch to measure, and the steps."""
     resolved, workload = ready.resolved, ready.workload
     shape = ready.shape or model_shape(workload)
@@ -115,7 +115,7 @@ def _described(ready: ReadyWorkload) -> _DescribedModel:
     support = _support(ready, shape)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, support=support)
     size = largest_micro_batch(job, written)
-    tokens = tokens_in_data(workload)
+    tokens = tokens_in_data(workload, planning.announce)
     steps = num_steps(workload, tokens_in_data=tokens)
     sequences = None if tokens is None else sequences_in(workload.data, tokens)
     return _DescribedModel(job, size, steps, samples_left_out(workload, samples=sequences))
@@ -158,6 +158,7 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
         again=planning.again,
         machines=ready.machines,
         python=ready.interpreter.python,
+        announce=planning.announce,
     )
     job = job.calibrated(calibration)
     compared = choose_layouts(job, written)
@@ -171,7 +172,7 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
         calibration,
         steps=described.steps,
         samples_left_out=described.samples_left_out,
-        held_out_samples=held_out_samples(job.workload),
+        held_out_samples=held_out_samples(job.workload, planning.announce),
         compared=compared,
         accelerator=_catalogued(host),
         support=job.support,
@@ -212,7 +213,7 @@ def _tuned(
     compared: tuple[PlannedLayout, ...], ready: ReadyWorkload, job: RunJob, planning: Planning
 ) -> tuple[PlannedLayout, ...]:
     """The same layouts, the first of them with the step time of a few steps; one that runs out of memory has none."""
-    folder = prepared_folder(job.workload)
+    folder = prepared_folder(job.workload, planning.announce)
     measured = []
     for one in compared[: planning.tune]:
         request = TrialRequest(
@@ -222,34 +223,42 @@ def _tuned(
             shape=job.shape,
             data_folder=folder,
         )
-        trial = _trial(request, ready, again=planning.again)
+        trial = _trial(request, ready, planning)
         measured.append(one.model_copy(update={"measured_s": trial.step_time.total_s if trial else None}))
     return (*measured, *compared[planning.tune :])
 
 
-def _trial(request: TrialRequest, ready: ReadyWorkload, *, again: bool) -> Trial | None:
+def _trial(request: TrialRequest, ready: ReadyWorkload, planning: Planning) -> Trial | None:
     """A few steps of the model; None if its layout needs too much memory."""
     interpreter, written = ready.interpreter, ready.resolved.run_file.written_envs  # a module may read them
     environment = agent_environment(ready.resolved.processes) | written
     cache, host = cache_folder("trials", *interpreter.cache), ready.resolved.host
     try:
-        return try_out(request, host, cache, environment=environment, again=again, python=interpreter.python)
+        return try_out(
+            request,
+            host,
+            cache,
+            environment=environment,
+            again=planning.again,
+            python=interpreter.python,
+            announce=planning.announce,
+        )
     except TrialOutOfMemoryError:
         return None
 
 
-def _plan_by_trial(ready: ReadyWorkload, layouts: Iterable[ResolvedLayout], *, again: bool) -> Plan:
+def _plan_by_trial(ready: ReadyWorkload, layouts: Iterable[ResolvedLayout], planning: Planning) -> Plan:
     """The plan of the first layout that fits, from a few steps of the model itself."""
     resolved, workload = ready.resolved, ready.workload
     host, processes = resolved.host, resolved.processes
     usable = _USABLE_SHARE * memory_per_rank(host, processes)
     largest = 0
-    folder = prepared_folder(workload)
-    held_out = held_out_samples(workload)
+    folder = prepared_folder(workload, planning.announce)
+    held_out = held_out_samples(workload, planning.announce)
     tried = workload if workload.task == "module" else workload.model_copy(update={"eval": None})
     for layout in layouts:
         request = TrialRequest(workload=tried, layout=layout, processes=processes, data_folder=folder)
-        trial = _trial(request, ready, again=again)
+        trial = _trial(request, ready, planning)
         if trial is None:
             continue
         plan = make_measured_plan(

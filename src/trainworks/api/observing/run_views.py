@@ -18,7 +18,6 @@ from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events import Event, read_lines_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import COLUMNS, MetricColumns, thinned
-from trainworks.report.runs.curves import build_curves
 from trainworks.report.runs.summary import Report, build_report
 
 __all__ = ["COLUMNS", "RunView", "RunViews"]
@@ -28,7 +27,7 @@ _MOST_VIEWS = 64
 _MOST_ROWS = 4_000_000
 """Rows that all views keep together."""
 _REPORT_SHARE = 1 / 20
-"""Share of the time that the reports of a live run may take, once its record is read."""
+"""Share of the time that the reports of a live run may take."""
 
 
 class RunView:
@@ -43,15 +42,16 @@ class RunView:
         self.job: Job | None = None
         """The job of a submitted run, as of the last visit."""
         self._lock = threading.RLock()
-        self.columns = MetricColumns(run.run_dir.metrics_file)
+        self._columns = MetricColumns(run.run_dir.metrics_file)
         self._events: list[Event] = []
         self._events_offset = 0
         self._report: Report | None = None
         self._report_of: object = None
         self._report_due = 0.0
-        self.is_reading = False
-        """True while a large record is being read, so that curves end early and figures are missing."""
-        self._catching_up: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        """Rows of metrics that it keeps."""
+        return len(self._columns)
 
     def stamp(self) -> tuple[object, ...]:
         """Changes with the record, when the supervisor of the run dies, and when an old report may be made again."""
@@ -65,7 +65,7 @@ class RunView:
         run_dir = self.run.run_dir
         files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
         state = str(current_state(run_dir.read_status()))
-        return (*map(_size_and_time, files), state, len(self.columns), self.is_reading)
+        return (*map(_size_and_time, files), state)
 
     def events(self) -> list[Event]:
         """All events so far."""
@@ -75,41 +75,25 @@ class RunView:
             return list(self._events)
 
     def report(self) -> Report:
-        """The report; of a long record that grows a while old, and without steps while the record is being read.
+        """The report of all steps; of a long record that grows, a while old.
 
         Raises:
             EnvironmentProblem: the resolved run is missing or was written by another format.
         """
         with self._lock:
-            self._look()
-            record, start_s = self._record(), time.monotonic()
+            record, metrics, start_s = self._record(), self.all_metrics(), time.monotonic()
             if self._report is None or (record != self._report_of and start_s >= self._report_due):
-                self._report, self._report_of = self._build(), record
-                share = 1.0 if self.is_reading else _REPORT_SHARE
-                self._report_due = time.monotonic() + (time.monotonic() - start_s) / share
+                state = str(self.run.state)
+                self._report = build_report(self.run.run_dir, time.time(), state=state, metrics=metrics)
+                self._report_of = record
+                self._report_due = time.monotonic() + (time.monotonic() - start_s) / _REPORT_SHARE
             return self._report
 
-    def _build(self) -> Report:
-        run_dir, state = self.run.run_dir, str(self.run.state)
-        if not self.is_reading:
-            return build_report(run_dir, time.time(), state=state, metrics=self.columns)
-        nothing = MetricColumns(run_dir.metrics_file)  # figures of half a record would be wrong
-        report = build_report(run_dir, time.time(), state=state, metrics=nothing)
-        return report.model_copy(update={"curves": build_curves(self.columns, self.events())})
-
     def all_metrics(self) -> MetricColumns:
-        """The metrics, read to their end, which takes seconds for a million steps."""
-        self._catch_up()
-        return self.columns
-
-    def whole_report(self) -> Report:
-        """The report of all steps; a long record is read to its end first."""
+        """The metrics, read to their end: a million steps take seconds at the first visit."""
         with self._lock:
-            self._look()
-            if self.is_reading:
-                self._catch_up()
-                self._report_due = 0.0  # the report so far lacks the steps
-            return self.report()
+            self._columns.look()
+            return self._columns
 
     def metrics(self, names: tuple[str, ...], *, points: int, first: int, last: int | None) -> dict[str, list[float]]:
         """Columns of the steps that count, thinned so that the first of them keeps its spikes.
@@ -121,25 +105,11 @@ class RunView:
             last: last step; the newest when None.
         """
         with self._lock:
-            self._look()
-            steps, returns = self.columns.steps(), returns_of(self.events())
+            steps, returns = self.all_metrics().steps(), returns_of(self.events())
         limit = np.inf if last is None else last
         chosen = steps.where(~steps.is_lost(returns) & (steps["step"] >= first) & (steps["step"] <= limit))
         kept = chosen.where(thinned(chosen[names[0]], points))
         return {name: kept[name].tolist() for name in ("step", *names)}
-
-    def _look(self) -> None:
-        """Read what was added; of a large file the beginning now, and the rest in the background."""
-        self.is_reading = not self.columns.look()
-        if self.is_reading and (self._catching_up is None or not self._catching_up.is_alive()):
-            self._catching_up = threading.Thread(target=self._catch_up, daemon=True)
-            self._catching_up.start()
-
-    def _catch_up(self) -> None:
-        is_behind = True
-        while is_behind:
-            with self._lock:
-                is_behind = self.is_reading = not self.columns.look()
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -183,7 +153,7 @@ class RunViews:
         return view
 
     def _num_rows(self) -> int:
-        return sum(len(view.columns) for view in self._views.values())
+        return sum(len(view) for view in self._views.values())
 
     def _job(self, name: str) -> Job | None:
         try:

@@ -73,7 +73,6 @@ def learning_rate_range(
 
 
 def _rows(columns: MetricColumns) -> Steps:
-    while not columns.look():
-        pass
+    columns.look()
     steps = columns.steps()
     return steps.where(~steps.is_lost())

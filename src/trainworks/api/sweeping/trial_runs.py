@@ -42,8 +42,7 @@ class TrialRun:
     def look(self) -> None:
         """Read what was added to the record."""
         self._poll()
-        while not self._columns.look():
-            pass
+        self._columns.look()
 
     @property
     def num_steps(self) -> int:

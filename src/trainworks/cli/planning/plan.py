@@ -11,7 +11,7 @@ import typer
 import trainworks
 from trainworks.cli.checks import check_writable, refuse_unused
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
-from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, option_errors
+from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, announce, option_errors
 from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 
@@ -88,6 +88,7 @@ def command(
             recalibrate=recalibrate,
             without_learning=without_learning,
             tune=tune,
+            announce=announce,
         )
     show(result, as_json=as_json, plot=plot)
     if review:

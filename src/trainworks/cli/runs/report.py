@@ -10,6 +10,8 @@ from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from trainworks.api.run_handle import Run
 
 
@@ -27,14 +29,14 @@ def command(
         print_report(found, html=html)
 
 
-def print_report(run: Run, *, html: bool = True) -> None:
-    """Print the report to stdout and write the page beside the record."""
+def print_report(run: Run, console: Console | None = None, *, html: bool = True) -> None:
+    """Print the report to a console, stdout by default, and write the page beside the record."""
     from trainworks.report.rendering.console import SafeConsole
     from trainworks.report.rendering.renderer import build_document
     from trainworks.report.rendering.text import print_document
 
     report, page = run.report(), run.run_dir.report_file
-    print_document(build_document(report), SafeConsole())
+    print_document(build_document(report), console or SafeConsole())
     if html:
         report.write_html(page)
         say(f"page: {page}", err=True)

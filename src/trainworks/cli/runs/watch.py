@@ -31,8 +31,7 @@ def watch_to_the_end(launch: Launch, talk: Console) -> None:
         typer.Exit: the run was stopped, with 130.
     """
     state = _print_remote_output(launch) if launch.run.has_remote_output else _watch(launch, talk)
-    if launch.run.resolved.plan is not None:
-        print_report(launch.run)
+    print_report(launch.run, None if launch.run.resolved.is_workload else talk)  # stdout is the command's own output
     launch.run.check()
     if state is JobState.STOPPED:
         _exit_stopped(launch.run, talk)

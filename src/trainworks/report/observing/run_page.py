@@ -14,7 +14,6 @@ from trainworks.report.runs.summary import Report
 from trainworks.units import format_duration
 
 _MOST_EVENTS = 60
-_READING = "The record is large and still being read: curves end early, and figures are missing until it is read."
 
 
 def document(
@@ -22,7 +21,6 @@ def document(
     events: Sequence[Event],
     *,
     job: Sequence[Section] = (),
-    is_reading: bool,
     logs: Sequence[tuple[str, str]],
 ) -> Document:
     """The report with more sections.
@@ -31,7 +29,6 @@ def document(
         report: of the run.
         events: of the run, in order.
         job: sections about the job of a submitted run.
-        is_reading: whether the report is not complete yet.
         logs: name and address of every log.
     """
     whole = report_document(report)
@@ -41,7 +38,6 @@ def document(
     return replace(
         whole,
         sections=[
-            *([Section("", [Text(_READING, "dim")])] if is_reading else []),
             *whole.sections,
             *(Section("Job", section.blocks) for section in job),
             Section("Events", _story(events)),

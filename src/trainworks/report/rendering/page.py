@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from trainworks.files import write_atomic
 from trainworks.report.rendering.document import NO_BREAK, Block, Document, Plot, Styled
 from trainworks.report.rendering.printable import printable
 from trainworks.report.rendering.svg import markup
+
+_LONG = re.compile(r"\S{25,}")
+"""A path, an address or a hash: no word is that long."""
+_PART = re.compile(r"[^/_.,:;=@&?]{0,31}[/_.,:;=@&?]+|[^/_.,:;=@&?]{32}")
+"""Part of one, after which a line may end."""
+_BREAK = "\u200b"
+"""Stands for that place until the text is escaped."""
 
 
 def render_page(document: Document) -> str:
@@ -53,7 +61,7 @@ def page_environment(*folders: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"block": _block_type, "picture": _picture, "styled": _styled}
+    environment.filters |= {"block": _block_type, "picture": _picture, "styled": _styled, "breakable": breakable}
     return environment
 
 
@@ -62,6 +70,16 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return printable(value).replace(NO_BREAK, "\u00a0")
+
+
+def breakable(text: str) -> Markup:
+    """Text of a cell as HTML: a line may end within a path or a hash, and never within a word.
+
+    >>> print(breakable("SUCCEEDED: see /home/ada/runs/llama_3_chats-1"))
+    SUCCEEDED: see /<wbr>home/<wbr>ada/<wbr>runs/<wbr>llama_<wbr>3_<wbr>chats-1
+    """
+    shown = _LONG.sub(lambda token: _PART.sub(f"\\g<0>{_BREAK}", token[0]), text)
+    return Markup(str(escape(_finalize(shown))).replace(_BREAK, "<wbr>"))  # noqa: S704, the text is escaped
 
 
 def _block_type(block: Block) -> str:

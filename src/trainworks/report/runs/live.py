@@ -17,7 +17,7 @@ from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import EvaluationResult, MetricsRow
 from trainworks.record.resolved import StepTimeGroups
 from trainworks.recover.failures import is_consequence
-from trainworks.report.data import chat_line
+from trainworks.report.data import chat_line, tokenizing_line
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
@@ -50,6 +50,10 @@ class LineView:
                 self._console.print(line, highlight=False, markup=False)
         row = snapshot.latest
         due = now - self._shown_at >= _LINE_S or snapshot.state.is_final
+        if due and 0 < snapshot.data_done_bytes < snapshot.data_total_bytes:
+            self._shown_at = now
+            done, total = map(format_bytes, (snapshot.data_done_bytes, snapshot.data_total_bytes))
+            self._console.print(f"tokenized {done} of {total}", highlight=False, markup=False)
         if row is None or row["step"] == self._shown_step or not due:
             return
         self._shown_at, self._shown_step = now, row["step"]
@@ -154,10 +158,8 @@ def event_line(event: Event) -> str | None:
     """An event of the run in one line; None for those that a reader need not know."""
     line = None
     match event["kind"]:
-        case "data_ready" if not event["cached"]:
-            line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
-            line += f": {chat_line(event['chats'])}" if event.get("chats") else ""
-            line += f"; chat template {event['template']}" if event.get("template") else ""
+        case "data_progress" | "data_ready":
+            line = _data_line(event)
         case "attempt" if event["resumed_from_step"]:
             line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
         case "failure" | "restart_refused":
@@ -171,6 +173,16 @@ def event_line(event: Event) -> str | None:
         case "checkpoint_damaged" | "checkpoint_failed":
             line = _checkpoint_line(event)
     return line
+
+
+def _data_line(event: Event) -> str | None:
+    if event["kind"] == "data_progress":
+        return None if event["done_bytes"] else tokenizing_line(event["total_bytes"])
+    if event["cached"]:
+        return None
+    line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
+    line += f": {chat_line(event['chats'])}" if event.get("chats") else ""
+    return f"{line}; chat template {event['template']}" if event.get("template") else line
 
 
 def _failure_line(event: Event) -> str | None:

@@ -296,7 +296,7 @@ def _attempts(report: Report) -> list[Block]:
         blocks.append(Text(f"{attempt.number}{again}: {attempt_text(attempt, has_steps=report.training is not None)}"))
         blocks += _failures(report, attempt)
     blocks += _failures(report, None)
-    return blocks or [Text("the ranks never met")]
+    return blocks or [Text("no attempt was recorded" if report.command else "the ranks never met")]
 
 
 def _failures(report: Report, attempt: ReportedAttempt | None) -> list[Block]:

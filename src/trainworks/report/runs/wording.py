@@ -90,7 +90,7 @@ def headline(report: Report) -> str:
     if report.comparison and report.comparison.findings:
         finding = report.comparison.findings[0]
         return finding[:1].upper() + finding[1:]
-    return "No steps have been recorded yet" if report.training else ""
+    return "No steps have been recorded yet" if report.training and not report.training.steps_done else ""
 
 
 def failures_of(report: Report, attempt: ReportedAttempt | None) -> list[Failure]:

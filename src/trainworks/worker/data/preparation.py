@@ -97,10 +97,11 @@ def prepare_for_run(
 
     def report(done: int, total: int) -> None:
         nonlocal last, made
-        made = True
-        if events_file is not None and time.monotonic() - last >= _PROGRESS_INTERVAL_S:
+        begins, made = not made, True
+        due = done > 0 and time.monotonic() - last >= _PROGRESS_INTERVAL_S
+        if events_file is not None and (begins or due):
             last = time.monotonic()
-            append_event(events_file, "data_progress", done_bytes=done, total_bytes=total)
+            append_event(events_file, "data_progress", done_bytes=0 if begins else done, total_bytes=total)
 
     folder, card = prepare(data, cache, report, side=training_side(evaluation))
     if card.vocabulary > model_vocabulary:

@@ -78,7 +78,7 @@ def prepare(
         return _several(data, cache, [prepare_images(source, cache, side) for source in data.sources])
     ready = {source: found for source in data.sources if (found := _prepared_already(source, cache)) is not None}
     raw = {source: find_inputs(source) for source in data.sources if source not in ready}
-    tokenization = _tokenization(data, cache, list(ready.values()), raw, side, tokenization)
+    tokenization = _tokenization(data, cache, list(ready.values()), raw, side, tokenization, progress)
     workers = processes or num_cores()
     if side is not None:
         ready = {source: split_prepared(found, side, cache) for source, found in ready.items()}
@@ -235,6 +235,7 @@ def _tokenization(
     raw: dict[DataSource, list[Input]],
     side: Side | None,
     given: Tokenization | None,
+    progress: Progress,
 ) -> Tokenization:
     """The tokenization of all sources: given, written in the run file, of the prepared sources, or trained now.
 
@@ -247,13 +248,15 @@ def _tokenization(
         given = find_tokenization(Path(data.tokenizer), data.chat)
     found = [*([given] if given else []), *map(Tokenization.read, prepared)]
     if not found:
-        return find_tokenization(_trained(data, cache, raw, side), data.chat)
+        return find_tokenization(_trained(data, cache, raw, side, progress), data.chat)
     common, chat = agreed(found), data.chat
     is_settled = chat is None or (given is not None and given.chat is not None) or not (raw or chat.template)
     return common if is_settled else agreed([common.for_chats(chat), *found])
 
 
-def _trained(data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None) -> Path:
+def _trained(
+    data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None, progress: Progress
+) -> Path:
     vocabulary = data.vocabulary or TRAINED_VOCABULARY
     facts = [
         [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
@@ -264,6 +267,7 @@ def _trained(data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: 
     file = folder / "tokenizer.json"
     with _locked(folder):
         if not file.exists():
+            progress(0, sum(file.num_bytes for files in raw.values() for file in files))
             read = _texts_of_chats if data.chat else documents
             write_atomic(file, _train(vocabulary, _sample(raw, side, read)).to_str(pretty=True))
     return file

@@ -143,8 +143,7 @@ def make_token_shards(
     tokenization.write(work)
     total = sum(piece.num_bytes for part in parts for piece in part)
     counted = sum(piece.num_bytes for name in done for piece in names[name])
-    if counted:
-        progress(counted, total)
+    progress(counted, total)
 
     def advance(num_bytes: int) -> None:
         nonlocal counted
