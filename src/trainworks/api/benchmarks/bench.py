@@ -154,6 +154,9 @@ def _run_file(cluster: str | None) -> RunFile:
     with argument("cluster"):
         if cluster is None:
             return RunFile(name="bench", run="true")
+        if is_stack_file(cluster):
+            hint = "hold the figures against it with `--expect`, and name the scheduler: `--cluster slurm`"
+            raise ArgumentError(f"`{cluster}` is a stack file, and says no scheduler", argument="cluster", hint=hint)
         if cluster.endswith((".yaml", ".yml")):
             return load_run_file(Path(cluster))[0]
         return RunFile.model_validate({"name": "bench", "run": "true", "cluster": cluster})
