@@ -113,6 +113,12 @@ def test_a_stack_of_several_kinds_of_nodes_is_refused_at_its_option(tmp_path: Pa
     assert error.place == option
 
 
+def test_a_stack_file_names_no_scheduler_to_run_a_benchmark_with() -> None:
+    with pytest.raises(ArgumentError, match="says no scheduler") as found:
+        trainworks.bench("memory", cluster="examples/cluster/stack.yaml")
+    assert (found.value.argument, "--expect" in (found.value.hint or "")) == ("cluster", True)
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("--nodes", "2"), ("--full", ""), ("--path", "."), ("--resume", "x"), ("--cluster", "r.yaml")]
 )

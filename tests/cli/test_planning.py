@@ -240,6 +240,7 @@ def olmo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("start", "engine"),
     [
         (plan, "local"),
+        (plan, "slurm, of: 2x A100"),
         (trainworks.run, "local"),
         (trainworks.submit, "local"),
         (trainworks.submit, "slurm"),

@@ -135,6 +135,22 @@ def test_an_engine_that_trains_no_workload_is_refused(run_file: Path, engine: st
     assert engine in found.value.message
 
 
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [({}, "`source` is missing"), ({"llama2-7b": "resnet-50"}, "planned, not trained")],
+)
+def test_a_run_that_could_not_be_submitted_is_not_sized_for_a_scheduler(
+    run_file: Path, changed: dict[str, str], reason: str
+) -> None:
+    text = RUN
+    for old, new in changed.items():
+        text = text.replace(old, new)
+    run_file.write_text(text)
+    with pytest.raises(UsageError, match=reason) as found:
+        trainworks.size(run_file, engine="slurm")
+    assert found.value.place
+
+
 def test_nodes_that_are_bought_for_a_run_are_the_fewest_that_meet_its_goal(run_file: Path) -> None:
     proposal = trainworks.size(run_file, only=["A100"], contract=["own"], deadline="3h")
     assert proposal.chosen.num_nodes == 8

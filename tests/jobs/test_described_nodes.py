@@ -163,6 +163,7 @@ def test_a_workload_is_refused_where_no_worker_exists(of: str, tmp_path: Path) -
         with pytest.raises(UsageError, match="NVIDIA and AMD GPUs alone") as found:
             refused()
         assert "framework: jax" in (found.value.hint or "")
+        assert found.value.place in (None, source.place(("cluster", "of")))
     described = trainworks.plan(parsed, on=of)
     assert described.job.cluster.accelerator.vendor in ("Google", "AWS")
 

@@ -144,6 +144,7 @@ def test_other_folders_are_no_runs(run_dir: RunDir) -> None:
     ("envs", "secrets", "mode"),
     [
         ({"LR": "1", "HF_TOKEN": None}, (), 0o644),
+        ({"WANDB_API_KEY": ""}, (), 0o644),
         ({"WANDB_API_KEY": "x"}, (), 0o600),
         ({"db_password": "x"}, (), 0o600),
         ({"WORD": "x"}, ("WORD",), 0o600),
@@ -155,7 +156,10 @@ def test_a_run_with_the_value_of_a_secret_is_readable_by_its_user_alone(
     skypilot = {"engine": "skypilot", "skypilot": {"secrets": secrets}} if secrets else {}
     run_file = RunFile.model_validate({"name": "a", "run": "true", "envs": envs, "cluster": skypilot})
     run_dir = create_run_dir(tmp_path, "a")
-    for write in (run_dir.write_resolved, run_dir.write_edited):
-        write(resolved_command(run_dir.run_id, run_file=run_file))
-    assert [file.stat().st_mode & 0o777 for file in (run_dir.resolved_file, run_dir.edited_file)] == [mode] * 2
+    resolved = resolved_command(run_dir.run_id, run_file=run_file)
+    run_dir.write_run_file("run: 'true'", resolved)
+    run_dir.write_resolved(resolved)
+    run_dir.write_edited(resolved)
+    files = (run_dir.run_file, run_dir.resolved_file, run_dir.edited_file)
+    assert [file.stat().st_mode & 0o777 for file in files] == [mode] * 3
     assert run_dir.read_resolved().run_file.envs == envs

@@ -43,9 +43,7 @@ def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: M
     """
     if shape is None:
         _check_accelerators(run_file, source)
-        run_file = _with_dimensions(run_file, source)
-        _check_it_can_run(run_file, source)
-        _check_software(run_file, source)
+        run_file = trainable(run_file, source)
     folder = _working_folder(run_file, source)
     sees_files = on_nodes or run_file.cluster.engine != "kubernetes"
     if shape is None and sees_files:
@@ -53,6 +51,18 @@ def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: M
     if run_file.workload is None:
         _check_variables(run_file, source)
     return AnchoredRun(run_file, source, folder, shape)
+
+
+def trainable(run_file: RunFile, source: Source | None) -> RunFile:
+    """The run file as the worker reads it: with the dimensions of a preset in place of its name.
+
+    Raises:
+        UsageError: the run can be planned and not started, with its line.
+    """
+    run_file = _with_dimensions(run_file, source)
+    _check_it_can_run(run_file, source)
+    _check_software(run_file, source)
+    return run_file
 
 
 def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:

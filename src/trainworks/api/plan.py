@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import overload
 
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
+from trainworks.api.launching.model_support import check_support_early
 from trainworks.api.launching.planning import Planning
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.notices import Notify, silent
@@ -20,6 +21,7 @@ from trainworks.config.run_file import Goal, RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, UsageError
 from trainworks.host.folders import data_folder
+from trainworks.host.probe import package_versions
 from trainworks.jobs.described_nodes import check_worker, described_part
 from trainworks.plan.cluster.layout import check_against, parse_layout
 from trainworks.plan.cluster.learning import belief_from
@@ -100,7 +102,7 @@ def plan(
         sizes_of_job = {"nodes": nodes, "nproc": nproc} if run_file.cluster.engine == "described" else {}
         _check_machine_arguments(**sizes_of_job, recalibrate=recalibrate or None, tune=tune or None)
         if run_file.cluster.engine != "described":
-            check_worker(run_file, source)
+            _check_job(run_file, source)
         return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")
@@ -236,6 +238,18 @@ def plan_cluster(
             selection=written.selection if written else 0.0,
         )
         return plan_request(request, measurements, [price_note, weights_note(workload), model.vocabulary_note])
+
+
+def _check_job(run_file: RunFile, source: Source | None) -> None:
+    """Refuse what Trainworks' worker cannot train on the nodes of a scheduler.
+
+    Raises:
+        UsageError: naming the accelerators or the layout, with the line.
+    """
+    check_worker(run_file, source)
+    if run_file.workload is not None:
+        with _blaming_layout(source, is_fixed=True):
+            check_support_early(run_file.workload, run_file.layout, package_versions())
 
 
 @contextmanager

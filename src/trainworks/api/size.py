@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+from trainworks.api.anchor import trainable
 from trainworks.api.cost_inputs import Assumptions, parse_assumptions, read_prices
 from trainworks.api.inputs import (
     Progress,
@@ -148,6 +149,7 @@ def _on_engine(run_file: RunFile, source: Source | None, engine: str | None) -> 
 
     Raises:
         ArgumentError: the scheduler does not train workloads, or is not installed.
+        UsageError: the run could not be submitted there, with its line.
     """
     if engine is None:
         return run_file, source
@@ -157,7 +159,9 @@ def _on_engine(run_file: RunFile, source: Source | None, engine: str | None) -> 
         hint = "name the scheduler of the nodes: `slurm` or `kubernetes`"
         raise ArgumentError(f"`{engine}` is not a scheduler that trains a workload", argument="engine", hint=hint)
     cluster = run_file.cluster.model_copy(update={"engine": engine, "of": None})
-    return run_file.model_copy(update={"cluster": cluster}), source
+    run_file = run_file.model_copy(update={"cluster": cluster})
+    trainable(run_file, source)
+    return run_file, source
 
 
 def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:

@@ -386,7 +386,8 @@ class RunFile(Spec):
     @property
     def written_secrets(self) -> list[str]:
         """Variables of `envs` with a value here that is secret: by their names, or as `secrets` of a SkyPilot task."""
-        return [name for name in self.written_envs if is_secret(name) or name in self.cluster.skypilot.secrets]
+        secrets = self.cluster.skypilot.secrets
+        return [name for name, value in self.written_envs.items() if value and (is_secret(name) or name in secrets)]
 
     @property
     def nodes(self) -> int:

@@ -75,10 +75,11 @@ def check_worker(run_file: RunFile, source: Source | None = None) -> None:
     """
     if run_file.workload is None:
         return
-    requests = (run_file.resources.accelerators if run_file.resources else None) or ()
-    wanted: list[tuple[str | None, FieldPath]] = [(one.kind, ("resources", "accelerators")) for one in requests]
-    if run_file.cluster.of is not None:
+    wanted: list[tuple[str | None, FieldPath]] = []
+    if run_file.cluster.of is not None:  # first: the requests may be completed from it
         wanted.append((_whole(run_file.cluster.of, source).accelerator.name, ("cluster", "of")))
+    requests = (run_file.resources.accelerators if run_file.resources else None) or ()
+    wanted += [(one.kind, ("resources", "accelerators")) for one in requests]
     for kind, field in wanted:
         name = known_accelerator(kind or "")
         if name is not None and accelerator(name).vendor not in PYTORCH_VENDORS:

@@ -247,6 +247,10 @@ class RunDir:
         )
         return sorted((int(match[1]), folder) for match, folder in found if match)
 
+    def write_run_file(self, text: str, resolved: ResolvedRun) -> None:
+        """Write the copy of the run file, atomically; one with secrets is readable by its user alone."""
+        write_atomic(self.run_file, text, mode=_mode(resolved))
+
     def write_resolved(self, resolved: ResolvedRun) -> None:
         """Write the resolved run, atomically; one with secrets is readable by its user alone."""
         write_atomic(self.resolved_file, resolved.model_dump_json(indent=2) + "\n", mode=_mode(resolved))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,21 @@ def test_an_option_of_the_user_is_there_once_and_is_his() -> None:
         "#SBATCH --signal=B:USR1@300"
     ]
     assert "--requeue" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "requested"),
+    [
+        (("--gres=nvme:1,shard:2",), ["--gres=gpu:8,nvme:1,shard:2"]),
+        (("--gres=gpu:a100:4,nvme:1",), ["--gres=gpu:a100:4,nvme:1"]),
+        (("--gpus=16", "--gres=nvme:1"), ["--gpus=16", "--gres=nvme:1"]),
+    ],
+)
+def test_other_generic_resources_join_the_accelerators_of_the_job(
+    options: tuple[str, ...], requested: list[str]
+) -> None:
+    said = script(spec(node=NodeResources(accelerators=8)), Slurm(options=options)).splitlines()
+    assert [line.removeprefix("#SBATCH ") for line in said if re.search("--(gres|gpus)", line)] == requested
 
 
 def test_a_gang_of_four_nodes(golden) -> None:

@@ -152,6 +152,9 @@ def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:
 
 def _run_file(cluster: str | None) -> RunFile:
     with argument("cluster"):
+        if cluster is not None and is_stack_file(cluster):
+            hint = "hold the figures against it with `--expect`, and name the scheduler: `--cluster slurm`"
+            raise ArgumentError(f"`{cluster}` is a stack file, and says no scheduler", argument="cluster", hint=hint)
         if cluster is not None and cluster.endswith((".yaml", ".yml")):
             return load_run_file(Path(cluster))[0]
         return RunFile(name="bench", run=_PROGRAM, cluster=Cluster() if cluster is None else Cluster.named(cluster))

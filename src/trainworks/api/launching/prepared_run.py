@@ -18,7 +18,6 @@ from trainworks.config.manifests.reading import ManifestSource
 from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.config.source import Source
 from trainworks.errors import UsageError
-from trainworks.files import write_atomic
 from trainworks.host.git import commit_of
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of_run
@@ -125,7 +124,7 @@ class PreparedRun:
         try:
             source = self.request.source
             if source is not None and not isinstance(source, BatchSource | ManifestSource):
-                write_atomic(run_dir.run_file, source.text)
+                run_dir.write_run_file(source.text, resolved)
             if resolved.run_file.job.keep_code:
                 from trainworks.api.environments.kept_code import keep_code  # noqa: PLC0415 - few runs need tarfile and pathspec
 

@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trainworks.backends.job_tag import mark_of
@@ -22,6 +22,8 @@ _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", 
 _PER_JOB = {"ntasks", "gpus", "ntasks-per-gpu"}
 _PER_NODE = {"nodes", "ntasks-per-node", "cpus-per-task", "gres", "mem"}
 """Options that do not go with those per job, which let Slurm choose the numbers."""
+_ACCELERATORS = re.compile(r"[=,](gres[:/])?gpu\b")
+"""A generic resource that is an accelerator."""
 _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
 _ANEW = "stop the job and submit it again"
@@ -78,8 +80,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: 
     check(spec, options)
     if strange := [one.job for one in map(parse_dependency, spec.depends_on) if not one.job.isdecimal()]:
         raise UsageError(f"`{strange[0]}` is not the number of a Slurm job")
-    lines = [_Line("", option) for option in options.options]
-    lines += _without_those_of_the_user(_lines(spec, run_dir, options, tag or mark_of(run_dir)), options)
+    lines = _with_those_of_the_user(_lines(spec, run_dir, options, tag or mark_of(run_dir)), options)
     supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
     command = [*supervisor, *_step(options.container, run_dir, spec)]
     return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
@@ -162,12 +163,24 @@ def _lines(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[_Li
     ]
 
 
-def _without_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
-    """Leave out the options that the user sets; sbatch would take the last one."""
-    names = {option[2:].partition("=")[0] for option in options.options}
+def _with_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
+    """The options that the user sets, then the others; sbatch would take the last of two with one name.
+
+    Other generic resources of the user, such as `--gres=nvme:1`, join the accelerators of the job in one option.
+    """
+    own = list(options.options)
+    names = {option[2:].partition("=")[0] for option in own}
     names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
     names |= _PER_NODE if names & _PER_JOB else set()
-    return [line for line in lines if line.name not in names]
+    others = [option for option in own if option.startswith("--gres=") and not _ACCELERATORS.search(option)]
+    if others and not names & _PER_JOB and any(line.name == "gres" and line.value for line in lines):
+        own = [option for option in own if option not in others]
+        beside = [option.partition("=")[2] for option in others]
+        lines = [
+            replace(line, value=",".join([line.value, *beside])) if line.name == "gres" else line for line in lines
+        ]
+        names.remove("gres")
+    return [*(_Line("", option) for option in own), *(line for line in lines if line.name not in names)]
 
 
 def _dependency(depends_on: Sequence[str]) -> str:
