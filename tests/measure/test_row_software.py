@@ -22,7 +22,7 @@ def memory(**changes: str) -> float:
 
 
 def software(zero: int = 1, **cells: str) -> Software:
-    return read_software(cells, "bf16", zero=zero, tp=1, sequence_parallel=False)
+    return read_software(cells, "bf16", zero=zero, tp=1, pp=1, sequence_parallel=False)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,13 @@ def test_a_row_that_names_nothing_has_the_software_that_its_layout_suggests() ->
 
 
 @pytest.mark.parametrize(
-    "words", [{"zero_stage": "3 (FSDP)"}, {"notes": "FSDP2"}, {"notes": "HSDP"}, {"source": "ZeRO"}]
+    "words",
+    [{"zero_stage": "3 (FSDP)"}, {"notes": "FSDP2"}, {"notes": "HSDP"}, {"source": "ZeRO"}, {"framework": "FSDP2"}],
 )
-def test_a_word_about_sharding_names_no_program(words: dict[str, str]) -> None:
-    of_one, of_two = ({"tp": tp, "sequence_parallel": True} for tp in (1, 8))
-    for shown in (of_one, of_two):
-        assert read_software(words, "bf16", zero=1, **shown) == read_software({}, "bf16", zero=1, **shown)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("zero", "tp", "pp"), [(1, 1, 1), (3, 1, 1), (3, 8, 16), (3, 1, 16)])
+def test_a_word_about_sharding_names_no_program(words: dict[str, str], zero: int, tp: int, pp: int) -> None:
+    said, silent = (read_software(row, "bf16", zero=zero, tp=tp, pp=pp, sequence_parallel=True) for row in (words, {}))
+    assert said == silent
 
 
 def test_a_framework_that_is_named_counts_before_words_of_the_source() -> None:

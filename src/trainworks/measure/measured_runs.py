@@ -105,7 +105,9 @@ def read_run(row: Row) -> MeasuredRun:
     adapter = read_adapter(row, shape, precision)
     job = _job(shape, length, precision, cluster, Software(), adapter)
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    software = read_software(row, precision, zero=layout.zero, tp=layout.tp, sequence_parallel=layout.sequence_parallel)
+    software = read_software(
+        row, precision, zero=layout.zero, tp=layout.tp, pp=layout.pp, sequence_parallel=layout.sequence_parallel
+    )
     job = _job(shape, length, precision, cluster, software, adapter)
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")

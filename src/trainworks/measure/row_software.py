@@ -29,6 +29,7 @@ _EAGER = re.compile(r"(?<!non-)\beager\b|no compile|without compile|compile[:= ]
 _PROJECTIONS = re.compile(r"save_(?:qkv|out)|qkv_proj", re.IGNORECASE)
 _DOTS = re.compile(r"save_dot|minimal|custom", re.IGNORECASE)
 _EVERY_SECOND = re.compile(r"\bop\b", re.IGNORECASE)
+_SHARDING = re.compile(r"[\s\d,+/-]*(?:fsdp|hsdp|zero)[\s\d,+/-]*", re.IGNORECASE)
 _SAYING = ("precision", "source", "notes", "software", "source_key")
 T = TypeVar("T")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
@@ -47,18 +48,19 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
 """What words of a row say, a later one of which overrules an earlier one."""
 
 
-def read_software(row: Row, precision: str, *, zero: int, tp: int, sequence_parallel: bool) -> Software:
+def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequence_parallel: bool) -> Software:
     """Software of a row: from `framework`, `attention` and `compiled`, else from words of its source and notes.
 
     A row that is silent has current software, unless it shows what only older software does: fp16 with loss scaling, or
-    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. A word about sharding,
-    such as FSDP, names no program: all kinds of them shard. Weights that are sharded without tensor parallelism in bf16
-    or 32 bits are those of a PyTorch program.
+    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. A word about sharding
+    (FSDP, ZeRO, HSDP) names no program, in no column: programs of every family shard. Weights that are sharded in 16
+    bits or more without tensor and pipeline parallelism are those of a PyTorch program.
     """
     words = " ".join(text_of(row, name) for name in _SAYING)
-    named = text_of(row, "framework")
+    framework = text_of(row, "framework")
+    named = "" if _SHARDING.fullmatch(framework) else framework
     old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
-    native = zero == 3 and tp == 1 and precision in ("bf16", "fp32", "tf32")
+    native = zero == 3 and tp == pp == 1 and precision in ("bf16", "fp32", "tf32")
     software = Software.of(
         named or family_of(words) or ("torch" if native else "megatron"),
         year=2022 if old and not named else None,
