@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
 from trainworks.api.anchor import anchor
 from trainworks.api.plan import plan
-from trainworks.api.planned_model import model_shape, planned_model
+from trainworks.api.planned_model import model_shape
 from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file
-from trainworks.config.model import Architecture
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
-from trainworks.plan.shapes.presets import family_vocabulary, with_dimensions
+from trainworks.plan.shapes.presets import with_dimensions
 from trainworks.plan.shapes.transformer import shape_of_hf_config
-from trainworks.record.model_shape import ModelShape
 
 
 def named(name: str, task: str = "causal-lm", **data: object) -> Workload:
@@ -107,37 +103,3 @@ def test_a_checkpoint_folder_that_does_not_exist_is_refused_with_its_line() -> N
     with pytest.raises(UsageError, match=r"`\./no-such-folder` is not a folder") as refused:
         anchor(run_file, source, on_nodes=False)
     assert refused.value.place == "run.yaml:4  workload.model.hf"
-
-
-QWEN_32B = "{architecture: qwen2, layers: 64, hidden: 5120, heads: 40, kv_heads: 8, feed_forward: 27648}"
-
-
-@pytest.mark.parametrize(
-    ("cluster", "vocabulary", "data", "said"),
-    [
-        ("64x H100", 152_064, "", "a vocabulary of 152,064 entries, as qwen2.5-7b has"),
-        (
-            "{engine: slurm, of: 64x H100}",
-            4096,
-            "",
-            "a vocabulary of 4,096 entries, as a tokenizer that the run trains",
-        ),
-        ("64x H100", 100_000, ", vocabulary: 100000", None),
-    ],
-)
-def test_a_model_by_dimensions_has_a_vocabulary_that_its_plan_names(
-    cluster: str, vocabulary: int, data: str, said: str | None
-) -> None:
-    text = FINE_TUNING.format(model=QWEN_32B, tuning="", data=data).replace("8x H100", cluster)
-    run_file, source = parse_run_file(text, name="run.yaml")
-    model = planned_model(run_file, source)
-    assert isinstance(model.shape, ModelShape) and model.shape.vocabulary == vocabulary
-    assert (model.vocabulary_note or "").startswith(said or "")
-    assert (model.vocabulary_note is None) is (said is None)
-    assert all((note == model.vocabulary_note) is bool(said) for note in plan(run_file).notes if "vocabulary" in note)
-
-
-@pytest.mark.parametrize("architecture", get_args(Architecture))
-def test_every_architecture_has_a_published_vocabulary(architecture: Architecture) -> None:
-    entries, name = family_vocabulary(architecture)
-    assert preset(name)["model_type"] == architecture and entries > 30_000

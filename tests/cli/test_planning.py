@@ -69,12 +69,6 @@ def test_the_baseline_is_measured_with_the_modules_that_ranks_import(
     assert ["transformers.modeling_utils" in request.modules for request in measured] == [False, True]
 
 
-def test_a_balance_loss_of_a_model_without_experts_is_refused_on_a_single_rank(olmo: Path, tmp_path: Path) -> None:
-    model = f"{{hf: {olmo}, balance_loss: 0.1}}"
-    text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", model).replace("bf16", "fp32")
-    assert "`balance_loss` is for experts" in refusal(text, tmp_path).message
-
-
 def test_only_a_model_that_is_planned_by_formulas_may_continue_on_fewer_nodes(tmp_path: Path) -> None:
     text = RUN.replace("causal-lm", "masked-lm").replace("cluster: local", "cluster: {nodes: 2}\njob: {min_nodes: 1}")
     assert "is measured, not planned, for its 2 node(s)" in refusal(text, tmp_path).message
@@ -259,3 +253,9 @@ def test_a_cut_that_the_worker_cannot_make_is_refused_before_anything_starts(
     assert refused.value.hint == "use `dp_shard` to spread the model"
     assert not list((tmp_path / "runs").glob("*"))
     assert not (olmo / "cache" / "calibration").exists()
+
+
+def test_a_balance_loss_of_a_model_without_experts_is_refused_on_a_single_rank(olmo: Path, tmp_path: Path) -> None:
+    model = f"{{hf: {olmo}, balance_loss: 0.1}}"
+    text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", model).replace("bf16", "fp32")
+    assert "`balance_loss` is for experts" in refusal(text, tmp_path).message

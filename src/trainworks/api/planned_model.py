@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trainworks.api.hf_config import hf_config
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.config.data import TRAINED_VOCABULARY
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -17,8 +16,9 @@ from trainworks.plan.job import AnyJob
 from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.conv_net import ConvNetShape
-from trainworks.plan.shapes.presets import family_vocabulary, published_shape
+from trainworks.plan.shapes.presets import published_shape
 from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
+from trainworks.plan.shapes.vocabulary import default_vocabulary
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
@@ -72,12 +72,11 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     if is_ours:
         software = software_of_workload(workload, "cuda")
     if workload.model.preset is None:
-        is_trained = is_ours and not workload.lacks_weights
-        shape = model_shape(workload, is_trained=is_trained)
-        note = _vocabulary_note(workload, shape, is_trained=is_trained)
-        return PlannedModel(shape, workload.data.sequence_length, steps, software, is_ours, note)
-    published, length = published_shape(workload, workload.model.preset, source)
-    return PlannedModel(published, length, steps, software, is_ours)
+        taken = default_vocabulary(workload)
+        note = None if taken is None else taken.note
+        return PlannedModel(model_shape(workload), workload.data.sequence_length, steps, software, is_ours, note)
+    shape, length = published_shape(workload, workload.model.preset, source)
+    return PlannedModel(shape, length, steps, software, is_ours)
 
 
 def weights_note(workload: Workload) -> str | None:
@@ -126,14 +125,8 @@ def _steps(workload: Workload, source: Source | None) -> int:
     )
 
 
-def model_shape(workload: Workload, *, is_trained: bool = True) -> ModelShape:
+def model_shape(workload: Workload) -> ModelShape:
     """The shape of a model given by dimensions or by a Hugging Face config.
-
-    Args:
-        workload: with such a model.
-        is_trained: whether Trainworks trains it, with a tokenizer of `TRAINED_VOCABULARY` entries where the run file
-            gives neither a tokenizer nor a vocabulary. A model that is only planned has the vocabulary of a published
-            model of its architecture then.
 
     Raises:
         UsageError: a sequence is longer than the model has positions for.
@@ -146,7 +139,7 @@ def model_shape(workload: Workload, *, is_trained: bool = True) -> ModelShape:
             hint="plan it for this machine, which builds and measures it",
         )
     if workload.model.hf is None:
-        vocabulary = _vocabulary(workload, is_trained=is_trained)
+        vocabulary = _vocabulary(workload)
         return shape_of_model(workload.model, vocabulary=vocabulary, sequence_length=length)
     shape = shape_of_hf_config(hf_config(workload.model.hf))
     if length > shape.max_sequence_length:
@@ -171,26 +164,12 @@ def has_formula(workload: Workload) -> bool:
     return config.get("model_type") in PLANNED_TYPES and shape_of_hf_config(config).latent is None
 
 
-def _vocabulary(workload: Workload, *, is_trained: bool) -> int:
-    """Rows of the embedding: those of the run file, those that its tokenizer needs, or a default."""
-    data = workload.data
-    if data.vocabulary is not None:
-        return data.vocabulary
-    if data.tokenizer != "bpe":
-        return _entries_of(Path(data.tokenizer))
-    return TRAINED_VOCABULARY if is_trained else family_vocabulary(workload.model.architecture)[0]
-
-
-def _vocabulary_note(workload: Workload, shape: ModelShape, *, is_trained: bool) -> str | None:
-    """The default vocabulary in a sentence; None where the run file gives one."""
-    if workload.model.hf is not None or workload.data.vocabulary is not None or workload.data.tokenizer != "bpe":
-        return None
-    reason = (
-        "a tokenizer that the run trains has by default"
-        if is_trained
-        else f"{family_vocabulary(workload.model.architecture)[1]} has"
-    )
-    return f"a vocabulary of {shape.vocabulary:,} entries, as {reason}; `data.vocabulary` sets another one"
+def _vocabulary(workload: Workload) -> int:
+    """Rows of the embedding: those of the run file, those that its tokenizer needs, or the default."""
+    taken = default_vocabulary(workload)
+    if taken is not None:
+        return taken.entries
+    return workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
 
 
 def _entries_of(tokenizer: Path) -> int:

@@ -17,7 +17,6 @@ A description is parsed once; `with_nodes` and `with_fabric` derive other cluste
 
 from __future__ import annotations
 
-import math
 import re
 from typing import NamedTuple
 
@@ -31,6 +30,15 @@ from trainworks.catalog.catalog import (
     system,
     without_remark,
 )
+from trainworks.catalog.cluster_words import (
+    AS_USUAL,
+    COUNTED,
+    UNNAMED,
+    Switching,
+    read_count,
+    unreadable,
+    without_switching,
+)
 from trainworks.catalog.facts import Accelerator, Link, Node
 from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.config.limits import check_limit
@@ -38,34 +46,18 @@ from trainworks.config.spec import Frozen
 from trainworks.errors import QuantityError, UsageError
 from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
 
-FORMS = (
-    "`4x p4d.24xlarge`",
-    "`16 nodes of DGX H100`",
-    "`64x H100-SXM-80GB`",
-    "`4 nodes of 8x A100-SXM-80GB over 8x HDR`",
-)
-UNNAMED = "unnamed"
 _NODE_WORDS = ("node", "server", "machine", "host")
 _LONGEST = 200
 """Longest description, in characters."""
 _NIC_NOTE = "a NIC of "
+_DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
+_IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 
 _TEXT = re.compile(
     r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
     r"(?:\s+over\s+(?P<over>.+?))?",
     re.IGNORECASE,
 )
-_SHARP = re.compile(r"\s+with\s+SHARP\b", re.IGNORECASE)
-_RATIO = re.compile(
-    r",?\s+(?:(?:at|with|oversubscribed)\s+)*(?P<down>\d+(?:\.\d+)?):(?P<up>\d+(?:\.\d+)?)(?![\w.])"
-    r"(?:\s+(?:oversubscribed|oversubscription|tapered|taper))?",
-    re.IGNORECASE,
-)
-_LARGEST_RATIO = 64.0
-_COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE)
-_DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
-_IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
-_NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 
 
 class ClusterDescription(Frozen):
@@ -142,8 +134,8 @@ class ClusterDescription(Frozen):
         return _describe(_name(num_nodes, name, self.fabric, switching), num_nodes, named, self.fabric, switching)
 
     @property
-    def _switching(self) -> _Switching:
-        return _Switching(self.in_network_reduction, self.oversubscription)
+    def _switching(self) -> Switching:
+        return Switching(self.in_network_reduction, self.oversubscription)
 
     def _notes_without_nics(self) -> list[str]:
         """The notes without those that a description of the NICs adds."""
@@ -168,20 +160,6 @@ class ClusterDescription(Frozen):
     def same_hardware(self) -> str:
         """A key that two clusters share if they differ only in name."""
         return self.model_dump_json(exclude={"name", "node", "node_name", "fabric", "notes"})
-
-
-class _Switching(NamedTuple):
-    """What a description says of the switches."""
-
-    reduces: bool = False
-    oversubscription: float = 1.0
-
-    def __str__(self) -> str:
-        ratio = f" at {self.oversubscription:g}:1" if self.oversubscription > 1 else ""
-        return f"{ratio}{' with SHARP' if self.reduces else ''}"
-
-
-_AS_USUAL = _Switching()
 
 
 class _NamedNode(NamedTuple):
@@ -237,12 +215,12 @@ def parse_cluster(text: str) -> ClusterDescription:
     (32, 200000000000.0)
     """
     if len(text) > _LONGEST:
-        raise _unreadable(f"{text[:40]}...", f"it has {len(text)} characters, more than {_LONGEST}")
-    hardware, switching = _without_switching(text)
+        raise unreadable(f"{text[:40]}...", f"it has {len(text)} characters, more than {_LONGEST}")
+    hardware, switching = without_switching(text)
     match = _TEXT.fullmatch(hardware)
     if match is None:
-        raise _unreadable(text, "it is empty")
-    count = _count(text, match["count"], "accelerators")
+        raise unreadable(text, "it is empty")
+    count = read_count(text, match["count"], "accelerators")
     what, remarks = _without_remarks(match["what"].strip())
     num_nodes, named = _nodes(text, count, what, unit=(match["unit"] or "").lower().rstrip("s"))
     named.notes[:0] = remarks
@@ -253,23 +231,7 @@ def parse_cluster(text: str) -> ClusterDescription:
     return _describe(text.strip(), num_nodes, named, fabric, switching)
 
 
-def _without_switching(text: str) -> tuple[str, _Switching]:
-    """The text without what it says of the switches.
-
-    Raises:
-        UsageError: the oversubscription is below 1 or above the limit.
-    """
-    hardware = _SHARP.sub("", text)
-    ratio = _RATIO.search(hardware)
-    oversubscription = float(ratio["down"]) / (float(ratio["up"]) or math.inf) if ratio else 1.0
-    if not 1 <= oversubscription <= _LARGEST_RATIO:
-        raise _unreadable(
-            text, f"the oversubscription has to be from 1:1 to {_LARGEST_RATIO:g}:1, links down to links up of a leaf"
-        )
-    return _RATIO.sub("", hardware, count=1).strip(), _Switching(hardware != text, oversubscription)
-
-
-def _name(num_nodes: int, node_name: str, fabric: NodeFabric | None, switching: _Switching = _AS_USUAL) -> str:
+def _name(num_nodes: int, node_name: str, fabric: NodeFabric | None, switching: Switching = AS_USUAL) -> str:
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{switching}"
 
@@ -279,22 +241,8 @@ def _without_remarks(what: str) -> tuple[str, list[str]]:
     plain = without_remark(what)
     notes = [] if plain == what else [f"`{what}` is read as `{plain}`: remarks in brackets are left out"]
     shorter = _DEVICES.sub("", plain)
-    counted = _COUNTED.fullmatch(shorter)
+    counted = COUNTED.fullmatch(shorter)
     return (shorter if has("accelerators", counted["what"] if counted else shorter) else plain), notes
-
-
-def _count(text: str, digits: str | None, name: str) -> int:
-    count = 1 if digits is None else int(digits)
-    if count < 1:
-        raise _unreadable(text, f"the count must be at least 1, got {count}")
-    return check_limit(name, count)
-
-
-def _unreadable(text: str, why: str) -> UsageError:
-    if match := _NODES_WITHOUT_OF.fullmatch(text.strip()):
-        corrected = f"{match['nodes']} of {match['rest']}"
-        return UsageError(f"`{text}` does not describe a cluster: `of` is missing", hint=f"did you mean `{corrected}`?")
-    return UsageError(f"`{text}` does not describe a cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
 
 
 def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedNode]:
@@ -314,11 +262,11 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedN
         )
     if has("nodes", what):
         return count, _NamedNode(node(what), what, [])
-    if counted := _COUNTED.fullmatch(what):
-        part, each = accelerator(counted["what"]), _count(text, counted["count"], "accelerators per node")
+    if counted := COUNTED.fullmatch(what):
+        part, each = accelerator(counted["what"]), read_count(text, counted["count"], "accelerators per node")
         return count, _NamedNode(node_of_accelerators(part, each), f"{each}x {part.name}", [])
     if not has("accelerators", what):
-        raise explain_term(what) or _unreadable(text, _unknown(what))
+        raise explain_term(what) or unreadable(text, _unknown(what))
     part = accelerator(what)
     return (count, _reference(part)) if unit in _NODE_WORDS else _fill(count, part)
 
@@ -386,23 +334,18 @@ def node_of_accelerators(part: Accelerator, count: int) -> Node:
 
 def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
     """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them."""
-    counted = None if _is_bandwidth(over) else _COUNTED.fullmatch(over)
+    counted = None if _is_bandwidth(over) else COUNTED.fullmatch(over)
     port_name = counted["what"] if counted else over
     port = find_port(text, port_name)
     nics, notes = 1, []
     if counted:
-        nics = _count(text, counted["count"], "NICs per node")
-    elif _counts_per_nic(port, port_name) and base.nics > 1:
+        nics = read_count(text, counted["count"], "NICs per node")
+    elif base.nics > 1 and port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", port_name, re.IGNORECASE):
         nics = base.nics
         notes.append(f"{port_name} on each of the {nics} NICs of a node; `1x {port_name}` is one")
     if port.network == UNNAMED and (note := byte_rate_note(port_name)):
         notes.append(note)
     return NodeFabric(nics=nics, port=port_name, bytes_per_s=port.bytes_per_s, network=port.network), notes
-
-
-def _counts_per_nic(port: Link, port_name: str) -> bool:
-    """True if a network without a count applies to every NIC: not for a bandwidth (`100GbE`), and not for TCP."""
-    return port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", port_name, re.IGNORECASE)
 
 
 def _is_bandwidth(text: str) -> bool:
@@ -425,7 +368,7 @@ def find_port(text: str, port_name: str) -> Link:
         return Link(name=port_name, bytes_per_s=parse_bandwidth(port_name), network=UNNAMED)
     known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
     why = f"`{port_name}` is not a network; write {known} after `over`, with a count"
-    raise explain_term(port_name) or _unreadable(text, why)
+    raise explain_term(port_name) or unreadable(text, why)
 
 
 def _check_network(name: str, num_nodes: int, base: Node) -> None:
@@ -441,7 +384,7 @@ def _describe(
     num_nodes: int,
     named: _NamedNode,
     fabric: NodeFabric | None,
-    switching: _Switching = _AS_USUAL,
+    switching: Switching = AS_USUAL,
 ) -> ClusterDescription:
     base = named.node
     if fabric is not None:

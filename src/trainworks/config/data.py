@@ -174,8 +174,8 @@ class Data(Spec):
     """A tokenizer.json; `bpe` trains a byte-pair tokenizer on the text, and takes that of `model.hf` for pretrained
     weights."""
     vocabulary: Annotated[int, up_to("vocabulary", least=257)] | None = None
-    """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own. A plan alone, for a cluster that
-    is described, takes those of a published model of the architecture by default."""
+    """Entries of a trained tokenizer, 4096 by default; a given tokenizer has its own. A plan without data takes those
+    of the published model with the same dimensions, else of the architecture's reference, and says so."""
     pack: bool = False
     """Fill sequences with whole documents that fit, instead of cutting them from one long row. Each document has
     its own positions and sees no other one."""

@@ -38,7 +38,7 @@ _MOST_CHUNKS = 8
 _CHIP_TO_CHIP_BYTES_PER_S = 2e11
 _PROGRAM_SAVINGS = 1.25
 """A published layout did fit: programs have ways to save memory that no table prints. Where all need
-more than that, those that need so much more than the smallest are in question."""
+more than that, those within this factor of the smallest are in question."""
 
 
 def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:

@@ -23,7 +23,7 @@ from trainworks.measure.row_training import ADAPTER_COLUMNS, OFFLOADING_COLUMNS,
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.run.adapters import AdaptedJob
+from trainworks.plan.run.adapted_job import AdaptedJob
 from trainworks.plan.search import search
 from trainworks.plan.software import Software
 from trainworks.plan.space import Fixed, Space

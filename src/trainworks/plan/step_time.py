@@ -37,7 +37,7 @@ from trainworks.plan.states import StageParameters, stage_blocks, stage_paramete
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 
-LARGEST_MICRO_BATCH = 64
+_LARGEST_MICRO_BATCH = 64
 _LARGEST_IMAGE_BATCH = 512
 
 
@@ -63,7 +63,7 @@ class TrainingJob:
     @property
     def largest_micro_batch(self) -> int:
         """Samples of one rank that a search tries at most: images are smaller than sequences."""
-        return _LARGEST_IMAGE_BATCH if self.shape.patch_values else LARGEST_MICRO_BATCH
+        return _LARGEST_IMAGE_BATCH if self.shape.patch_values else _LARGEST_MICRO_BATCH
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_] | slice:
         """The layouts that the software can run: all of a described cluster, PowerSGD with plain replicas alone."""

@@ -9,6 +9,7 @@ from typing import Any
 from trainworks.config.run_file import Workload
 from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.run.energy import run_energy
+from trainworks.plan.shapes.vocabulary import default_vocabulary
 from trainworks.record.environment import HostFacts
 from trainworks.record.resolved import Plan, PlannedEvaluation, ResolvedRun
 from trainworks.record.usage import QUIET_SHARE
@@ -69,6 +70,12 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
     return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
 
 
+def _vocabulary(workload: Workload) -> str:
+    """The entries that were taken where the run file gives none; empty where it does."""
+    taken = default_vocabulary(workload)
+    return "" if taken is None else taken.note.removeprefix("vocabulary ")
+
+
 def _experts(plan: Plan) -> str:
     """How many experts there are, and what keeps all in use; empty for a dense model."""
     if not plan.model.experts:
@@ -102,6 +109,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     measured = "step time and memory as measured in a few steps of the model itself"
     facts = {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
+        "vocabulary": _vocabulary(workload),
         **_adapter(plan, workload),
         "experts": _experts(plan),
         "preference": _preference(workload),

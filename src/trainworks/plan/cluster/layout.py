@@ -18,7 +18,6 @@ from trainworks.plan.layouts import Compression, Recompute
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.space import LARGEST_INTERLEAVE, NEVER_SEARCHED, Fixed
 from trainworks.plan.states import chunk_counts
-from trainworks.plan.step_time import LARGEST_MICRO_BATCH
 
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
@@ -227,8 +226,8 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
 
 def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     """Options that are never offered together."""
-    if fixed.get("micro_batch", 1) > LARGEST_MICRO_BATCH and not isinstance(job.shape, ConvNetShape):
-        yield _blame("micro_batch", fixed, f"is more than {LARGEST_MICRO_BATCH}, the largest that is searched", "less")
+    if fixed.get("micro_batch", 1) > (largest := job.largest_micro_batch):
+        yield _blame("micro_batch", fixed, f"is more than {largest}, the largest that is searched", "less")
     if fixed.get("recompute") == Recompute.SELECTIVE and job.software.fused_attention:
         text = "recompute (selective) saves nothing: fused attention keeps no scores"
         yield LayoutError(text, field="recompute", hint="set `recompute` to none or full")

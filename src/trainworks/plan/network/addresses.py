@@ -42,7 +42,7 @@ class AddressRange:
     first: IPv4Address
     subnet: IPv4Network
     step: int = 1
-    """From the address of one device to that of the next."""
+    """Distance of the addresses of two neighbouring devices."""
 
     @property
     def last(self) -> IPv4Address:

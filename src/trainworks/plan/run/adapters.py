@@ -5,20 +5,17 @@ Symbols: N parameters of the model, P of the adapters, s ranks that share them, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainworks.config.finetune import Adapter
 from trainworks.plan.activations import element_bytes
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.memory import Memories
 from trainworks.plan.parameters import attention_sizes, embedding_parameters, mlp_sizes, output_parameters
-from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -52,12 +49,12 @@ def adapted_memories(
     device: str,
     moment_bytes: float,
 ) -> RunMemories:
-    """Memory of the worker with a frozen base: the states of `_states`.
+    """Memory of the worker with a frozen base: the states of `adapted_states`.
 
     logits      without the gradient of the output matrix, and the product that is added to it: - 8 V h
     checkpoint  the copy of (4 + m) P / s, on a CPU
     """
-    states = _states(shape, layouts, adapter, precision=precision, moment_bytes=moment_bytes)
+    states = adapted_states(shape, layouts, adapter, precision=precision, moment_bytes=moment_bytes)
     shards = np.where(layouts.zero >= 1, np.maximum(1.0, layouts.dp_shard * layouts.cp), 1.0)
     written = (4 + moment_bytes) * adapter_parameters(shape, adapter) / shards
     return replace(
@@ -68,7 +65,7 @@ def adapted_memories(
     )
 
 
-def _states(
+def adapted_states(
     shape: ModelShape, layouts: Layouts, adapter: Adapter, *, precision: str, moment_bytes: float = 8.0
 ) -> dict[str, Array]:
     """Memory of weights, gradients and optimizer with a frozen base.
@@ -151,25 +148,3 @@ def adapted_flops_per_token(shape: ModelShape, adapter: Adapter, length: int) ->
     attention = attention_flops_per_token(shape, length)
     frozen = model_flops_per_token(shape, length) - attention
     return frozen * 2 / 3 + attention + 6.0 * adapter_parameters(shape, adapter)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptedJob(TrainingJob):
-    """A training job of any program that trains adapters beside frozen weights."""
-
-    adapter: Adapter
-
-    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
-        """One optimizer step of every layout."""
-        times, length = TrainingJob.step_times(self, layouts, coefficients), self.sequence_length
-        return adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
-
-    def memories(self, layouts: Layouts) -> Memories:
-        """Peak memory of the fullest rank of every layout."""
-        memories = TrainingJob.memories(self, layouts)
-        return replace(memories, **_states(self.shape, layouts, self.adapter, precision=self.precision))
-
-    @property
-    def flops_per_sequence(self) -> float:
-        """Model FLOPs, forward and backward; frozen weights have no gradient."""
-        return self.sequence_length * adapted_flops_per_token(self.shape, self.adapter, self.sequence_length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast, get_args
 
 from pydantic import ValidationError
@@ -15,27 +14,6 @@ from trainworks.errors import UsageError
 from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 from trainworks.record.model_shape import ModelShape
-
-_PUBLISHED: Mapping[Architecture, str] = {
-    "llama": "llama3.1-8b",
-    "mistral": "mistral-7b",
-    "qwen2": "qwen2.5-7b",
-    "qwen3": "qwen3-8b",
-    "mixtral": "mixtral-8x7b",
-    "gpt2": "gpt2",
-    "bert": "bert-base",
-}
-"""A published model of each architecture, the newest generation of the catalogue."""
-
-
-def family_vocabulary(architecture: Architecture) -> tuple[int, str]:
-    """Entries of the vocabulary of a published model of an architecture, and its name.
-
-    >>> family_vocabulary("llama")
-    (128256, 'llama3.1-8b')
-    """
-    name = _PUBLISHED[architecture]
-    return int(preset(name)["vocab_size"]), name
 
 
 def with_dimensions(workload: Workload, source: Source | None) -> Workload:
