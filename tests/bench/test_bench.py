@@ -192,7 +192,7 @@ def test_storage_is_held_against_what_a_run_needs_of_each_path(tmp_path: Path, m
     needed = {
         (Path(each.measurement.subject).name, str(each.measurement.conditions["operation"])): each.expected
         for each in report.judged
-        if each.reason.endswith("the run needs")
+        if "the run needs" in each.reason  # and, on a busy machine, why there is no verdict
     }
     write, restart, read = (rate.value / planned.nodes.value for rate in (planned.write, planned.restart, planned.read))
     assert needed == {
