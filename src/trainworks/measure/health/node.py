@@ -27,6 +27,8 @@ from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
 from trainworks.recover.node_history import NodeHistory
 
 NVIDIA = "0x10de"
+_REAP_S = 0.5
+"""Time for killed processes to end; one that waits for a dead server does not."""
 _LOG_TIMEOUT_S = 1.0
 _TICKS_PER_S = 100.0
 _NETWORK_KINDS = re.compile(r"nfs4?|lustre|gpfs|ceph|beegfs|cifs|smb3|wekafs|glusterfs|fuse\.(?!lxcfs|snapfuse).+")
@@ -263,7 +265,9 @@ class NodeView:
         late = [folder for folder, child in children.items() if child.wait(max(0.0, end_s - time.monotonic())) is None]
         for folder in late:
             children[folder].signal_group(SIGKILL)
-            children[folder].wait(0.05)
+        end_s = time.monotonic() + _REAP_S
+        for folder in late:
+            children[folder].wait(max(0.0, end_s - time.monotonic()))
         return late
 
 
