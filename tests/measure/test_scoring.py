@@ -49,7 +49,7 @@ def test_rows_that_do_not_fit_are_named_with_the_memory_that_they_lack() -> None
     assert small.fits and not large.fits
     assert excess_notes([small]) == []
     (note,) = excess_notes([small, large])
-    assert f"by the plan: large, by up to {format_bytes(large.excess_bytes)} (large)" in note
+    assert f"of the accelerator: large, by up to {format_bytes(large.excess_bytes)} (large)" in note
 
 
 def test_what_happens_as_predicted_has_no_error_and_is_inside_of_its_interval() -> None:

@@ -139,8 +139,7 @@ def model_shape(workload: Workload) -> ModelShape:
             hint="plan it for this machine, which builds and measures it",
         )
     if workload.model.hf is None:
-        vocabulary = _vocabulary(workload)
-        return shape_of_model(workload.model, vocabulary=vocabulary, sequence_length=length)
+        return shape_of_model(workload.model, vocabulary=_vocabulary(workload), sequence_length=length)
     shape = shape_of_hf_config(hf_config(workload.model.hf))
     if length > shape.max_sequence_length:
         raise UsageError(

@@ -75,7 +75,7 @@ class PredictedRun:
     memory_bytes: float
     """Predicted memory of the row's kind."""
     excess_bytes: float
-    """Device memory that the completed layout needs above the accelerator's; 0 where it fits."""
+    """Device memory that the completed layout needs above what a plan may use of an accelerator; 0 where it fits."""
     out_of_memory: bool = False
     """True if the measured run ran out of memory."""
 
@@ -225,7 +225,7 @@ def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: b
 
 
 def excess_notes(results: Iterable[RowPrediction]) -> list[str]:
-    """A sentence on the rows whose completed layout does not fit the accelerator; none where all fit."""
+    """A sentence on the rows whose completed layout does not fit the accelerator; no sentence where all fit."""
     above = [result for result in results if isinstance(result, PredictedRun) and not result.fits]
     if not above:
         return []
@@ -234,7 +234,7 @@ def excess_notes(results: Iterable[RowPrediction]) -> list[str]:
     more = f" and {len(above) - _MOST_NAMES} more" if len(above) > _MOST_NAMES else ""
     lacking = f"up to {format_bytes(most.excess_bytes)} ({most.run.id})"
     return [
-        f"more memory than the accelerator has, by the plan: {names}{more}, by {lacking}. "
+        f"more memory than a plan may use of the accelerator: {names}{more}, by {lacking}. "
         "Of what such a row leaves open, the fastest of what needs least is scored"
     ]
 
