@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -154,18 +153,33 @@ def test_a_step_is_known_by_what_nobody_else_has() -> None:
     assert marks_of(env | {"SLURM_RESTART_COUNT": "1", "A": "1"}) == env | {"SLURM_RESTART_COUNT": "1"}
 
 
+SIGNALED = "kill -TERM $$ $PPID; sleep 0.2"
+"""As Slurm does it when a job is cancelled or requeued: to the script, and to the program that has asked for it."""
+
+
+def programs(folder: Path, **sources: str) -> dict[str, str]:
+    """Programs of Slurm as scripts, and the variables by which they are found."""
+    for name, source in sources.items():
+        (folder / name).write_text(f"#!/bin/bash\n{source}\n")  # dash takes no notice of blocked signals
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def batch(run_dir: RunDir, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
+    return subprocess.run(command, env=dict(os.environ) | env, check=False, capture_output=True, text=True)
+
+
 def test_a_job_that_has_succeeded_does_not_run_again_if_slurm_requeues_it(run_dir: RunDir) -> None:
     """A slurmctld that crashed may have forgotten the success."""
     run_dir.write_status(RunStatus(state=JobState.SUCCEEDED, exit_code=0))
-    command = [sys.executable, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
-    env = dict(os.environ) | BATCH | {"SLURM_RESTART_COUNT": "1"}
-    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    done = batch(run_dir, BATCH | {"SLURM_RESTART_COUNT": "1"})
     assert (done.returncode, done.stderr, run_dir.events_file.exists()) == (0, "", False)
     assert run_dir.read_status().state == JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize(
-    ("state", "words", "code"), [(JobState.FAILED, "has failed", 9), (JobState.STOPPED, "was stopped", -signal.SIGTERM)]
+    ("state", "words", "code"), [(JobState.FAILED, "has failed", 9), (JobState.STOPPED, "was stopped", 0)]
 )
 @pytest.mark.parametrize(
     ("config", "is_started"),
@@ -176,13 +190,26 @@ def test_a_job_that_has_ended_runs_again_if_a_user_requeues_it(
     run_dir: RunDir, tmp_path: Path, state: JobState, words: str, code: int, config: str, is_started: bool
 ) -> None:
     """A slurmctld that crashed may have forgotten its end, and requeues the job by itself."""
-    for name, line in (("scontrol", f"echo '{config}'"), ("scancel", "kill -TERM $PPID")):
-        program = tmp_path / name
-        program.write_text(f"#!/bin/sh\n{line}\n")
-        program.chmod(0o755)
+    env = BATCH | {"SLURM_RESTART_COUNT": "1"} | programs(tmp_path, scontrol=f"echo '{config}'", scancel=SIGNALED)
     run_dir.write_status(RunStatus(state=state, exit_code=9 if state is JobState.FAILED else 0, updated_at=LAUNCH_AT))
-    command = [sys.executable, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
-    env = dict(os.environ) | BATCH | {"SLURM_RESTART_COUNT": "1", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+    done = batch(run_dir, env)
     assert (done.returncode == code, words in done.stderr) == (not is_started, not is_started)
     assert (run_dir.read_status().updated_at > LAUNCH_AT) is is_started
+
+
+def test_a_job_is_requeued_without_its_unfit_node_while_slurm_signals_all_processes(
+    run_dir: RunDir, tmp_path: Path
+) -> None:
+    """The programs of Slurm that the script has called would die of it, and their request would seem to be refused."""
+    asks = f"""case $1 in
+    --oneliner) echo "NodeName=node2 Arch=x86_64 NodeAddr=127.0.0.1";;
+    requeue) {SIGNALED};;
+    update) kill -TERM $$; echo "$@" > {tmp_path}/update;;
+    esac"""
+    env = BATCH | {"SLURM_JOB_NODELIST": "node2"} | programs(tmp_path, scontrol=asks, srun="exit 3")
+    run_dir.write_resolved(resolved_command(node_check=("false",)))
+    run_dir.write_status(RunStatus(state=JobState.QUEUED))
+    assert batch(run_dir, env).returncode == 1
+    assert (tmp_path / "update").read_text() == "update JobId=7 ExcNodeList=node2\n"
+    status = run_dir.read_status()
+    assert (status.state, status.cause) == ("QUEUED", "node_unhealthy")

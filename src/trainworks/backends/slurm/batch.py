@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +63,7 @@ _SIGNAL_COMES_EARLY_S = 90.0
 """Slurm may send a signal up to a minute before its time."""
 _UNTIL_SLURM_ENDS_US_S = 60.0
 _UNTIL_QUEUED_S = 20.0
+_LOOK_S = 0.1
 _MOST_REFUSALS = 3
 """Refusals of one node by its check, before the job fails."""
 _SIGNALS: dict[int, int] = {signal.SIGRTMIN + offset: number for offset, number in enumerate(FORWARDED, start=1)}
@@ -274,11 +276,32 @@ class _Batch:
             self._end_with("scancel", job)
         return 0
 
-    def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str) -> None:
-        """Let Slurm end this job; if this script ended first, Slurm would take that for the end of the job."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._client.call_patiently(PATIENCE_S, self._clock, program, *arguments)
-        self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
+    def _end_with(self, program: Literal["scancel", "scontrol"], *arguments: str, update: Sequence[str] = ()) -> None:
+        """Let Slurm end this turn of the job, and wait for its SIGTERM.
+
+        If this script ended first, Slurm would take that for the end of the job. Slurm signals all processes of the
+        script: also the program that has just made the request, which would then seem to have failed.
+
+        Args:
+            program: makes the request.
+            arguments: of the program.
+            update: change of the job by `scontrol update` after that; Slurm makes some in waiting jobs alone.
+
+        Raises:
+            TrainworksError: Slurm refuses it, or does not answer.
+        """
+        heard: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # programs that start now inherit it
+        try:
+            self._client.call_patiently(PATIENCE_S, self._clock, program, *arguments)
+            if update:
+                self._update_soon(*update)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        deadline = self._clock.now() + _UNTIL_SLURM_ENDS_US_S
+        while not heard and self._clock.now() < deadline:
+            self._clock.sleep(_LOOK_S)
 
     def _why_it_left(self, got: Allocation) -> Cause | None:
         """Why Slurm requested the end; None if a user cancelled the job, or the reason is unknown."""
@@ -302,8 +325,7 @@ class _Batch:
     def _requeue_elsewhere(self, got: Allocation, resolved: ResolvedRun, cause: Cause, message: str | None) -> int:
         """Requeue the job without the nodes that failed their check or that go; 0 if Slurm or the user does not let it.
 
-        Slurm changes the nodes of a waiting job alone: shortly after the requeue, and before it ends this script. The
-        job stays FAILED if it got a node again and again that its check refuses.
+        The job stays FAILED if it got a node again and again that its check refuses.
         """
         excluded = dict.fromkeys(resolved.run_file.job.exclude)
         unfit = unhealthy_nodes(read_events(self.run_dir.events_file))
@@ -313,13 +335,10 @@ class _Batch:
         names = ",".join(excluded | dict.fromkeys(unfit))
         self._enter(JobState.QUEUED, cause, f"{message}; the job waits for other nodes")
         try:
-            self._client.call_patiently(PATIENCE_S, self._clock, "scontrol", "requeue", got.job)
-            self._update_soon(f"JobId={got.job}", f"ExcNodeList={names}")
+            self._end_with("scontrol", "requeue", got.job, update=[f"JobId={got.job}", f"ExcNodeList={names}"])
         except TrainworksError as error:
             self._enter(JobState.FAILED, cause, f"{message}; no other nodes: {error.message}")
             return 0
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._clock.sleep(_UNTIL_SLURM_ENDS_US_S)
         return 1
 
     def _update_soon(self, *arguments: str) -> None:
