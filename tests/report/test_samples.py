@@ -90,7 +90,7 @@ def samples() -> Iterator[tuple[str, list[str]]]:
     answer = re.search(r"^\$ trainworks run examples/stdlib-lm.yaml.*?\n(.*?)^\$ ", README, re.DOTALL | re.MULTILINE)
     assert answer is not None
     yield "README", answer[1].splitlines()
-    blocks = re.findall(r"```text\n(.*?)```", GUIDE.partition("## Stop and resume")[0], re.DOTALL)
+    blocks = re.findall(r"```text\n(.*?)```", GUIDE.partition("## Run it again")[0], re.DOTALL)
     for name, block in zip(("plan", "progress", "report"), blocks, strict=True):
         yield name, block.splitlines()
 
