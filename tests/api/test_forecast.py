@@ -9,7 +9,8 @@ import pytest
 from tests.backends.small_backend import SmallBackend
 from tests.fakes import resolved_command, spec
 from tests.report.conftest import make_plan
-from trainworks.api.forecast import expected_cost, forecast
+from trainworks.api.planning.described import forecast
+from trainworks.api.planning.expected_cost import expected_cost
 from trainworks.backends.backend import NodeStatus
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, LayoutError, UnreachableError
@@ -87,7 +88,7 @@ def test_a_job_without_accelerators_is_planned_on_the_nodes_alone() -> None:
 
 
 def test_a_model_that_fits_no_layout_is_refused_before_it_waits_in_a_queue() -> None:
-    with pytest.raises(EnvironmentProblem, match="the model does not fit"):
+    with pytest.raises(EnvironmentProblem, match="no layout fits 32 accelerators"):
         planned(
             workload={"model": {"layers": 80, "hidden": 32768, "heads": 64}},
             layout={"dp_shard": 32, "offload_optimizer": False},

@@ -6,7 +6,7 @@ import pytest
 
 from trainworks.api.anchor import anchor
 from trainworks.api.plan import plan
-from trainworks.api.planned_model import model_shape
+from trainworks.api.planning.planned_model import model_shape
 from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import Workload

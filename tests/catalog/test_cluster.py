@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.catalog.catalog import accelerator, link, load_catalog, node, reference_node
+from trainworks.catalog.catalog import accelerator, load_catalog, node, reference_node
 from trainworks.catalog.cluster import (
     ClusterDescription,
     cluster_of_accelerators,
     cluster_of_nodes,
+    fabric_of,
     parse_cluster,
 )
-from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.errors import UsageError
 
 PARTS = [name for name, part in load_catalog().accelerators.items() if part.reference_node]
@@ -64,7 +64,7 @@ def test_changing_the_number_of_nodes_gives_the_cluster_described_with_that_numb
 
 @given(st.sampled_from(NODES), st.integers(1, 64), st.integers(1, 8), st.sampled_from(["HDR", "RoCE 400", "TCP 25"]))
 def test_changing_the_fabric_gives_the_cluster_described_over_it(name: str, nodes: int, nics: int, port: str) -> None:
-    derived = parse_cluster(f"{nodes} nodes of {name}").with_fabric(NodeFabric.of_links(nics, port, link(port)))
+    derived = parse_cluster(f"{nodes} nodes of {name}").with_fabric(fabric_of(nics, port))
     written = parse_cluster(f"{nodes} nodes of {name} over {nics}x {port}")
     assert (derived.same_hardware(), derived.node, derived.notes) == (
         written.same_hardware(),
@@ -100,7 +100,7 @@ def test_a_smaller_part_of_a_rack_has_a_smaller_scale_up_domain() -> None:
 
 
 def test_a_fabric_replaces_the_notes_of_the_fabric_before_it() -> None:
-    derived = parse_cluster("4 nodes of 8x A100 over 8x NDR").with_fabric(NodeFabric.of_links(8, "HDR", link("HDR")))
+    derived = parse_cluster("4 nodes of 8x A100 over 8x NDR").with_fabric(fabric_of(8, "HDR"))
     assert derived.notes == ()
 
 

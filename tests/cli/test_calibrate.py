@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainworks.api import calibrate as calibrate_use_case
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.cli.planning import calibrate as calibrate_command
 from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.planning import plan as plan_command
 from trainworks.cli.planning.plan import ProgramTarget

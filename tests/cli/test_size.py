@@ -10,7 +10,7 @@ import pytest
 import trainworks
 from tests.cli.test_app import trainworks_program
 from trainworks.api.launching.prepared_run import prepare
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.api.run_request import read_request
 from trainworks.config.load import load_run_file
 from trainworks.errors import EnvironmentProblem, UsageError

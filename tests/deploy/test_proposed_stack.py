@@ -16,7 +16,7 @@ from trainworks.config.stack import load_stack
 from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.deploy.fabric.network import networks_of
 from trainworks.deploy.fabric.rails import rails, switches
-from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.hardware import gres_of, hardware_of
 from trainworks.deploy.proposed_stack import proposed_stack
 from trainworks.deploy.rollout import batches
 from trainworks.errors import RunFileError, UsageError
@@ -88,15 +88,16 @@ def test_a_machine_that_is_assumed_is_marked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cluster", "expected"),
     [
-        ("8 nodes of GB300 NVL72 tray", (2, 72, "gb300:4")),
-        ("4x Standard_ND96isr_H100_v5", (2, 24, "h100:8")),
-        ("8 nodes of 8x H100-SXM-80GB", (2, 56, "h100:8")),
+        ("8 nodes of GB300 NVL72 tray", (2, 72, "gpu:gb300:4")),
+        ("4x Standard_ND96isr_H100_v5", (2, 24, "gpu:h100:8")),
+        ("8 nodes of 8x H100-SXM-80GB", (2, 56, "gpu:h100:8")),
     ],
 )
 def test_the_hardware_is_that_of_the_catalogue(tmp_path: Path, cluster: str, expected: tuple[int, int, str]) -> None:
     stack, _ = load_stack(written(tmp_path, proposed_stack(parse_cluster(cluster))))
     found = hardware_of(next(stack.groups("compute")))
-    assert (found.sockets, found.cores_per_socket, found.accelerators) == expected
+    assert found.accelerators is not None
+    assert (found.sockets, found.cores_per_socket, gres_of(found.accelerators)) == expected
 
 
 @pytest.mark.parametrize("cluster", ["4x Standard_ND96isr_H100_v5", "4 nodes of 8x H100-SXM-80GB over 8x NDR"])

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from trainworks.api.plan import plan
-from trainworks.api.planned_model import model_shape
+from trainworks.api.planning.planned_model import model_shape
 from trainworks.catalog.models import known_model, preset_names
 from trainworks.config.load import parse_run_file
 from trainworks.config.model import Architecture

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.plan.shapes import calibration
 from tests.report.conftest import RunWriter
-from trainworks.api.planned_model import model_shape
+from trainworks.api.planning.planned_model import model_shape
 from trainworks.config.load import load_run_file
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.plan import make_plan

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.measure.rows import RUN
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file

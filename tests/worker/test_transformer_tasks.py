@@ -20,7 +20,7 @@ from transformers import (
 
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
-from trainworks.api.planned_model import has_formula
+from trainworks.api.planning.planned_model import has_formula
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import Workload
 from trainworks.host.probe import probe_host

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trainworks.api.inputs import Quantity, RunInput, argument, described_run, seconds
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.config.layout import Layout
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source

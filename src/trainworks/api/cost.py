@@ -15,7 +15,7 @@ from trainworks.api.inputs import (
     described_run,
     quantity,
 )
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.catalog import find_row
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer

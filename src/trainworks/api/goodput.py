@@ -12,7 +12,7 @@ from trainworks.api.inputs import (
     seconds,
     share,
 )
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.api.sizing.reliability import interval_s
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from trainworks.api.inputs import Quantity, RunInput, cluster_argument, load_run, quantity
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -13,30 +10,20 @@ from trainworks.api.launching.model_support import check_support_early
 from trainworks.api.launching.planning import Planning
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.notices import Notify, silent
-from trainworks.api.planned_model import PlannedModel, planned_model, planned_shape, weights_note
-from trainworks.catalog.catalog import load_catalog
-from trainworks.catalog.cluster import ClusterDescription
-from trainworks.config.layout import Layout
-from trainworks.config.run_file import Goal, RunFile, Workload
+from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster
+from trainworks.api.planning.planned_model import planned_shape
+from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
-from trainworks.errors import ArgumentError, EnvironmentProblem, LayoutError, UsageError
-from trainworks.host.folders import data_folder
+from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.probe import package_versions
 from trainworks.jobs.described_nodes import check_worker, described_part
-from trainworks.plan.cluster.layout import check_against, parse_layout
-from trainworks.plan.cluster.learning import belief_from
-from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison, plan_request
-from trainworks.plan.cluster.scaling import PlanRequest
-from trainworks.plan.cost.renting import accelerator_price
-from trainworks.plan.network.traffic import as_designed
-from trainworks.plan.space import Fixed
-from trainworks.record.measured.measurement import ClusterMeasurement
-from trainworks.record.measured.measurement_store import read_measurements
+from trainworks.plan.cluster.layout import parse_layout
+from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.record.resolved import ResolvedRun
 from trainworks.report.handover import deepspeed, megatron, torchtitan
 from trainworks.report.handover.job import HandedJob, Handover
 
-__all__ = ["Handover", "ResolvedRun", "compare_layout", "decisions", "hand_over", "plan", "plan_cluster"]
+__all__ = ["Handover", "ResolvedRun", "compare_layout", "hand_over", "plan"]
 
 _RENDERERS = {"torchtitan": torchtitan.render, "megatron": megatron.render, "deepspeed": deepspeed.render}
 
@@ -180,66 +167,6 @@ def _check_machine_arguments(**values: int | None) -> None:
         )
 
 
-def plan_cluster(
-    run_file: RunFile,
-    source: Source | None,
-    *,
-    cluster: ClusterDescription | None = None,
-    layout: Layout | None = None,
-    fixed: Fixed | None = None,
-    learned: Sequence[ClusterMeasurement] = (),
-    model: PlannedModel | None = None,
-    all_sizes: bool = False,
-    advise: bool = True,
-    learning: bool = True,
-) -> ClusterPlan:
-    """Search the layouts of a workload on a described cluster.
-
-    Args:
-        run_file: with `cluster.of`, unless `cluster` is given.
-        source: text of the run file, for the place of an error.
-        cluster: replaces the cluster of the run file.
-        layout: replaces the layout of the run file; its errors have no place.
-        fixed: decisions of the search beside those of the layout.
-        learned: measurements beside the stored ones.
-        model: of the workload, where the caller has built it.
-        all_sizes: plan for smaller clusters without a goal, too.
-        advise: look further, see `PlanRequest.advise`.
-        learning: whether stored measurements correct the plan.
-
-    Raises:
-        UsageError: something is unknown or does not multiply, with its place.
-        EnvironmentProblem: no layout fits; the message counts why.
-    """
-    workload = run_file.workload
-    if workload is None:
-        raise UsageError("a command cannot be planned; only a `workload` can")
-    model = model or planned_model(run_file, source)
-    cluster = cluster or described_part(run_file, source)
-    stored = read_measurements(data_folder("clusters"), cluster) if learning else []
-    measurements = [*stored, *learned]
-    _check_precision(workload, cluster, source)
-    job = model.job(workload, as_designed(cluster))
-    belief = belief_from(measurements, job)
-    price_usd, price_note = _price(run_file, cluster, source)
-    written, layout_source = (run_file.layout, source) if layout is None else (layout, None)
-    with _blaming_layout(layout_source, is_fixed=bool(written or fixed)):
-        request = PlanRequest(
-            job=replace(job, slowdowns=belief.slowdowns),
-            global_batch=workload.global_batch,
-            steps=model.steps,
-            fixed={**decisions(written, workload, cluster), **(fixed or {})},
-            goal=run_file.goal,
-            price_usd=price_usd,
-            belief=belief,
-            all_sizes=all_sizes,
-            advise=advise,
-            evaluation=workload.eval,
-            selection=written.selection if written else 0.0,
-        )
-        return plan_request(request, measurements, [price_note, weights_note(workload), model.vocabulary_note])
-
-
 def _check_job(run_file: RunFile, source: Source | None) -> None:
     """Refuse what Trainworks' worker cannot train on the nodes of a scheduler.
 
@@ -247,60 +174,7 @@ def _check_job(run_file: RunFile, source: Source | None) -> None:
         UsageError: naming the accelerators or the layout, with the line.
     """
     check_worker(run_file, source)
+    check_ranks(run_file, described_part(run_file, source), source)
     if run_file.workload is not None:
-        with _blaming_layout(source, is_fixed=True):
+        with blaming_layout(source, is_fixed=True):
             check_support_early(run_file.workload, run_file.layout, package_versions())
-
-
-@contextmanager
-def _blaming_layout(source: Source | None, *, is_fixed: bool) -> Iterator[None]:
-    """Place errors of the search at the layout in the run file, if it has one."""
-    place = source.place(("layout",)) if source and is_fixed else None
-    try:
-        yield
-    except LayoutError as error:
-        if not error.field:
-            raise UsageError(error.message, place=place, hint=error.hint) from None
-        raise source.locate(error) if source else error from None
-    except EnvironmentProblem as error:
-        error.place = place
-        raise
-
-
-def _check_precision(workload: Workload, cluster: ClusterDescription, source: Source | None) -> None:
-    if workload.precision not in cluster.accelerator.peak_flops_per_s:
-        raise UsageError(
-            f"{cluster.accelerator.name} has no {workload.precision} matrix units",
-            place=source.place(("workload", "precision")) if source else None,
-            hint=f"it has {', '.join(sorted(cluster.accelerator.peak_flops_per_s))}",
-        )
-
-
-def decisions(layout: Layout | None, workload: Workload, cluster: ClusterDescription) -> dict[str, int]:
-    """What a written layout decides of the search on a cluster.
-
-    Raises:
-        LayoutError: it does not multiply to the accelerators, or does not divide the batch.
-    """
-    if layout is None:
-        return {}
-    return check_against(layout, world_size=cluster.num_accelerators, global_batch=workload.global_batch)
-
-
-def _price(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> tuple[float | None, str | None]:
-    """Price of an accelerator hour, and a note on its source if a budget needs the price of the catalogue."""
-    written = run_file.cluster.usd_per_accelerator_hour
-    if run_file.goal.budget is None or written is not None:
-        return written, None
-    price = accelerator_price(cluster, load_catalog().offers.values())
-    if price is None:
-        raise UsageError(
-            f"a budget needs the price of an accelerator hour, and no offer of the catalogue has `{cluster.name}`",
-            place=source.place(("goal", "budget")) if source else None,
-            hint="set `cluster.usd_per_accelerator_hour`",
-        )
-    note = (
-        f"priced at {price.value:.2f} USD per accelerator hour: {price.name} ({price.inputs['price'].source}); "
-        "`cluster.usd_per_accelerator_hour` replaces it"
-    )
-    return price.value, note

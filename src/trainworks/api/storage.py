@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainworks.api.inputs import Quantity, RunInput, described_run, quantity, seconds
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.api.sizing.reliability import failures_of, written_interval
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError

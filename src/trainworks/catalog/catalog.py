@@ -169,6 +169,14 @@ def link(name: str) -> Link:
     return _link(_find("links", name))
 
 
+def network_link(name: str) -> Link | None:
+    """A link between nodes by its name, also with `InfiniBand` beside it; None where there is none."""
+    for each in (name, _INFINIBAND.sub("", name).strip()):
+        if has("links", each) and link(each).network not in ("scale-up", "host"):
+            return link(each)
+    return None
+
+
 def switch(name: str) -> Switch:
     """The switch of that name or alias.
 
@@ -403,6 +411,7 @@ def without_remark(name: str) -> str:
     return " ".join(_REMARK.sub(" ", name).split()) or name
 
 
+_INFINIBAND = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 _REMARK = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 

@@ -24,7 +24,7 @@ from trainworks.catalog.catalog import (
     accelerator,
     explain_term,
     has,
-    link,
+    network_link,
     node,
     reference_node,
     system,
@@ -35,23 +35,23 @@ from trainworks.catalog.cluster_words import (
     COUNTED,
     UNNAMED,
     Switching,
+    is_bandwidth,
+    name_of,
     read_count,
     unreadable,
     without_switching,
 )
-from trainworks.catalog.facts import Accelerator, Link, Node
-from trainworks.catalog.node_fabric import NodeFabric
+from trainworks.catalog.facts import Accelerator, Node
+from trainworks.catalog.node_fabric import NIC_NOTE, NodeFabric, check_network, nic_bytes_per_s
 from trainworks.config.limits import check_limit
 from trainworks.config.spec import Frozen
-from trainworks.errors import QuantityError, UsageError
-from trainworks.units import byte_rate_note, format_bytes, parse_bandwidth
+from trainworks.errors import UsageError
+from trainworks.units import byte_rate_note, parse_bandwidth
 
 _NODE_WORDS = ("node", "server", "machine", "host")
 _LONGEST = 200
 """Longest description, in characters."""
-_NIC_NOTE = "a NIC of "
 _DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
-_IB = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
 
 _TEXT = re.compile(
     r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
@@ -109,11 +109,11 @@ class ClusterDescription(Frozen):
         >>> racks.name, racks.num_accelerators, racks.scale_up_domain
         ('2 nodes of GB200 NVL72 tray', 8, 8)
         """
-        name = _name(num_nodes, self.node_name, self.fabric, self._switching)
+        name = name_of(num_nodes, self.node_name, self.fabric, self._switching)
         accelerators = check_limit("accelerators", num_nodes * self.accelerators_per_node)
         if self.node is None:
             return self.model_copy(update={"num_nodes": num_nodes})
-        _check_network(name, num_nodes, self.node)
+        check_network(name, num_nodes, self.node)
         domain = min(self.node.scale_up_domain, accelerators)
         return self.model_copy(update={"name": name, "num_nodes": num_nodes, "scale_up_domain": domain})
 
@@ -131,7 +131,7 @@ class ClusterDescription(Frozen):
         update = {"name": name, "accelerators": accelerators_per_node, "scale_up_domain": domain}
         named = _NamedNode(node.model_copy(update=update), name, some._notes_without_nics())
         switching = self._switching
-        return _describe(_name(num_nodes, name, self.fabric, switching), num_nodes, named, self.fabric, switching)
+        return _describe(name_of(num_nodes, name, self.fabric, switching), num_nodes, named, self.fabric, switching)
 
     @property
     def _switching(self) -> Switching:
@@ -139,23 +139,39 @@ class ClusterDescription(Frozen):
 
     def _notes_without_nics(self) -> list[str]:
         """The notes without those that a description of the NICs adds."""
-        return [note for note in self.notes if not note.startswith(_NIC_NOTE)]
+        return [note for note in self.notes if not note.startswith(NIC_NOTE)]
 
     def with_fabric(self, fabric: NodeFabric) -> ClusterDescription:
         """The same nodes with other NICs.
 
-        >>> parse_cluster("4x p4d.24xlarge").with_fabric(NodeFabric.of_links(8, "HDR", link("HDR"))).name
+        >>> parse_cluster("4x p4d.24xlarge").with_fabric(fabric_of(8, "HDR")).name
         '4 nodes of p4d.24xlarge over 8x HDR'
         """
         if self.node is None:
             raise ValueError(f"the nodes of `{self.name}` are not known")
         return _describe(
-            _name(self.num_nodes, self.node_name, fabric, self._switching),
+            name_of(self.num_nodes, self.node_name, fabric, self._switching),
             self.num_nodes,
             _NamedNode(self.node, self.node_name, self._notes_without_nics()),
             fabric,
             self._switching,
         )
+
+    def with_switching(self, switching: Switching) -> ClusterDescription:
+        """The same nodes behind other switches.
+
+        >>> parse_cluster("16x DGX H100").with_switching(Switching(oversubscription=2.0)).name
+        '16 nodes of DGX H100 at 2:1'
+        """
+        if switching == self._switching:
+            return self
+        update = {
+            "name": name_of(self.num_nodes, self.node_name, self.fabric, switching),
+            "in_network_reduction": switching.reduces,
+            "oversubscription": switching.oversubscription,
+            "spread_share": 1 / switching.oversubscription,
+        }
+        return self.model_copy(update=update)
 
     def same_hardware(self) -> str:
         """A key that two clusters share if they differ only in name."""
@@ -185,7 +201,7 @@ def cluster_of_nodes(node: Node, num_nodes: int = 1, *, node_name: str | None = 
     '16 nodes of DGX H100'
     """
     named = _NamedNode(node, node_name or node.name, [])
-    return _describe(_name(num_nodes, named.name, None), num_nodes, named, None)
+    return _describe(name_of(num_nodes, named.name, None), num_nodes, named, None)
 
 
 def cluster_of_accelerators(part: Accelerator, count: int) -> ClusterDescription:
@@ -208,7 +224,7 @@ def parse_cluster(text: str) -> ClusterDescription:
 
     Raises:
         UsageError: the text has none of the forms, a name is unknown, a count is above its limit, accelerators do not
-            fill whole nodes, or the bandwidth between several nodes is not known.
+            fill whole nodes, SHARP is on a network without it, or the bandwidth between several nodes is not known.
 
     >>> cluster = parse_cluster("4 nodes of 8x A100-SXM-80GB over 8x HDR")
     >>> cluster.num_accelerators, cluster.node_bytes_per_s
@@ -228,12 +244,10 @@ def parse_cluster(text: str) -> ClusterDescription:
     if match["over"]:
         fabric, notes = _fabric(text, named.node, match["over"].strip())
         named.notes.extend(notes)
+    network = (fabric or named.node).network
+    if switching.reduces and network not in ("InfiniBand", UNNAMED):
+        raise unreadable(text, f"SHARP is of InfiniBand switches, and its network is {network}")
     return _describe(text.strip(), num_nodes, named, fabric, switching)
-
-
-def _name(num_nodes: int, node_name: str, fabric: NodeFabric | None, switching: Switching = AS_USUAL) -> str:
-    nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
-    return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{switching}"
 
 
 def _without_remarks(what: str) -> tuple[str, list[str]]:
@@ -332,53 +346,6 @@ def node_of_accelerators(part: Accelerator, count: int) -> Node:
     return base.model_copy(update=update | name) if base else Node.model_validate(bare | update | name)
 
 
-def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
-    """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them."""
-    counted = None if _is_bandwidth(over) else COUNTED.fullmatch(over)
-    port_name = counted["what"] if counted else over
-    port = find_port(text, port_name)
-    nics, notes = 1, []
-    if counted:
-        nics = read_count(text, counted["count"], "NICs per node")
-    elif base.nics > 1 and port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", port_name, re.IGNORECASE):
-        nics = base.nics
-        notes.append(f"{port_name} on each of the {nics} NICs of a node; `1x {port_name}` is one")
-    if port.network == UNNAMED and (note := byte_rate_note(port_name)):
-        notes.append(note)
-    return NodeFabric(nics=nics, port=port_name, bytes_per_s=port.bytes_per_s, network=port.network), notes
-
-
-def _is_bandwidth(text: str) -> bool:
-    try:
-        return parse_bandwidth(text) > 0
-    except QuantityError:
-        return False
-
-
-def find_port(text: str, port_name: str) -> Link:
-    """A port in a description: a link of the catalogue between nodes, or a rate such as `200 Gb/s`.
-
-    Raises:
-        UsageError: `port_name`, a part of the text, is neither.
-    """
-    for name in (port_name, _IB.sub("", port_name).strip()):
-        if has("links", name) and link(name).network not in ("scale-up", "host"):
-            return link(name)
-    if _is_bandwidth(port_name):
-        return Link(name=port_name, bytes_per_s=parse_bandwidth(port_name), network=UNNAMED)
-    known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
-    why = f"`{port_name}` is not a network; write {known} after `over`, with a count"
-    raise explain_term(port_name) or unreadable(text, why)
-
-
-def _check_network(name: str, num_nodes: int, base: Node) -> None:
-    if num_nodes > 1 and not base.nics:
-        raise UsageError(
-            f"`{name}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
-            hint=f"add it: `{num_nodes} nodes of {base.accelerators}x {base.accelerator} over 8x 200 Gb/s`",
-        )
-
-
 def _describe(
     name: str,
     num_nodes: int,
@@ -392,8 +359,8 @@ def _describe(
         base = base.model_copy(update=nics)
     part = accelerator(base.accelerator)
     check_limit("accelerators", num_nodes * base.accelerators)
-    _check_network(name, num_nodes, base)
-    nic, capped = _nic_bytes_per_s(base, part)
+    check_network(name, num_nodes, base)
+    nic, capped = nic_bytes_per_s(base, part)
     return ClusterDescription(
         name=name,
         accelerator=part,
@@ -415,10 +382,41 @@ def _describe(
     )
 
 
-def _nic_bytes_per_s(base: Node, part: Accelerator) -> tuple[float, list[str]]:
-    """Bandwidth of one NIC, at most that of its slot."""
-    slot = base.nic_slot_bytes_per_s or part.host_bytes_per_s
-    if base.nic_bytes_per_s <= slot:
-        return base.nic_bytes_per_s, []
-    rates = f"{format_bytes(base.nic_bytes_per_s)}/s counts with the {format_bytes(slot)}/s of its PCIe slot"
-    return slot, [f"{_NIC_NOTE}{rates}"]
+def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
+    """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them.
+
+    Args:
+        text: the whole description, for errors.
+        base: the node, whose number of NICs stands for a number that is left out.
+        over: the words behind `over`.
+
+    Raises:
+        UsageError: they name no network, or no possible number.
+    """
+    counted = None if is_bandwidth(over) else COUNTED.fullmatch(over)
+    port_name = counted["what"] if counted else over
+    nics, notes, port = 1, [], fabric_of(1, port_name, text)
+    if counted:
+        nics = read_count(text, counted["count"], "NICs per node")
+    elif base.nics > 1 and port.network not in (UNNAMED, "TCP") and not re.search(r"\d\s*G", port_name, re.IGNORECASE):
+        nics = base.nics
+        notes.append(f"{port_name} on each of the {nics} NICs of a node; `1x {port_name}` is one")
+    if port.network == UNNAMED and (note := byte_rate_note(port_name)):
+        notes.append(note)
+    return port.model_copy(update={"nics": nics}), notes
+
+
+def fabric_of(nics: int, port: str, text: str | None = None) -> NodeFabric:
+    """NICs by the name that a description gives them; `text` is the description, for errors.
+
+    Raises:
+        UsageError: the name is neither a link of the catalogue nor a rate.
+    """
+    found = network_link(port)
+    if found is not None:
+        return NodeFabric(nics=nics, port=port, bytes_per_s=found.bytes_per_s, network=found.network)
+    if is_bandwidth(port):
+        return NodeFabric(nics=nics, port=port, bytes_per_s=parse_bandwidth(port), network=UNNAMED)
+    known = "`HDR`, `NDR`, `RoCE 400` or `200 Gb/s`"
+    why = f"`{port}` is not a network; write {known} after `over`, with a count"
+    raise explain_term(port) or unreadable(text or port, why)

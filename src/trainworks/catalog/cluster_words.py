@@ -7,7 +7,8 @@ import re
 from typing import NamedTuple
 
 from trainworks.config.limits import check_limit
-from trainworks.errors import UsageError
+from trainworks.errors import QuantityError, UsageError
+from trainworks.units import parse_bandwidth
 
 FORMS = (
     "`4x p4d.24xlarge`",
@@ -59,6 +60,20 @@ def unreadable(text: str, why: str) -> UsageError:
         corrected = f"{match['nodes']} of {match['rest']}"
         return UsageError(f"`{text}` does not describe a cluster: `of` is missing", hint=f"did you mean `{corrected}`?")
     return UsageError(f"`{text}` does not describe a cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
+
+
+def name_of(num_nodes: int, node_name: str, fabric: object, switching: Switching = AS_USUAL) -> str:
+    """A description of nodes, of the NICs that replace theirs, and of the switches."""
+    nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
+    return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{switching}"
+
+
+def is_bandwidth(text: str) -> bool:
+    """Whether a text is a rate such as `200 Gb/s`."""
+    try:
+        return parse_bandwidth(text) > 0
+    except QuantityError:
+        return False
 
 
 def without_switching(text: str) -> tuple[str, Switching]:

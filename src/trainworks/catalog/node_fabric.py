@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from trainworks.catalog.facts import Link
+from trainworks.catalog.facts import Accelerator, Node
 from trainworks.config.spec import Frozen
+from trainworks.errors import UsageError
+from trainworks.units import format_bytes
+
+NIC_NOTE = "a NIC of "
+"""Begins a note on the bandwidth of a NIC."""
 
 
 class NodeFabric(Frozen):
@@ -19,7 +24,29 @@ class NodeFabric(Frozen):
     def __str__(self) -> str:
         return f"{self.nics}x {self.port}"
 
-    @classmethod
-    def of_links(cls, nics: int, port: str, found: Link) -> NodeFabric:
-        """NICs of a link of the catalogue, under the name that a description gives it."""
-        return cls(nics=nics, port=port, bytes_per_s=found.bytes_per_s, network=found.network)
+    def is_of(self, node: Node) -> bool:
+        """True if the catalogue's node has these NICs itself; a reference node stands for many, whose NICs differ."""
+        own = (node.nics, node.nic_bytes_per_s, node.network)
+        return node.kind != "reference" and own == (self.nics, self.bytes_per_s, self.network)
+
+
+def check_network(name: str, num_nodes: int, base: Node) -> None:
+    """Refuse several nodes without a known bandwidth between them.
+
+    Raises:
+        UsageError: names the cluster.
+    """
+    if num_nodes > 1 and not base.nics:
+        raise UsageError(
+            f"`{name}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
+            hint=f"add it: `{num_nodes} nodes of {base.accelerators}x {base.accelerator} over 8x 200 Gb/s`",
+        )
+
+
+def nic_bytes_per_s(base: Node, part: Accelerator) -> tuple[float, list[str]]:
+    """Bandwidth of one NIC, at most that of its slot."""
+    slot = base.nic_slot_bytes_per_s or part.host_bytes_per_s
+    if base.nic_bytes_per_s <= slot:
+        return base.nic_bytes_per_s, []
+    rates = f"{format_bytes(base.nic_bytes_per_s)}/s counts with the {format_bytes(slot)}/s of its PCIe slot"
+    return slot, [f"{NIC_NOTE}{rates}"]

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from trainworks.config.command import NodeAccelerators
 from trainworks.config.quantities import DurationS, SizeBytes
 from trainworks.config.spec import FieldError, Spec
 
@@ -40,7 +41,7 @@ class CloudNode(Spec):
     cores: Annotated[int, Field(ge=1)]
     memory: SizeBytes
     """Memory that jobs may use: less than the machine has."""
-    accelerators: Annotated[str, StringConstraints(pattern=r"^[a-z0-9_-]+:[1-9][0-9]*$")] | None = None
+    accelerators: NodeAccelerators | None = None
     """Kind and number, as Slurm jobs request them: `h100:8`."""
     features: tuple[Name, ...] = ()
 

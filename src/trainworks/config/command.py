@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema, model_serializer
 
+from trainworks.config.limits import check_limit
 from trainworks.config.spec import FieldError, Spec
 
 Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
@@ -48,7 +49,7 @@ def _requests(value: Any) -> tuple[AcceleratorRequest, ...]:
         texts = [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
     if not texts:
         raise FieldError("`accelerators` is empty", hint="write it like `A100:8`")
-    found = map(_request, texts)
+    found = map(parse_request, texts)
     return AnyOf(found) if isinstance(value, dict) else tuple(found)
 
 
@@ -57,7 +58,12 @@ def _as_written(requests: tuple[AcceleratorRequest, ...]) -> list[str] | dict[st
     return dict.fromkeys(texts) if isinstance(requests, AnyOf) else texts
 
 
-def _request(text: str) -> AcceleratorRequest:
+def parse_request(text: str) -> AcceleratorRequest:
+    """Accelerators of one node: `A100:8`, or `A100` for one.
+
+    Raises:
+        FieldError: the text names none, or no whole number.
+    """
     name, _, count = text.strip().partition(":")
     count = count.strip()
     if not re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]*", name):  # `1g.10gb` is a part by MIG
@@ -69,6 +75,22 @@ def _request(text: str) -> AcceleratorRequest:
             f"`{text}` does not give a whole number of accelerators", hint=f"use whole accelerators: `{name}:1`"
         )
     return AcceleratorRequest(name=name, count=int(float(count or "1")))
+
+
+def _whole(value: object) -> AcceleratorRequest:
+    if isinstance(value, str) and ":" not in value:
+        raise FieldError(f"`{value}` has no number", hint=f"count what a node has: `{value}:8`")
+    found = value if isinstance(value, AcceleratorRequest) else parse_request(str(value))
+    if found.share is not None:
+        raise FieldError(f"`{found}` is a part of an accelerator", hint=f"count what a node has: `{found.name}:8`")
+    check_limit("accelerators per node", found.count)
+    return found
+
+
+NodeAccelerators = Annotated[
+    AcceleratorRequest, BeforeValidator(_whole), WithJsonSchema({"type": "string", "examples": ["h100:8"]})
+]
+"""Accelerators that a node has."""
 
 
 class AtLeast(float):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator, node, processor
+from trainworks.catalog.catalog import accelerator, load_catalog, node, processor
 from trainworks.catalog.cluster import node_of_accelerators
 from trainworks.catalog.facts import Node, Release
+from trainworks.config.command import AcceleratorRequest
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.errors import ArgumentError, UsageError
@@ -49,17 +50,35 @@ def hardware_of(group: NodeGroup) -> Hardware:
         cores_per_socket=cores,
         threads_per_core=max(1, threads),
         memory=int(machine.host_memory_bytes * _REPORTED_SHARE),
-        accelerators=f"{gres_kind(machine.accelerator)}:{machine.accelerators}" if machine.accelerators else None,
+        accelerators=AcceleratorRequest(name=machine.accelerator, count=machine.accelerators)
+        if machine.accelerators
+        else None,
     )
 
 
 def gres_kind(name: str) -> str:
-    """Type of an accelerator in Slurm: the first word of its name, in small letters.
+    """Type of an accelerator in Slurm: the first word of a name of the catalogue, in small letters; else the name.
 
-    >>> gres_kind("H100-SXM-80GB")
-    'h100'
+    >>> gres_kind("H100-SXM-80GB"), gres_kind("mig-1g")
+    ('h100', 'mig-1g')
     """
-    return name.partition("-")[0].lower()
+    return name.partition("-")[0].lower() if name in load_catalog().accelerators else name
+
+
+def gres_of(accelerators: AcceleratorRequest) -> str:
+    """Accelerators of a node as Slurm counts them.
+
+    >>> gres_of(AcceleratorRequest(name="H100-SXM-80GB", count=8))
+    'gpu:h100:8'
+    """
+    return f"gpu:{gres_kind(accelerators.name)}:{accelerators.count}"
+
+
+def gres_devices(accelerators: AcceleratorRequest) -> str:
+    """Their device files, as a line of gres.conf names them."""
+    last = accelerators.count - 1
+    files = f"/dev/nvidia[0-{last}]" if last else "/dev/nvidia0"
+    return f"Name=gpu Type={gres_kind(accelerators.name)} File={files}"
 
 
 def check_names(stack: Stack) -> None:
@@ -103,8 +122,8 @@ def node_of(group: NodeGroup) -> Node | None:
     """
     if group.machine is not None:
         return node(group.machine)
-    kind, _, count = (group.hardware.accelerators or "" if group.hardware else "").partition(":")
-    return node_of_accelerators(accelerator(kind), int(count)) if count else None
+    found = group.hardware.accelerators if group.hardware else None
+    return None if found is None else node_of_accelerators(accelerator(found.name), found.count)
 
 
 def has_nvswitch(group: NodeGroup) -> bool:

@@ -18,7 +18,7 @@ from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.deploy.fabric.network import port_of
 from trainworks.deploy.fabric.rails import has_switch_text
-from trainworks.deploy.hardware import gres_kind, hardware_of
+from trainworks.deploy.hardware import hardware_of
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES, rails_network
@@ -132,7 +132,7 @@ def _hardware(machine: Node) -> dict[str, Any]:
         "cores_per_socket": max(1, (machine.vcpus or 128) // (2 * sockets)),
         "threads_per_core": 2,
         "memory": f"{memory // 2**30} GiB",
-        "accelerators": f"{gres_kind(machine.accelerator)}:{machine.accelerators}",
+        "accelerators": f"{machine.accelerator}:{machine.accelerators}",
     }
 
 
@@ -144,6 +144,7 @@ def _fabric(design: NetworkDesign) -> tuple[dict[str, Any], dict[str, str]]:
     asked = {"nics": design.nics, "port": port, "topology": design.topology}
     asked |= {"switch": design.switch.name} if design.switch else {}
     asked |= {"oversubscription": design.taper} if design.taper > 1 else {}
+    asked |= {"sharp": True} if cluster.in_network_reduction else {}
     asked |= {"spare_slots": design.spare_slots} if design.spare_slots else {}
     devices = [f"mlx5_{number}" for number in range(design.nics)]
     notes = {"devices": f"{FILL_IN} the adapters of this network, by `rdma link` on a node"}

@@ -10,10 +10,10 @@ import math
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.slurm.slurm_words import parse_slurm_time
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
+from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition
 from trainworks.deploy.fabric.network import leaves_of
-from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.hardware import gres_devices, gres_of, hardware_of
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
 from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
 
@@ -254,7 +254,7 @@ def _nodes(group: NodeGroup) -> list[str]:
         f"CoresPerSocket={hardware.cores_per_socket}",
         f"ThreadsPerCore={hardware.threads_per_core}",
         f"RealMemory={hardware.memory // 2**20}",
-        *([f"Gres=gpu:{hardware.accelerators}"] if hardware.accelerators else []),
+        *([f"Gres={gres_of(hardware.accelerators)}"] if hardware.accelerators else []),
         "State=UNKNOWN",
     ]
     return [reason, shape, " ".join(words)]
@@ -269,22 +269,19 @@ def _partition(partition: Partition) -> str:
 def _gres(stack: Stack) -> str:
     """Text of gres.conf; empty without GPUs."""
     groups = [(group.hosts, hardware_of(group)) for group in stack.groups("compute")]
-    lines = [f"NodeName={hosts} {_devices(stack, hardware)}" for hosts, hardware in groups if hardware.accelerators]
+    by_driver = stack.gpu is not None and stack.gpu.detect == "nvml"
+    lines = [
+        f"NodeName={hosts} {'AutoDetect=nvml' if by_driver else gres_devices(hardware.accelerators)}"
+        for hosts, hardware in groups
+        if hardware.accelerators is not None
+    ]
     if not lines:
         return ""
-    if stack.gpu is not None and stack.gpu.detect == "nvml":
+    if by_driver:
         reason = "# NVML knows devices, links and cores of each GPU; slurmd must be built with it"
     else:
         reason = "# device files, which every build of slurmd can; one built with NVML finds the cores of each GPU, too"
     return "\n".join([reason, *lines]) + "\n"
-
-
-def _devices(stack: Stack, hardware: Hardware) -> str:
-    if stack.gpu is not None and stack.gpu.detect == "nvml":
-        return "AutoDetect=nvml"
-    kind, _, number = (hardware.accelerators or "").partition(":")
-    files = "/dev/nvidia0" if number == "1" else f"/dev/nvidia[0-{int(number) - 1}]"
-    return f"Name=gpu Type={kind} File={files}"
 
 
 def _topology(stack: Stack) -> str:
@@ -298,9 +295,10 @@ def _topology(stack: Stack) -> str:
 
 def _node_check(stack: Stack) -> NodeCheck:
     """What a compute node must have before it gets a job; the number of GPUs, where all nodes have the same."""
-    counts = {(hardware_of(group).accelerators or "none:0").partition(":")[2] for group in stack.groups("compute")}
+    found = [hardware_of(group).accelerators for group in stack.groups("compute")]
+    counts = {each.count if each else 0 for each in found}
     return NodeCheck(
-        accelerators=int(counts.pop()) if len(counts) == 1 else 0,
+        accelerators=counts.pop() if len(counts) == 1 else 0,
         mounted=tuple(mount.at for mount in stack.mounts) + ((stack.scratch.at,) if stack.scratch else ()),
         free_gb={stack.scratch.at: _SCRATCH_FREE_GB} if stack.scratch else None,
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import shlex
 
-from trainworks.config.autoscale import Autoscale, SlurmAutoscale
+from trainworks.config.autoscale import Autoscale
+from trainworks.deploy.hardware import gres_devices, gres_of
 from trainworks.errors import UsageError
 
 _START_S, _STOP_S, _DOWN_AFTER_S = 600.0, 120.0, 600.0
@@ -37,7 +38,8 @@ def slurm_power_files(autoscale: Autoscale) -> dict[str, str]:
         "suspend.sh": suspend_program(autoscale),
         "power.conf": slurm_conf_lines(autoscale),
     }
-    return files | ({"power_gres.conf": _gres(slurm)} if slurm.node.accelerators else {})
+    found = slurm.node.accelerators
+    return files | ({"power_gres.conf": f"NodeName={slurm.nodes} {gres_devices(found)}\n"} if found else {})
 
 
 def slurm_conf_lines(autoscale: Autoscale) -> str:
@@ -48,7 +50,7 @@ def slurm_conf_lines(autoscale: Autoscale) -> str:
         f"NodeName={slurm.nodes}",
         f"CPUs={node.cores}",
         f"RealMemory={node.memory // 2**20}",
-        *([f"Gres=gpu:{node.accelerators}"] if node.accelerators else []),
+        *([f"Gres={gres_of(node.accelerators)}"] if node.accelerators else []),
         *([f"Feature={','.join(node.features)}"] if node.features else []),
         "State=CLOUD",
     ]
@@ -93,12 +95,6 @@ def _start_s(autoscale: Autoscale) -> int:
 
 def _stop_s(autoscale: Autoscale) -> int:
     return math.ceil(autoscale.stop_timeout or _STOP_S)
-
-
-def _gres(slurm: SlurmAutoscale) -> str:
-    kind, _, number = (slurm.node.accelerators or "").partition(":")
-    files = "/dev/nvidia0" if number == "1" else f"/dev/nvidia[0-{int(number) - 1}]"
-    return f"NodeName={slurm.nodes} Name=gpu Type={kind} File={files}\n"
 
 
 def resume_program(autoscale: Autoscale) -> str:

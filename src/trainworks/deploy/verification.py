@@ -11,7 +11,7 @@ from typing import Literal
 
 from trainworks.config.stack import Stack
 from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
-from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.hardware import gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.rollout import HEALTH
 from trainworks.results import Result
@@ -212,7 +212,7 @@ class _Expected:
         """Every compute node takes jobs, with its GPUs, as the controller sees it."""
         for group in self.stack.groups("compute"):
             accelerators = hardware_of(group).accelerators
-            gres = f"gpu:{accelerators}" if accelerators else "(null)"
+            gres = gres_of(accelerators) if accelerators else "(null)"
             for name in group.names:
                 state, _, found = nodes.get(name, "unknown to Slurm|").partition("|")
                 good = state in ("idle", "mixed", "allocated", "completing") and found.partition("(S:")[0] == gres

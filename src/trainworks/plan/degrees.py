@@ -102,11 +102,16 @@ def layouts_of(layouts: Sequence[ResolvedLayout]) -> Layouts:
 
 def resolved_of(layouts: Layouts, index: int, written: Layout | None, *, global_batch: int) -> ResolvedLayout:
     """One of the layouts as the worker runs it, with what only a written layout has."""
+    world_size = round(float(layouts.world_size[index]))
+    return decided(to_layout(layouts, index), written, world_size=world_size, global_batch=global_batch)
+
+
+def decided(chosen: Layout, written: Layout | None, *, world_size: int, global_batch: int) -> ResolvedLayout:
+    """A layout of a search as the worker runs it, with what only a written layout has."""
     kept = {} if written is None else {name: getattr(written, name) for name in _WRITTEN_ALONE}
-    layout = to_layout(layouts, index).model_copy(update=kept)
     return resolve_layout(
-        layout,
-        world_size=round(float(layouts.world_size[index])),
+        chosen.model_copy(update=kept),
+        world_size=world_size,
         global_batch=global_batch,
-        micro_batch=round(float(layouts.micro_batch[index])),
+        micro_batch=int(chosen.micro_batch),
     )

@@ -15,7 +15,7 @@ from trainworks.api.inputs import described_run
 from trainworks.api.observing.job_board import JobQuery
 from trainworks.api.observing.logs import LEVELS, last_lines, log_names
 from trainworks.api.observing.run_views import RunView
-from trainworks.api.plan import plan_cluster
+from trainworks.api.planning.described import plan_cluster
 from trainworks.api.run_handle import JobState
 from trainworks.api.run_request import read_run_file
 from trainworks.errors import TrainworksError, UsageError

@@ -9,16 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.catalog.catalog import link
-from trainworks.catalog.cluster import parse_cluster
-from trainworks.catalog.node_fabric import NodeFabric
+from trainworks.catalog.cluster import fabric_of, parse_cluster
 from trainworks.plan.sizing.fabric_choice import FabricOption, PlannedFabric, choose_fabric, fabric_options
 
 
 def planned(step_time_s: float, **terms_s: float) -> PlannedFabric:
     """An option whose best layout takes so long."""
     best: Any = SimpleNamespace(step_time_s=step_time_s, terms_s=terms_s)
-    return PlannedFabric(FabricOption(NodeFabric.of_links(1, "RoCE 100", link("RoCE 100"))), best)
+    return PlannedFabric(FabricOption(fabric_of(1, "RoCE 100")), best)
 
 
 @given(st.lists(st.floats(1, 2), min_size=1, max_size=8), st.floats(0, 0.5))

@@ -66,7 +66,7 @@ class PreparedRun:
         """
         if self.resolved.run_file.cluster.engine == "local":
             return self
-        from trainworks.api.forecast import forecast  # noqa: PLC0415  # imports the catalogue
+        from trainworks.api.planning.described import forecast  # noqa: PLC0415  # imports the catalogue
 
         source = self.request.source if isinstance(self.request.source, Source) else None
         backend = self.backend if ask else None
@@ -77,7 +77,7 @@ class PreparedRun:
         """What so many of these jobs will cost, see `forecast.expected_cost`; None where nothing tells."""
         if not self.spec.node.accelerators:
             return None
-        from trainworks.api.forecast import expected_cost  # noqa: PLC0415  # imports the catalogue
+        from trainworks.api.planning.expected_cost import expected_cost  # noqa: PLC0415  # imports the catalogue
 
         return expected_cost(self.resolved, self.spec, jobs)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainworks.api.environments.planning import RanksInterpreter
 from trainworks.api.launching.model_support import model_support
 from trainworks.api.launching.planning import Planning
-from trainworks.api.planned_model import has_formula, model_shape
+from trainworks.api.planning.planned_model import has_formula, model_shape
 from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator

@@ -97,7 +97,7 @@ def command(
 
         show_findings(*load_run(run_file), SafeConsole(stderr=True), refuse=False)
     from trainworks.api.plan import ResolvedRun
-    from trainworks.api.planned_model import weights_note
+    from trainworks.api.planning.planned_model import weights_note
 
     workload = result.run_file.workload if isinstance(result, ResolvedRun) else None
     if workload is not None and (note := weights_note(workload) or (_NO_WEIGHTS if workload.model.preset else None)):

@@ -36,6 +36,8 @@ class FabricDesign(Spec):
     """Switch of the catalogue, or its ports such as `64x 400 Gb/s`; by default the one that fits the adapters."""
     oversubscription: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     """Links down over links up of a leaf, at most."""
+    sharp: bool = False
+    """InfiniBand switches that reduce (SHARP): NCCL uses them, and a plan counts on it."""
     spare_slots: Annotated[int, Field(ge=0)] = 0
     """Places for nodes that a fabric manager takes."""
 

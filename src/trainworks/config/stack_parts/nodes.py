@@ -5,9 +5,10 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field
 
 from trainworks.config.autoscale import NodeList
+from trainworks.config.command import NodeAccelerators
 from trainworks.config.quantities import SizeBytes
 from trainworks.config.slurm.slurm_words import expand_nodes
 from trainworks.config.spec import FieldError, Spec
@@ -31,8 +32,8 @@ class Hardware(Spec):
     threads_per_core: Annotated[int, Field(ge=1, le=8)] = 1
     memory: SizeBytes
     """Memory that the kernel reports: `RealMemory` of `slurmd -C`, in MiB."""
-    accelerators: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+:[1-9][0-9]{0,2}$")] | None = None
-    """Kind and number: `h100:8`."""
+    accelerators: NodeAccelerators | None = None
+    """Kind and number: `h100:8`, or of the catalogue such as `A100-PCIE-40GB:8`."""
 
 
 class NodeGroup(Spec):

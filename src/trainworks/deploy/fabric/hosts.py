@@ -56,6 +56,8 @@ def nccl_conf(fabric: Fabric) -> str:
             f"# {DSCP} << 2, and the bit of ECN: without it, packets have priority 0, and are dropped when it is full",
             f"NCCL_IB_TC={TRAFFIC_CLASS}",
         ]
+    if fabric.design is not None and fabric.design.sharp:
+        lines += ["# the switches add up, which NCCL does not ask for by itself", "NCCL_COLLNET_ENABLE=1"]
     return "\n".join(lines) + "\n"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import load_catalog, node
-from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, find_port
+from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, fabric_of
+from trainworks.catalog.cluster_words import Switching
 from trainworks.catalog.facts import Accelerator
-from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.fabric import Fabric, FabricDesign
 from trainworks.config.stack_parts.nodes import NodeGroup
@@ -137,19 +137,20 @@ def _designed(cluster: ClusterDescription, asked: FabricDesign) -> NetworkDesign
     return design_network(
         cluster,
         topology=asked.topology,
-        oversubscription=asked.oversubscription,
         switch=None if asked.switch is None else find_switch(asked.switch),
         spare_slots=asked.spare_slots,
     )
 
 
 def _cluster(groups: Sequence[NodeGroup], num_nodes: int, asked: FabricDesign) -> ClusterDescription:
-    """The compute nodes with the adapters of the design, and with the GPUs of the first group that has some."""
-    fabric = NodeFabric.of_links(asked.nics, asked.port, find_port(asked.port, asked.port))
+    """The compute nodes behind the network of the design, with the GPUs of the first group that has some."""
+    fabric, switching = fabric_of(asked.nics, asked.port), Switching(asked.sharp, asked.oversubscription)
     known = next((found for group in groups if (found := node_of(group)) is not None), None)
     if known is not None:
-        return cluster_of_nodes(known).with_fabric(fabric).with_nodes(num_nodes)
-    return ClusterDescription(
+        described = cluster_of_nodes(known)
+        described = described if fabric.is_of(known) else described.with_fabric(fabric)
+        return described.with_nodes(num_nodes).with_switching(switching)
+    nodes = ClusterDescription(
         name=f"{num_nodes} nodes over {fabric}",
         accelerator=_NONE,
         num_nodes=num_nodes,
@@ -160,6 +161,7 @@ def _cluster(groups: Sequence[NodeGroup], num_nodes: int, asked: FabricDesign) -
         network=fabric.network,
         nics=asked.nics,
     )
+    return nodes.with_switching(switching)
 
 
 _NONE = Accelerator(

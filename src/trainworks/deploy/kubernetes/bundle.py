@@ -11,7 +11,7 @@ from typing import Any
 
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.images import KubernetesBundle
-from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.hardware import gres_kind, hardware_of
 from trainworks.deploy.kubernetes.teams import TeamShare, teams
 from trainworks.deploy.kueue import KUEUE_API
 from trainworks.jobs.formats.manifest import to_yaml
@@ -115,7 +115,7 @@ def _quota(stack: Stack, team: TeamShare, kind: str) -> dict[str, Any]:
     for group in stack.groups("compute"):
         if _kind(group.hosts, stack) == kind:
             hardware, count = hardware_of(group), len(group.names)
-            gpus += count * int((hardware.accelerators or ":0").partition(":")[2])
+            gpus += count * (hardware.accelerators.count if hardware.accelerators else 0)
             cores += count * hardware.sockets * hardware.cores_per_socket * hardware.threads_per_core
             memory += count * hardware.memory
             nodes += count
@@ -140,7 +140,8 @@ def _kinds(stack: Stack) -> dict[str, str]:
 
 def _kind(hosts: str, stack: Stack) -> str:
     group = next(each for each in stack.groups("compute") if each.hosts == hosts)
-    return (hardware_of(group).accelerators or "cpu:0").partition(":")[0].lower().replace("_", "-")
+    found = hardware_of(group).accelerators
+    return gres_kind(found.name).lower().replace("_", "-") if found else "cpu"
 
 
 def _volumes(stack: Stack) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.cluster_words import Switching
 from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
 from trainworks.plan.network.grids import GridNetwork
@@ -42,6 +43,7 @@ class NetworkDesign:
 
     topology: Topology
     cluster: ClusterDescription
+    """Its nodes, with the oversubscription that was asked for."""
     ports: Ports | None
     """Ports of the switches; None without switches."""
     fabric: TreeNetwork | GroupNetwork | GridNetwork
@@ -56,10 +58,13 @@ class NetworkDesign:
     """Places for nodes that something else takes."""
     max_nodes: int | None
     """Largest cluster, spare slots left out; None without a limit."""
-    taper: float
-    """Largest oversubscription requested; leaves that are not full may have less."""
     too_small: tuple[Switch, ...] = ()
     """Switches with closer ports that were tried first and do not hold the cluster."""
+
+    @property
+    def taper(self) -> float:
+        """Largest oversubscription requested; leaves that are not full may have less."""
+        return self.cluster.oversubscription
 
     @property
     def nodes(self) -> int:
@@ -338,7 +343,7 @@ def _design(topology: Topology, request: TopologyRequest, built: TopologyResult)
     spare = request.slots - request.cluster.num_nodes
     return NetworkDesign(
         topology=topology,
-        cluster=request.cluster,
+        cluster=request.cluster.with_switching(Switching(request.cluster.in_network_reduction, request.taper)),
         ports=built.ports,
         fabric=built.fabric,
         copies=built.copies,
@@ -347,7 +352,6 @@ def _design(topology: Topology, request: TopologyRequest, built: TopologyResult)
         sets=built.sets,
         spare_slots=spare,
         max_nodes=None if built.most_slots is None else built.most_slots - spare,
-        taper=request.taper,
     )
 
 

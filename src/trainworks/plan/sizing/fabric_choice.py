@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainworks.catalog.catalog import link
-from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.cluster import ClusterDescription, fabric_of
 from trainworks.catalog.node_fabric import NodeFabric
 from trainworks.plan.prediction import Prediction
 
@@ -67,7 +66,7 @@ def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:
     roce = f"RoCE {speed}"
     leaner = [(1, "TCP 25"), (1, "TCP 100"), (1, "RoCE 100"), (1, roce), (max(1, per_node // 2), roce)]
     ports = dict.fromkeys([*leaner, (per_node, roce), (per_node, infiniband)])
-    return [FabricOption(NodeFabric.of_links(nics, port, link(port))) for nics, port in ports]
+    return [FabricOption(fabric_of(nics, port)) for nics, port in ports]
 
 
 def choose_fabric(planned: Sequence[PlannedFabric], *, tolerance: float) -> PlannedFabric:

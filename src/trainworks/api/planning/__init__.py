@@ -1,0 +1,1 @@
+"""Plans of workloads on described clusters."""

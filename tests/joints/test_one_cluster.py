@@ -1,0 +1,197 @@
+"""Forty clusters from words to a bill and back: every number that two views of a cluster share is equal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from dataclasses import fields
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import pytest
+import yaml
+
+import trainworks
+from tests.plan.shapes import workload
+from trainworks.api.deploying.proposal import stack_yaml
+from trainworks.api.deploying.stack import render_stack
+from trainworks.api.planning.described import forecast
+from trainworks.catalog.catalog import load_catalog
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.config.run_file import RunFile
+from trainworks.config.slurm.slurm_words import expand_nodes
+from trainworks.config.stack import Stack, load_stack
+from trainworks.config.stack_parts.words import FILL_IN
+from trainworks.deploy.fabric.network import described_cluster, networks_of
+from trainworks.jobs.described_nodes import with_described_nodes
+from trainworks.jobs.spec_of_run import spec_of
+from trainworks.measure.health.expectation import expectation_of
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.cost.renting import accelerator_price
+from trainworks.plan.degrees import decided
+from trainworks.plan.network.addresses import address_plan
+from trainworks.plan.network.cables import cable_plan, nodes_by_leaf
+from trainworks.plan.network.design import NetworkDesign
+
+COUNTS = (2, 3, 5, 8, 16, 31, 48, 64, 100, 127)
+MACHINES = ("DGX H100", "DGX A100", "DGX B200", "GB200 NVL72 tray")
+NODES = (*MACHINES, "8x A100-SXM-80GB", "4x L40S", "8x H100", "2x A100-PCIE-40GB")
+FABRICS = ("", "8x HDR", "4x NDR", "8x RoCE 400", "2x RoCE 100", "1x 100GbE", "4x 200 Gb/s")
+SWITCHING = ("", " at 2:1", " with SHARP", " at 1.5:1 with SHARP")
+ODD = ("3 racks of GB200 NVL72", "64x H100-SXM-80GB", "1 node of DGX H100", "40 nodes of 8x A100 over HDR at 3:1")
+
+
+def words() -> list[str]:
+    """Thirty-six clusters of all kinds, and four with words of their own."""
+    every = [
+        f"{count} nodes of {node}{f' over {fabric}' if fabric else ''}{switching}"
+        for count, node, fabric, switching in product(COUNTS, NODES, FABRICS, SWITCHING)
+        if (fabric or node in MACHINES) and ("SHARP" not in switching or fabric in ("", "8x HDR", "4x NDR"))
+    ]
+    return [*Random(1).sample(every, 36), *ODD]
+
+
+class Views:
+    """One cluster in all of its views, each made as a command makes it."""
+
+    def __init__(self, text: str, folder: Path) -> None:
+        self.text = text
+        self.words = parse_cluster(text)
+        self.network = trainworks.network(on=text) if self.words.num_nodes > 1 else None
+        self.path = folder / "stack.yaml"
+
+    @property
+    def design(self) -> NetworkDesign:
+        assert self.network is not None
+        return self.network.design
+
+    @cached_property
+    def stack(self) -> Stack:
+        assert self.network is not None
+        self.path.write_text(re.sub(rf"\s*{FILL_IN}.*", "", stack_yaml(self.network)), encoding="utf-8")
+        return load_stack(self.path)[0]
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        assert self.stack
+        return render_stack(self.path)
+
+    def run_file(self, **keys: object) -> RunFile:
+        return RunFile.model_validate({"name": "demo", "cluster": {"engine": "slurm", "of": self.text}} | keys)
+
+
+@pytest.fixture(scope="module", params=words())
+def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Views:
+    return Views(request.param, tmp_path_factory.mktemp("stack"))
+
+
+def hardware(cluster: ClusterDescription) -> str:
+    """All numbers of a cluster."""
+    return cluster.same_hardware()
+
+
+def test_its_name_describes_it_again(views: Views) -> None:
+    for cluster in (views.words, views.words.with_nodes(views.words.num_nodes)):
+        assert hardware(parse_cluster(cluster.name)) == hardware(views.words)
+
+
+def test_its_network_joins_all_of_its_adapters(views: Views) -> None:
+    if views.network is None:
+        pytest.skip("a single node has no network")
+    cluster, design, network = views.words, views.design, views.network
+    assert hardware(design.cluster) == hardware(cluster)
+    assert design.endpoints == cluster.num_nodes * cluster.nics
+    assert design.endpoint_bytes_per_s * cluster.nics == cluster.node_bytes_per_s
+    cables = {(cable.tier, cable.cable) for cable in cable_plan(design)}  # one carries several links where it is split
+    assert Counter(tier for tier, _ in cables) == design.cables
+    bill = {(row["part"], row["item"]): int(row["count"]) for row in csv.DictReader(io.StringIO(network.bill_csv))}
+    assert bill["compute", "NIC"] == design.endpoints
+    assert design.switch is not None
+    assert bill["compute", design.switch.name] == design.num_switches
+    assert (
+        sum(count for (part, item), count in bill.items() if part == "compute" and "cable" in item) == design.num_cables
+    )
+    assert bill["compute", "transceiver"] == 2 * design.num_cables
+    drawn = {(one.network, one.devices): one.count for one in address_plan(design, network.support)}
+    assert drawn["management", "nodes"] == cluster.num_nodes
+
+
+def test_its_stack_describes_the_same_cluster_and_network(views: Views) -> None:
+    if views.network is None:
+        pytest.skip("a single node has no network")
+    assert hardware(described_cluster(views.stack)) == hardware(views.words)
+    (network,) = networks_of(views.stack)
+    assert network.design is not None
+    assert len(network.names) == views.words.num_nodes
+    for field in fields(NetworkDesign):
+        if field.name != "cluster":
+            assert getattr(network.design, field.name) == getattr(views.design, field.name), field.name
+
+
+def test_its_rendered_files_have_its_nodes_accelerators_adapters_and_switches(views: Views) -> None:
+    if views.network is None:
+        pytest.skip("a single node has no network")
+    cluster, design, files = views.words, views.design, views.files
+    computing = yaml.safe_load(files["inventory.yaml"])["all"]["children"]["compute"]["hosts"]
+    assert len(computing) == cluster.num_nodes
+    slurm = files["roles/scheduler/files/slurm.conf"]
+    (line,) = re.findall(r"^NodeName=(gpu\S+).* Gres=gpu:\w+:(\d+)", slurm, re.MULTILINE)
+    assert (list(expand_nodes(line[0])), int(line[1])) == (list(computing), cluster.accelerators_per_node)
+    (devices,) = re.findall(r"File=/dev/nvidia(?:\[0-(\d+)\]|0)", files["roles/scheduler/files/gres.conf"])
+    assert int(devices or 0) + 1 == cluster.accelerators_per_node
+    racks = re.findall(r"SwitchName=leaf\d+ Nodes=(\S+)", files["roles/scheduler/files/topology.conf"])
+    assert [len(rack.split(",")) for rack in racks] == [len(nodes) for nodes in nodes_by_leaf(design)]
+    if nccl := files.get("roles/fabric/files/nccl.conf"):
+        (adapters,) = re.findall(r"NCCL_IB_HCA==(\S+)", nccl)
+        assert len(adapters.split(",")) == cluster.nics
+        assert ("NCCL_COLLNET_ENABLE=1" in nccl) is cluster.in_network_reduction
+    rails = [name for name in files if re.search(r"/50-rail\d+\.network$", name)]
+    assert len(rails) in (0, design.endpoints)
+    switches = [name for name in files if name.startswith("switches/")]
+    assert len(switches) in (0, design.num_switches)
+
+
+def test_a_job_requests_it_and_no_more(views: Views) -> None:
+    cluster = views.words
+    asked = spec_of(with_described_nodes(views.run_file(run="true")), run_id="demo-1", working_folder="/")
+    assert (asked.min_nodes, asked.max_nodes) == (cluster.num_nodes, cluster.num_nodes)
+    assert (asked.node.accelerators, asked.node.accelerator) == (
+        cluster.accelerators_per_node,
+        cluster.accelerator.name,
+    )
+
+
+def test_health_and_bench_expect_it_of_its_nodes(views: Views) -> None:
+    expected = expectation_of(views.words)
+    assert (expected.accelerators, expected.accelerator) == (views.words.accelerators_per_node, views.words.accelerator)
+    assert expected.nics in (None, views.words.nics)
+    if views.network is not None:
+        of_stack = expectation_of(described_cluster(views.stack))
+        for name in ("accelerators", "accelerator", "nics", "nic_bytes_per_s"):
+            assert getattr(expected, name) in (None, getattr(of_stack, name)), name
+
+
+def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
+    """As planned, as priced, and as told before a submission."""
+    cluster = views.words
+    work = workload(global_batch=cluster.num_accelerators * 8, precision="bf16")
+    ranks = {"world_size": cluster.num_accelerators, "global_batch": work.global_batch}
+    run_file = views.run_file(workload=work.model_dump(exclude_defaults=True))
+    planned = trainworks.plan(run_file, without_learning=True)
+    assert isinstance(planned, ClusterPlan)
+    assert hardware(planned.job.cluster.model_copy(update={"spread_share": cluster.spread_share})) == hardware(cluster)
+    told = forecast(run_file, None, None, learning=False)
+    assert told is not None
+    assert told.step_s == planned.best[0].step_time_s
+    assert told.layout.describe() == decided(planned.best[0].layout, None, **ranks).describe()
+    offered = accelerator_price(cluster, load_catalog().offers.values())
+    assert (told.usd is None) == (offered is None or told.train_s is None)
+    if offered is not None and told.usd is not None and told.train_s is not None:
+        assert told.usd == pytest.approx(offered.value * cluster.num_accelerators * told.train_s / 3600)
+        hour = trainworks.cost(on=views.text, hours_per_year=1).comparison
+        cheapest = min(line.costs["on-demand"].value for line in hour.lines if "on-demand" in line.costs)
+        assert cheapest == pytest.approx(offered.value * cluster.num_accelerators)
