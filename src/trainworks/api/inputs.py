@@ -58,6 +58,21 @@ def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
         return load_batch_script(path) if is_batch_script(path) else load_run_description(path)
 
 
+def is_run_file(text: str) -> bool:
+    """Whether an argument is the path of a run file, a manifest of Kubernetes or a batch script, and not a name."""
+    return text.endswith((".yaml", ".yml")) or is_batch_script(Path(text))
+
+
+def named_cluster(text: str) -> Cluster:
+    """The cluster of a run file, a manifest or a batch script by its path, else that of a name such as `slurm`.
+
+    Raises:
+        UsageError: the file cannot be read, or there is no such backend.
+        RunFileError: the file has problems.
+    """
+    return load_run(text)[0].cluster if is_run_file(text) else Cluster.named(text)
+
+
 def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
     """Replace the cluster of a run file.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.registry import backend_for, local_backend
 
@@ -11,7 +9,7 @@ __all__ = ["NodeStatus", "backend_on", "drain", "undrain"]
 
 
 def backend_on(cluster: str | None) -> Backend:
-    """The backend of a cluster: this machine when None, else a name such as `slurm`, or a run file.
+    """The backend of a cluster: this machine when None, else as `named_cluster` has it.
 
     Raises:
         UsageError: no such backend.
@@ -19,11 +17,9 @@ def backend_on(cluster: str | None) -> Backend:
     """
     if cluster is None:
         return local_backend()
-    from trainworks.config.load import load_run_file  # noqa: PLC0415, a list of local jobs does without
-    from trainworks.config.run_file import Cluster  # noqa: PLC0415
+    from trainworks.api.inputs import named_cluster  # noqa: PLC0415, a list of local jobs does without
 
-    is_run_file = cluster.endswith((".yaml", ".yml"))
-    return backend_for(load_run_file(Path(cluster))[0].cluster if is_run_file else Cluster.named(cluster))
+    return backend_for(named_cluster(cluster))
 
 
 def drain(node: str, reason: str, *, cluster: str | None = None) -> None:

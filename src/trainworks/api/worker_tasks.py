@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainworks.api.anchor import anchored_workload
+from trainworks.api.inputs import is_run_file, load_run
 from trainworks.api.notices import Notify
 from trainworks.api.worker_answer import ask
 from trainworks.config.data import Data, Evaluation
-from trainworks.config.load import invalid_value, load_run_file
+from trainworks.config.load import invalid_value
 from trainworks.config.run_file import Workload
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
 from trainworks.report.data import tokenizing_line
 
-_RUN_FILES = (".yaml", ".yml")
 ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
@@ -37,12 +36,15 @@ def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple
         MissingExtraError: the libraries of the worker are not installed.
     """
     require_packages("tokenizers")
-    if Path(target).suffix in _RUN_FILES:
+    if is_run_file(target):
         if options or images:
             raise UsageError("options of the data stand in the run file", hint="leave them out of the command")
-        run_file, source = load_run_file(Path(target))
+        run_file, source = load_run(target)
         if run_file.workload is None or not run_file.workload.data.sources:
-            raise UsageError(f"`{target}` has no `workload.data.source`", place=source.place(("workload", "data")))
+            raise UsageError(
+                f"`{target}` has no `workload.data.source`",
+                place=source.place(("workload", "data")) if source else None,
+            )
         workload = anchored_workload(run_file.workload, source)
         return workload.data, workload.eval
     try:

@@ -10,7 +10,7 @@ from typing import get_args
 
 from trainworks.api.benchmarks.verdicts import learn_from
 from trainworks.api.environments.files import without_packages
-from trainworks.api.inputs import argument, load_run
+from trainworks.api.inputs import argument, is_run_file, load_run
 from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware, is_stack_file
@@ -20,7 +20,6 @@ from trainworks.api.runs import Launch, create_launch, prepare_resume
 from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.config.load import load_run_file
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.host import process
@@ -155,8 +154,8 @@ def _run_file(cluster: str | None) -> RunFile:
         if cluster is not None and is_stack_file(cluster):
             hint = "hold the figures against it with `--expect`, and name the scheduler: `--cluster slurm`"
             raise ArgumentError(f"`{cluster}` is a stack file, and says no scheduler", argument="cluster", hint=hint)
-        if cluster is not None and cluster.endswith((".yaml", ".yml")):
-            return load_run_file(Path(cluster))[0]
+        if cluster is not None and is_run_file(cluster):
+            return load_run(cluster)[0]
         return RunFile(name="bench", run=_PROGRAM, cluster=Cluster() if cluster is None else Cluster.named(cluster))
 
 

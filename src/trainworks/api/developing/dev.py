@@ -13,13 +13,14 @@ from pydantic import ValidationError
 from trainworks.agent.development.ssh import KEYS_VARIABLE
 from trainworks.api.developing.access import DevAccess, access_of
 from trainworks.api.environments.files import without_packages
+from trainworks.api.inputs import is_run_file, load_run
 from trainworks.api.launching.prepared_run import PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.runs import create_launch
 from trainworks.backends.registry import backend_class
-from trainworks.config.load import invalid_value, load_run_file
+from trainworks.config.load import invalid_value
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.clock import Clock, SystemClock
@@ -64,7 +65,7 @@ def prepare_dev(
     if kind == "ssh" and not keys:
         hint = "ssh-keygen -t ed25519, or name a public key"
         raise ArgumentError("no public key may log in", argument="key", hint=hint)
-    base = load_run_file(Path(run_file))[0] if run_file is not None else None
+    base = load_run(run_file)[0] if run_file is not None else None
     resources = _resources(base, {"accelerators": _accelerators(gpus), "cpus": cpus, "memory": memory})
     content: dict[str, Any] = _kept(base) | {"name": name, "run": _NODE, "resources": resources}
     if cluster is not None:
@@ -227,7 +228,7 @@ def _accelerators(gpus: str | None) -> str | None:
 
 
 def _cluster(text: str) -> Cluster | str:
-    return load_run_file(Path(text))[0].cluster if text.endswith((".yaml", ".yml")) else text
+    return load_run(text)[0].cluster if is_run_file(text) else text
 
 
 def _job(job: Any, time_limit: str | None, idle: str | None) -> dict[str, Any]:

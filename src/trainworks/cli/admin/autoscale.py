@@ -21,11 +21,11 @@ def command(
 
 
 def _files(path: Path) -> dict[str, str]:
-    from trainworks.config.load import load_run_file
+    from trainworks.api.inputs import load_run
     from trainworks.deploy.kueue import kueue_files
     from trainworks.deploy.slurm_power import slurm_power_files
 
-    cluster, writers = load_run_file(path)[0].cluster, {"slurm": slurm_power_files, "kubernetes": kueue_files}
+    cluster, writers = load_run(path)[0].cluster, {"slurm": slurm_power_files, "kubernetes": kueue_files}
     if cluster.autoscale is None:
         raise UsageError(f"`{path}` has no `cluster.autoscale`", hint="docs/guides/idle-and-elastic.md shows one")
     if cluster.engine not in writers:
