@@ -180,7 +180,7 @@ def find_tokenization(tokenizer: Path, chat: Chat | None) -> Tokenization:
     if chat is None:
         return found
     folder = tokenizer.parent
-    if (folder / STYLE).is_file():
+    if (folder / CARD).is_file() and (folder / STYLE).is_file():
         style = ChatStyle.read(folder)
     else:
         settings = _settings(folder)
