@@ -81,6 +81,18 @@ def test_a_file_beside_a_tokenizer_that_happens_to_be_named_chat_json_is_not_its
     assert chat is not None and chat.template == CHATML
 
 
+def test_a_template_that_cannot_be_rendered_is_refused(chats: Any, tmp_path: Path) -> None:
+    (tmp_path / "adds.jinja").write_text("{{ 1 + messages[0]['content'] }}")
+    with pytest.raises(UsageError, match=r"adds\.jinja: TypeError: unsupported operand"):
+        prepare(chats(chat={"template": str(tmp_path / "adds.jinja")}), tmp_path / "cache")
+
+
+def test_a_list_of_templates_without_names_counts_as_none(model: Path) -> None:
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": [CHATML, {"name": "tools"}]}))
+    chat = find_tokenization(model / "tokenizer.json", Chat()).chat
+    assert chat is not None and chat.template == BUILT_IN
+
+
 def test_a_tokenizer_that_was_trained_on_a_column_is_not_taken_for_conversations(tmp_path: Path) -> None:
     record = {"text": "alpha beta " * 9, "prompt": "gamma delta " * 9, "completion": "epsilon zeta " * 9}
     (tmp_path / "both.jsonl").write_text("".join(json.dumps(record) + "\n" for _ in range(9)))
