@@ -224,4 +224,4 @@ def end_all(site: Site) -> None:
             job.supervisor.signal_group(signal.SIGKILL)
         end_left_over(job.run_dir)
         if job.supervisor is not None:
-            job.supervisor.wait(5.0)
+            job.supervisor.wait(60.0)

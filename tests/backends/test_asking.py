@@ -111,7 +111,7 @@ class Clusters:
 @pytest.fixture
 def clusters(tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clusters]:
     """Clusters `a` and `b`, with a job each."""
-    monkeypatch.setattr("trainworks.backends.asking._UNINTERRUPTED_S", 0.1)
+    monkeypatch.setattr("trainworks.backends.asking._UNINTERRUPTED_S", 2.0)  # for a thread of a busy machine
     over = threading.Event()
     yield Clusters(tmp_path, clock, over)
     over.set()

@@ -22,7 +22,7 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.store import JobStore, open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 WRITER = """
 import sys

@@ -47,7 +47,7 @@ def test_a_job_that_sleeps_is_reported_and_stopped(program, command):
     (idle,) = events(program, "idle")
     (stopped,) = [event for event in events(program, "state") if event["state"] == "STOPPED"]
     assert stopped["cause"] == "idle"
-    assert 3 <= stopped["t"] - idle["since"] < 10
+    assert 3 <= stopped["t"] - idle["since"] < 45
     assert program.run_dir.rank_log(0).read_text().strip() == "saved"
     program.assert_nothing_left()
 
@@ -76,7 +76,7 @@ def test_a_job_that_copies_data_is_not_idle(program, command):
 
 
 def test_setup_is_not_judged(program, command):
-    code, _, _ = program.run("run", command("true", "{report_after: 0.3s, stop_after: 0.5s}", "setup: sleep 2"))
+    code, _, _ = program.run("run", command("true", "{report_after: 2s, stop_after: 2s}", "setup: sleep 4"))
     assert code == 0 and not events(program, "idle")
 
 

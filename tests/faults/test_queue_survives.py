@@ -133,7 +133,7 @@ def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> N
         for found in dispatchers(folder):
             found.send_signal(signal.SIGKILL)
             kills += 1
-    said_yes = {number for number, child in children.items() if child.wait(30.0) == 0}
+    said_yes = {number for number, child in children.items() if child.wait(PATIENCE_S) == 0}
     jobs = wait_for_all()
     written = book(folder)
     assert [(job.id, job.cause, job.message) for job in jobs if job.state is not JobState.SUCCEEDED] == []

@@ -129,7 +129,7 @@ def test_node_exporter_passes_our_file_on(running: RunningRun, metrics: NodeMetr
     write_metrics(metrics, tmp_path / "trainworks.prom")
     with (
         node_exporter(tmp_path, "textfile", f"textfile.directory={tmp_path}") as address,
-        urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as found,
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as found,
     ):
         text = found.read().decode()
     assert values(text)['trainworks_run_step{run="stdlib-lm-1"}'] == 80
@@ -191,6 +191,7 @@ def test_every_query_of_a_dashboard_has_its_data(
     ):
         monitoring.wait()
         clock.sleep(2)  # for another reading of the GPUs' activity
-        time.sleep(4)
-        empty = queries_without_data(monitoring.prometheus)
+        deadline = time.monotonic() + 60
+        while (empty := queries_without_data(monitoring.prometheus)) and time.monotonic() < deadline:
+            time.sleep(1)
     assert empty == set()

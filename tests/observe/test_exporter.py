@@ -37,7 +37,7 @@ def get(url: str, token: str | None = None, context: ssl.SSLContext | None = Non
     """The body of an answer."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         return str(answer.read().decode())
 

@@ -90,6 +90,16 @@ def is_slow_beside_programs_that_leave_it_its_cores(run: RunningRun) -> None:
     run.others(12.0, of_s=20.0)
 
 
+def is_slow_since_it_has_left_a_disturbed_node(run: RunningRun) -> None:
+    resolved = run.run_dir.read_resolved()
+    processes = resolved.processes.model_copy(update={"nodes": 2, "processes_per_node": 1})
+    run.run_dir.write_resolved(resolved.model_copy(update={"processes": processes}))
+    run.event("submitted", nodes=2, processes_per_node=1).attempt()
+    run.others(12.0, of_s=20.0, node=1)
+    run.event("resized", nodes=1, places=[0]).attempt().steps(100, compute_s=0.5)
+    run.others(1.0, of_s=20.0)
+
+
 FIRES: dict[Callable[[RunningRun], None], set[str]] = {
     as_planned: set(),
     is_slow: {SLOW},
@@ -103,6 +113,7 @@ FIRES: dict[Callable[[RunningRun], None], set[str]] = {
     is_disturbed: set(),
     is_slow_among_the_programs_of_its_calibration: {SLOW},
     is_slow_beside_programs_that_leave_it_its_cores: {SLOW},
+    is_slow_since_it_has_left_a_disturbed_node: {SLOW},
 }
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from tests.fakes import FakeClock
 from tests.observe_trackers.conftest import RecordedRun
+from trainworks.config.run_file import RunFile
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import PATIENCE_S, SettledState, follow
+from trainworks.observe.following import PATIENCE_S, SettledState, follow, secrets_of
 from trainworks.observe.trackers.content import parameters_of
 from trainworks.observe.trackers.feed import Feed
 from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun, Tracker
@@ -216,6 +217,13 @@ def test_variables_and_recipients_of_messages_stay_here(runs: Path, server: Serv
     assert "host/secret" not in sent
     assert "HF_TOKEN" in sent
     assert not any("envs" in name for name in parameters_of(run.resolved))
+
+
+def test_secrets_are_found_whether_inherited_or_written_by_their_name_or_as_such() -> None:
+    envs = {"HF_TOKEN": None, "DB_PASSWORD": "hunter22", "SALT": "pepper", "MODE": "public"}
+    cluster = {"engine": "skypilot", "skypilot": {"secrets": ["SALT"]}}
+    run_file = RunFile.model_validate({"name": "demo", "run": "true", "envs": envs, "cluster": cluster})
+    assert secrets_of(run_file, {"HF_TOKEN": "swordfish", "HOME": "/root"}) == {"swordfish", "hunter22", "pepper"}
 
 
 def test_the_newest_checkpoint_of_a_run_that_succeeded_is_registered(recorded: RecordedRun, server: Server) -> None:

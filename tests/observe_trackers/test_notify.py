@@ -69,7 +69,7 @@ def webhook() -> Iterator[Webhook]:
 
 def messenger(run: RecordedRun, *urls: str, clock: FakeClock | None = None, **options: Any) -> Messenger:
     notify = Notifications.model_validate({"to": urls, **options})
-    deliver = apprise_delivery(notify, {"HOOK_TOKEN": "s3cret-token"})
+    deliver = apprise_delivery(notify, {"HOOK_TOKEN": "s3cret-token"}, {"hunter22"})
     state = partial(state_of, run.run_dir)
     return Messenger(run.run_dir, notify, deliver, state, clock or FakeClock())
 
@@ -170,11 +170,11 @@ def test_a_recipient_that_is_down_costs_the_others_nothing(recorded: RecordedRun
 def test_a_token_comes_from_the_environment_and_stays_out_of_messages_and_errors(
     recorded: RecordedRun, webhook: Webhook
 ) -> None:
-    recorded.enter(JobState.FAILED, cause="user_error", message="401 for s3cret-token")
+    recorded.enter(JobState.FAILED, cause="user_error", message="401 for s3cret-token of hunter22")
     url = webhook.url + "/${HOOK_TOKEN}"
     messenger(recorded, url).send()
     assert webhook.posts[0]["path"] == "/s3cret-token"
-    assert "401 for ***" in webhook.posts[0]["message"]
+    assert "401 for *** of ***" in webhook.posts[0]["message"]
     webhook.answer = 500
     recorded.enter(JobState.SUCCEEDED)
     append_event(recorded.run_dir.events_file, "submitted", nodes=1, processes_per_node=1, restarts=0)
@@ -182,7 +182,7 @@ def test_a_token_comes_from_the_environment_and_stays_out_of_messages_and_errors
         messenger(recorded, url).send()
     assert "s3cret" not in failed.value.message
     kept = recorded.run_dir.observer_file("notify").read_text()
-    assert "s3cret" not in kept.replace("401 for s3cret-token", "")
+    assert "s3cret" not in kept.replace("401 for s3cret-token of hunter22", "")
 
 
 def look(**changes: Any) -> RunLook:

@@ -67,11 +67,15 @@ def test_a_secret_variable_differs_without_its_value(planned: Planned) -> None:
     for token in ("hunter22", "swordfish"):
         run = planned().train(5)
         resolved = run.run_dir.read_resolved()
-        envs = {"envs": {"HF_TOKEN": token, "NCCL_ALGO": token[:2]}}
-        run_file = resolved.run_file.model_validate(resolved.run_file.model_dump(exclude_unset=True) | envs)
+        changes = {
+            "envs": {"HF_TOKEN": token, "NCCL_ALGO": token[:2], "SALT": token},
+            "cluster": {"engine": "skypilot", "skypilot": {"secrets": ["SALT"]}},
+        }
+        run_file = resolved.run_file.model_validate(resolved.run_file.model_dump(exclude_unset=True) | changes)
         run.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
         runs.append(Run(run.run_dir))
     found = trainworks.compare(*runs)
     values = {each.name: (each.first, each.second) for each in found.settings if each.name.startswith("envs")}
     assert values["envs.NCCL_ALGO"] == ("hu", "sw")
-    assert [value[:3] for value in values["envs.HF_TOKEN"] if value] == ["***", "***"]
+    for name in ("envs.HF_TOKEN", "envs.SALT"):
+        assert [value[:3] for value in values[name] if value] == ["***", "***"]

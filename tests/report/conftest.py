@@ -157,11 +157,11 @@ class RunWriter:
         self.run_dir.write_status(RunStatus(state=state, updated_at=self.at, **fields))
         return self.event("state", state=state, cause=fields.get("cause"), message=fields.get("message"))
 
-    def others(self, used_s: float | None, *, of_s: float) -> RunWriter:
-        """What the agent has counted: seconds of the cores that other programs used, of so many seconds."""
+    def others(self, used_s: float | None, *, of_s: float, node: int = 0) -> RunWriter:
+        """What an agent has counted: seconds of the cores that other programs used, of so many seconds."""
         zeros = dict.fromkeys(("agent_pid", "monotonic_s", "cpu_s", "io_bytes", "network_bytes", "disk_waits"), 0)
         counted = {"accelerator_s": None, "others_s": used_s, "cores_s": of_s}
-        self.run_dir.write_usage(0, NodeUsage.model_validate(zeros | counted))
+        self.run_dir.write_usage(node, NodeUsage.model_validate(zeros | counted))
         return self
 
     def finish(self) -> RunWriter:

@@ -70,6 +70,16 @@ def test_a_long_run_names_what_made_it_long(start_run: RunStart) -> None:
     assert findings[0].endswith("most of it is restarts: 1m 0s")
 
 
+@pytest.mark.parametrize(
+    ("what", "terms"), [("callbacks", {"callback_s": 0.2}), ("evaluations", {"evaluation": 2.0, "evaluation_s": 0.2})]
+)
+def test_a_run_that_callbacks_or_evaluations_made_long_names_them(
+    start_run: RunStart, what: str, terms: dict[str, float]
+) -> None:
+    run = start_run().launch().steps(300, communication_s=0.012, **terms).finish()
+    assert run.report().comparison.findings[0].endswith(f"most of it is {what}: 1m 0s")
+
+
 def test_the_run_time_is_not_judged_before_the_run_is_complete(start_run: RunStart) -> None:
     assert start_run().launch().steps(299).report().comparison.run_time.measured is None
 

@@ -39,7 +39,7 @@ BROKEN_WORDS = """() => {
   return broken;
 }"""
 """Words of a page that stand on two lines."""
-RUN_FILE = "name: watched\nrun: echo hello; sleep 4; echo bye\nresources: {cpus: 0.1}\n"
+RUN_FILE = "name: watched\nrun: until [ -e %s ]; do sleep 0.1; done; echo bye\nresources: {cpus: 0.1}\n"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def problems() -> list[str]:
 
 def page_of(chromium: Any, server: Server, problems: list[str], *, size: str = "desktop", scheme: str = "light") -> Any:
     page = chromium.new_context(viewport=SIZES[size], color_scheme=scheme).new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(f"http://127.0.0.1:{server.port}/?token={ADMIN}")
@@ -123,14 +123,17 @@ def job(state: JobState) -> JobRow:
     )
 
 
-def test_a_run_is_submitted_and_watched_to_its_end(chromium: Any, server: Server, problems: list[str]) -> None:
+def test_a_run_is_submitted_and_watched_to_its_end(
+    chromium: Any, server: Server, problems: list[str], tmp_path: Path
+) -> None:
     page = page_of(chromium, server, problems)
     page.get_by_role("link", name="Submit").click()
-    page.get_by_label("Run file").fill(RUN_FILE)
+    page.get_by_label("Run file").fill(RUN_FILE % (tmp_path / "watched"))
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url("**/runs/*")
     page.evaluate("window.isTheSamePage = true")
-    page.locator(".state", has_text="SUCCEEDED").wait_for(timeout=60_000)
+    (tmp_path / "watched").touch()
+    page.locator(".state", has_text="SUCCEEDED").wait_for()
     assert page.evaluate("window.isTheSamePage")
     assert page.get_by_role("status").text_content() == "The run is now SUCCEEDED"
     page.get_by_role("link", name="rank-0").click()

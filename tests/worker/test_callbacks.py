@@ -12,7 +12,7 @@ from tests.worker.harness import TinyRun, events, make_run, write_corpus
 from trainworks.errors import UsageError
 from trainworks.record.events import append_event
 from trainworks.record.exit_code import ExitCode
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.record.metrics import STEP_PARTS
 from trainworks.worker.callbacks import load_callbacks
 
 WATCH = """
@@ -39,7 +39,6 @@ class Watch:
         self.rows.append(["end", state.step, sum(p.numel() for part in state.parts for p in part.parameters())])
         Path(__file__).with_name(f"rows-{state.rank}-of-{state.world_size}.json").write_text(json.dumps(self.rows))
 """
-PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
 FAILS = """
 class Fails:
     def on_step(self, state):
@@ -84,7 +83,9 @@ def test_every_rank_calls_back_and_the_record_has_the_time_of_the_slowest(with_c
     slowest = [row["callbacks"] for row in run.rows() if "callbacks" in row]
     assert {(each["rank"], each["longest"]) for each in slowest} == {(1, 0)}
     assert all(each["total_s"] == each["longest_s"] >= 0.05 for each in slowest)
-    assert all(sum(row[part] for part in PARTS if part in row) == pytest.approx(row["step_s"]) for row in run.rows())
+    assert all(
+        sum(row[part] for part in STEP_PARTS if part in row) == pytest.approx(row["step_s"]) for row in run.rows()
+    )
     (finished,) = events(run, "finished")
     assert len(finished["callbacks_s"]) == 1
 

@@ -253,6 +253,23 @@ def test_an_exported_tokenizer_names_the_special_tokens_of_the_run(tmp_path: Pat
     assert (written.bos_token, written.eos_token) == ("<s>", "[/INST]")
 
 
+def test_an_exported_template_renders_no_token_that_the_run_did_not_have(tmp_path: Path) -> None:
+    """The tokenizer of the data is a copy of the model's without its settings, which name a token of the template."""
+    model, bare = write_checkpoint(tmp_path / "gemma", "gemma"), tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(model / "tokenizer.json", bare)
+    chats = write_records(tmp_path / "chats.jsonl", conversations(4, seed=3))
+    data = {"tokenizer": str(bare / "tokenizer.json"), "chat": {"template": str(TEMPLATES / "gemma.jinja")}}
+    workload = workload_of(model, chats, {"data": str(chats)}, **data)
+    folder, _ = prepare(workload.data, tmp_path / "cache")
+    (part := tmp_path / "part").mkdir()
+    write_tokenizer(workload, Tokenization.read(folder), part)
+    messages = conversations(1, seed=4)[0]["messages"]
+    written = AutoTokenizer.from_pretrained(part)
+    assert written.apply_chat_template(messages, tokenize=False).startswith("<start_of_turn>user")
+    assert written.pad_token == "<eos>"  # not in the template: the checkpoint's own
+
+
 def test_an_exported_tokenizer_without_an_end_of_text_names_none(tmp_path: Path) -> None:
     model = {"layers": 1, "hidden": 8, "heads": 1}
     fields = {"task": "causal-lm", "model": model, "data": {"sequence_length": 8, "chat": True}, "global_batch": 1}

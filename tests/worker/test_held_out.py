@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 from trainworks.config.data import Data, Evaluation
 from trainworks.errors import UsageError
-from trainworks.worker.data.card import read_card
+from trainworks.worker.data.card import CARD, DatasetCard, Shard, read_card
 from trainworks.worker.data.images import prepare_images, read_files
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.preparation import prepare_evaluation, training_side
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.split import Side
+from trainworks.worker.data.split import Side, split_prepared
 
 SPLIT = Evaluation.model_validate({"split": "20 %", "every": "10 steps"})
 
@@ -87,6 +87,19 @@ def test_prepared_data_is_split_by_whole_shards(tmp_path: Path) -> None:
     assert set(train_card.shards) | set(held_out_card.shards) == set(card.shards)
     assert not set(train_card.shards) & set(held_out_card.shards)
     assert len(open_dataset(held_out, data)) + len(open_dataset(train, data)) == len(open_dataset(whole, data))
+
+
+def test_a_split_of_prepared_data_follows_them_to_another_place(tmp_path: Path) -> None:
+    (data := tmp_path / "data").mkdir()
+    shards = {f"tokens-{number}.bin": Shard(items=1, num_bytes=2, sha256="") for number in range(4)}
+    card = DatasetCard(source="texts", fingerprint="f00d", shards=shards)
+    for name, content in {**dict.fromkeys(shards, "ab"), "tokenizer.json": "{}", CARD: card.model_dump_json()}.items():
+        (data / name).write_text(content)
+    before = split_prepared(data, Side(0.3, held_out=False), tmp_path)
+    moved = data.rename(tmp_path / "moved")
+    after = split_prepared(moved, Side(0.3, held_out=False), tmp_path)
+    assert after == before
+    assert [(after / name).read_text() for name in read_card(after).shards] == ["ab"] * 3
 
 
 def test_a_single_shard_cannot_be_split(tmp_path: Path) -> None:

@@ -75,6 +75,34 @@ def test_a_fingerprint_is_that_of_the_content_and_not_of_the_place(model: Path) 
     assert len({each.fingerprint for each in [one, *others]}) == 5
 
 
+def test_a_file_beside_a_tokenizer_that_happens_to_be_named_chat_json_is_not_its_template(model: Path) -> None:
+    (model / "chat.json").write_text(json.dumps([{"messages": []}]))
+    chat = find_tokenization(model / "tokenizer.json", Chat()).chat
+    assert chat is not None and chat.template == CHATML
+
+
+def test_a_template_that_cannot_be_rendered_is_refused(chats: Any, tmp_path: Path) -> None:
+    (tmp_path / "adds.jinja").write_text("{{ 1 + messages[0]['content'] }}")
+    with pytest.raises(UsageError, match=r"adds\.jinja: TypeError: unsupported operand"):
+        prepare(chats(chat={"template": str(tmp_path / "adds.jinja")}), tmp_path / "cache")
+
+
+def test_a_list_of_templates_without_names_counts_as_none(model: Path) -> None:
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": [CHATML, {"name": "tools"}]}))
+    chat = find_tokenization(model / "tokenizer.json", Chat()).chat
+    assert chat is not None and chat.template == BUILT_IN
+
+
+def test_a_tokenizer_that_was_trained_on_a_column_is_not_taken_for_conversations(tmp_path: Path) -> None:
+    record = {"text": "alpha beta " * 9, "prompt": "gamma delta " * 9, "completion": "epsilon zeta " * 9}
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(record) + "\n" for _ in range(9)))
+    fields = {"source": str(tmp_path / "both.jsonl"), "sequence_length": 100, "vocabulary": 300}
+    text, chats = (Data.model_validate(fields | how) for how in ({}, {"chat": True}))
+    prepare(text, tmp_path / "cache")
+    found = {prepare(chats, tmp_path / cache)[1].tokenization for cache in ("cache", "another-cache")}
+    assert len(found) == 1
+
+
 def test_a_changed_template_prepares_anew_and_a_moved_one_does_not(model: Path, chats: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first.jinja", tmp_path / "second.jinja"
     first.write_text(CHATML)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
 from trainworks.config.notify import Notifications, Occasion, filled_in, public_name
 from trainworks.errors import EnvironmentProblem
-from trainworks.observe.following import hidden, secrets_in
+from trainworks.observe.following import hidden
 from trainworks.observe.libraries import check_library
 from trainworks.observe.notify import Deliver, RunMessage
 
@@ -28,22 +28,22 @@ class _Reasons(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def apprise_delivery(options: Notifications, environment: Mapping[str, str]) -> Deliver:
+def apprise_delivery(options: Notifications, environment: Mapping[str, str], secrets: Iterable[str]) -> Deliver:
     """A function that delivers a message to one URL of the options.
 
-    Neither the message nor an error contains the value of a variable that a URL names, or of one with the name of a
-    secret.
+    Neither the message nor an error contains a secret, or the value of a variable that a URL names.
 
     Args:
         options: those of the run file.
         environment: variables of the URLs.
+        secrets: of the run.
 
     Raises:
         MissingExtraError: apprise is not installed.
     """
     check_library("apprise", "notify")
     apprise: Any = import_module("apprise")
-    secrets = {*secrets_in(environment), *(environment.get(name, "") for name in options.variables)}
+    secrets = {*secrets, *(environment.get(name, "") for name in options.variables)}
 
     def deliver(url: str, message: RunMessage) -> None:
         service, reasons = apprise.Apprise(), _Reasons()

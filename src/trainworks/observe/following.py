@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from trainworks.config.command import is_secret
+from trainworks.config.run_file import RunFile
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock
@@ -151,6 +152,12 @@ def secrets_in(environment: Mapping[str, str]) -> set[str]:
     """
     named = {value for name, value in environment.items() if is_secret(name)}
     return named | {password for value in environment.values() for password in _PASSWORD.findall(value)}
+
+
+def secrets_of(run_file: RunFile, environment: Mapping[str, str]) -> set[str]:
+    """Secret values of a run: those of this process's variables, and those of the variables that the run file sets."""
+    written = run_file.written_envs
+    return secrets_in(environment) | secrets_in(written) | {written[name] for name in run_file.written_secrets}
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:

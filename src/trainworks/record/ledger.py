@@ -16,8 +16,9 @@ import numpy as np
 from trainworks.config.spec import Frozen
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.metric_columns import Floats, Mask
+from trainworks.record.metrics import STEP_PARTS
 
-STEP_TERMS = ("compute", "communication", "optimizer", "data", "checkpoint", "evaluation", "callback")
+STEP_TERMS = tuple(part.removesuffix("_s") for part in STEP_PARTS if part != "other_s")
 
 
 class Ledger(Frozen):

@@ -15,6 +15,13 @@ from trainworks.files import append_text
 _MOST_WARMUP_STEPS = 5
 
 
+STEP_PARTS = (
+    *("compute_s", "communication_s", "optimizer_s", "data_s"),
+    *("checkpoint_s", "evaluation_s", "callback_s", "other_s"),
+)
+"""Fields of a row that add up to `step_s`; those of training first."""
+
+
 class SlowestRank(TypedDict):
     """The rank that the others waited for in one logging interval."""
 

@@ -34,8 +34,9 @@ def test_an_idle_job_is_stopped_and_does_not_come_back(cluster: Cluster) -> None
 
 def test_ranks_that_an_srun_of_their_own_has_started_count(cluster: Cluster) -> None:
     busy = f"srun --overlap --nodes=1 --ntasks=1 --mem=0 {sys.executable} -c '{BUSY}'"
-    run = cluster.command(busy, nodes=1, resources=CORES, idle=STOPS).start()
-    assert runs_on(run, 7) and not run.events("idle")
+    idle = STOPS | {"report_after": "5s", "stop_after": "6s"}  # a step takes seconds to start on a busy machine
+    run = cluster.command(busy, nodes=1, resources=CORES, idle=idle).start()
+    assert runs_on(run, 9) and not run.events("idle")
 
 
 def test_accelerators_that_nobody_can_read_count_as_used(cluster: Cluster) -> None:

@@ -195,7 +195,7 @@ def test_a_connection_that_is_cut_while_the_files_travel_leaves_nothing(cluster:
     thread.start()
     until(cluster.began.exists)
     cluster.cut()
-    thread.join(30)
+    thread.join(120)
     cluster.let_through()
     (error,) = errors
     assert isinstance(error, UnreachableError) and "`login1` does not answer" in error.message

@@ -33,6 +33,7 @@ SHOW = (
     "echo $RANK/$WORLD_SIZE $MASTER_ADDR $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SKYPILOT_NODE_IPS;"
     " echo procid=$SLURM_PROCID"
 )
+UNTIL_TOLD = 'until test -e "$TRAINWORKS_RUN_DIR/told"; do sleep 0.1; done'
 FIRST_TIME_FOR_EVER = "sleep ${SLURM_RESTART_COUNT:+0.1} ${SLURM_RESTART_COUNT:-600}"
 STUBBORN = "trap '' TERM; setsid -f sleep 600; (setsid sleep 600 &); sleep 600 & wait"
 
@@ -196,16 +197,18 @@ def test_a_preempted_job_whose_user_forbids_a_requeue_has_failed(cluster: Cluste
 
 def test_singleton_runs_jobs_of_one_name_one_after_the_other(cluster: Cluster) -> None:
     singleton = {"options": ["--dependency=singleton"]}
-    first = cluster.command("sleep 3", nodes=1, slurm=singleton).start()
+    first = cluster.command(UNTIL_TOLD, nodes=1, slurm=singleton).start()
     second = cluster.command("true", nodes=1, slurm=singleton).submit()
     wait_until(lambda: second.status.reason == "Dependency")
+    (first.run_dir.path / "told").touch()
     assert (first.end().state, second.end().state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
     assert first.events("state")[-1]["t"] <= second.events("submitted")[0]["t"]
 
 
 def test_a_signal_for_the_ranks_does_not_end_their_supervisor(cluster: Cluster) -> None:
-    run = cluster.command("sleep 4", nodes=2).start()
+    run = cluster.command(UNTIL_TOLD, nodes=2).start()
     cluster.call("scancel", "--batch", "--signal=USR1", run.handle)
+    (run.run_dir.path / "told").touch()
     assert (run.end().state, run.state, len(run.events("submitted"))) == (JobState.SUCCEEDED, "SUCCEEDED", 1)
 
 

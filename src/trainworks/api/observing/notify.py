@@ -21,7 +21,7 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.observe.delivery import apprise_delivery
-from trainworks.observe.following import report_beside
+from trainworks.observe.following import report_beside, secrets_of
 from trainworks.observe.notify import (
     Deliver,
     Outbox,
@@ -168,7 +168,8 @@ def wait_for_start(run: Run, waiting_after_s: float, clock: Clock) -> float | No
 def main(run_folder: str, name: str) -> int:
     """Send the messages of a run while it runs, or while it waits; returns the exit code, 1 if some are left."""
     run_dir, clock = RunDir(Path(run_folder)), SystemClock()
-    options = run_dir.read_resolved().run_file.notify
+    run_file = run_dir.read_resolved().run_file
+    options, secrets = run_file.notify, secrets_of(run_file, os.environ)
     if options is None:
         raise EnvironmentProblem(f"run {run_dir.run_id} has no `notify`")
     run, waits_s = Run(run_dir), None
@@ -176,7 +177,7 @@ def main(run_folder: str, name: str) -> int:
         return 0
 
     def start(state: Callable[[], JobState]) -> Messenger:
-        messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ), state, clock)
+        messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ, secrets), state, clock)
         if waits_s is not None:
             messenger.put_waiting(waits_s, run.status.message)
         return messenger

@@ -45,6 +45,8 @@ class WatchedRun:
         self._checkpoint_bytes: int | None = None
         self._ledger: Ledger | None = None
         self._first_start_s = 0.0
+        self._nodes: int | None = None
+        """Number of nodes that the run is on now; None where its events do not say."""
         self._usage: dict[int, NodeUsage] = {}
         self._usage_before: dict[int, NodeUsage] = {}
         self._ledger_due = 0.0
@@ -93,22 +95,24 @@ class WatchedRun:
             energy_j=energy_of(self.run_dir, resolved.processes),
             spent_s=ledger.by_category() if ledger else {},
             first_start_s=self._first_start_s,
-            others_share=self._others(resolved.processes.nodes),
+            others_share=self._others(self._nodes or resolved.processes.nodes),
         )
 
     def _others(self, nodes: int) -> float | None:
         """Share of the cores of the busiest node that other programs used between the last two samples."""
-        for node in range(nodes):
-            usage, before = self.run_dir.read_usage(node), self._usage.get(node)
-            if usage is not None and usage != before:
-                self._usage[node] = usage
-                if before is not None:
-                    self._usage_before[node] = before
-        return others_share(self._usage, self._usage_before)
+        now = {node: usage for node in range(nodes) if (usage := self.run_dir.read_usage(node)) is not None}
+        for node, usage in now.items():
+            before = self._usage.get(node)
+            self._usage[node] = usage
+            if before is not None and before != usage:
+                self._usage_before[node] = before
+        return others_share(now, self._usage_before)
 
     def _take(self, event: Event) -> None:
         kind = event["kind"]
-        if kind == "attempt":
+        if kind in ("submitted", "resized"):
+            self._nodes = event.get("nodes")
+        elif kind == "attempt":
             self._attempts += 1
             self._attempt_at = event["t"]
         elif kind == "failure":

@@ -10,13 +10,11 @@ from typing import Literal
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 from trainworks.plan.run.energy import run_energy
-from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
+from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None
-MEASURED_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
-"""Parts of a step in the metrics of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +172,7 @@ def _parts(run: RunSnapshot) -> Mapping[str, float]:
     sums: dict[str, float] = {}
     for row in run.recent:
         values: Mapping[str, object] = row
-        for part in MEASURED_PARTS:
+        for part in STEP_PARTS:
             value = values.get(part)
             sums[part] = sums.get(part, 0.0) + (float(value) if isinstance(value, int | float) else 0.0)
     return {part.removesuffix("_s"): total / len(run.recent) for part, total in sums.items()}
@@ -279,7 +277,7 @@ _METRICS = (
     _metric(
         "slowest_rank_extra_seconds",
         _slowest("extra_s"),
-        "Time per step of that rank's own work beyond the median of the others.",
+        "Time per step of the slowest rank's own work beyond the median of the others.",
         _INTERVAL,
     ),
     _metric("memory_peak_bytes", attrgetter("memory_peak_bytes"), "Peak memory of the fullest rank.", "metrics.jsonl"),
@@ -290,7 +288,7 @@ _METRICS = (
     _metric(
         "planned_goodput_ratio",
         attrgetter("planned_goodput"),
-        "The same without restarts, lost steps, gaps, and saves beyond the plan, 0 to 1.",
+        "Goodput that the run would have without restarts, lost steps, gaps, and saves beyond the plan, 0 to 1.",
         f"{_LEDGER}, and the plan",
     ),
     _metric(
@@ -302,7 +300,7 @@ _METRICS = (
     _metric(
         "planned_other_load_ratio",
         lambda run: None if run.plan is None else run.resolved.planned_others_share,
-        "Largest such share with which the plan holds: that of its calibration, or what the ranks leave free.",
+        "Largest share for other programs with which the plan holds: as calibrated, or what the ranks leave free.",
         "resolved.json",
     ),
     _metric("spent_seconds", attrgetter("spent_s"), "Time since the launch by category.", _LEDGER, label="category"),
@@ -314,7 +312,9 @@ _METRICS = (
         _PLAN,
     ),
     _metric("checkpoint_step", attrgetter("checkpoint_step"), "Step of the newest intact checkpoint.", _EVENTS),
-    _metric("checkpoint_timestamp_seconds", attrgetter("checkpoint_at"), "Time of that checkpoint.", _EVENTS),
+    _metric(
+        "checkpoint_timestamp_seconds", attrgetter("checkpoint_at"), "Time of the newest intact checkpoint.", _EVENTS
+    ),
     _metric("checkpoint_bytes", attrgetter("checkpoint_bytes"), "Size of the last checkpoint.", _EVENTS),
     _metric(
         "planned_checkpoint_bytes", _planned(attrgetter("checkpoint_bytes")), "Planned size of a checkpoint.", _PLAN
@@ -328,7 +328,7 @@ _METRICS = (
     _metric(
         "planned_checkpoint_interval_seconds",
         _checkpoint_interval,
-        "Planned time to the next; of an interval in steps at the recent pace, where that is slower.",
+        "Planned time from a checkpoint to the next; of an interval in steps at the recent pace, where that is slower.",
         _PLAN,
     ),
     _metric(

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainworks.observe.following import hidden, secrets_in
+from trainworks.observe.following import hidden, secrets_of
 from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun
 from trainworks.record.events import Event
 from trainworks.record.metrics import EvaluationResult, MetricsRow
@@ -40,7 +40,7 @@ def parameters_of(resolved: ResolvedRun) -> dict[str, str | float]:
     if run_file.workload is not None:
         tree |= run_file.workload.model_dump(mode="json", exclude_none=True)
     else:
-        run = None if run_file.run is None else hidden(run_file.run, secrets_of(resolved))
+        run = None if run_file.run is None else hidden(run_file.run, secrets_of(run_file, os.environ))
         tree |= {"run": run, "framework": run_file.framework}
     if plan is not None:
         tree |= {"layout": plan.layout.model_dump(mode="json", exclude_none=True), "plan": _predictions(plan)}
@@ -147,14 +147,9 @@ def system_values(node: int, before: NodeUsage, now: NodeUsage) -> dict[str, flo
     }
 
 
-def secrets_of(resolved: ResolvedRun) -> set[str]:
-    """Secret values of the run's variables and of this process's own."""
-    return secrets_in({**os.environ, **{name: str(value) for name, value in resolved.run_file.envs.items()}})
-
-
 def public_record(resolved: ResolvedRun) -> str:
     """The resolved run as JSON, without the values of environment variables and the recipients of messages."""
     envs = dict.fromkeys(resolved.run_file.envs, _HIDDEN)
     run_file = resolved.run_file.model_copy(update={"envs": envs, "notify": None})
     text = resolved.model_copy(update={"run_file": run_file}).model_dump_json(indent=2) + "\n"
-    return hidden(text, secrets_of(resolved))
+    return hidden(text, secrets_of(resolved.run_file, os.environ))

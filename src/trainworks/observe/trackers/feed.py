@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,11 @@ from pydantic import Field, ValidationError
 from trainworks.config.spec import Spec
 from trainworks.files import write_atomic
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import hidden
+from trainworks.observe.following import hidden, secrets_of
 from trainworks.observe.trackers.content import (
     parameters_of,
     point_of,
     public_record,
-    secrets_of,
     system_values,
     tags_of,
     tracked_run,
@@ -179,7 +179,7 @@ class Feed:
 
     def _public_copies(self, files: Sequence[Path]) -> list[Path]:
         """Copies of text files of the record, without the secrets of the run's environment."""
-        secrets = secrets_of(self._run_dir.read_resolved())
+        secrets = secrets_of(self._run_dir.read_resolved().run_file, os.environ)
         copies = []
         for path in filter(Path.exists, files):
             copies.append(self._file.with_name(path.name))

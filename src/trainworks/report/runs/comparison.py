@@ -289,11 +289,14 @@ def _run_time_reason(plan: Plan, step_time: Difference, run_time: Difference, le
     if whole <= 0:
         return _both(run_time)
     slower_s = plan.num_steps * ((step_time.measured or 0.0) - (step_time.planned or 0.0))
-    planned_overhead_s = plan.run_time_s - plan.num_steps * plan.step_time.total_s
+    evaluation_s = plan.evaluation.total_s if plan.evaluation else 0.0
+    planned_overhead_s = plan.run_time_s - plan.num_steps * plan.step_time.total_s - evaluation_s
     reasons = {
         "slower steps": slower_s,
         "start": ledger.start_s - max(0.0, planned_overhead_s),
         "checkpoints": ledger.checkpoint_s,
+        "evaluations": ledger.evaluation_s - evaluation_s,
+        "callbacks": ledger.callback_s,
         "restarts": ledger.restart_s,
         "lost steps": ledger.lost_s,
     }

@@ -14,15 +14,13 @@ from rich.text import Text
 from trainworks.record.events import Event
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import EvaluationResult, MetricsRow
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow
 from trainworks.recover.failures import is_consequence
 from trainworks.report.data import chat_line, tokenizing_line
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
 _LINE_S = 5.0
-_PARTS = (*StepTimeGroups.model_fields, "checkpoint_s", "evaluation_s", "callback_s", "other_s")
 
 
 class LineView:
@@ -143,7 +141,7 @@ def _held_out(step: int, found: EvaluationResult) -> str:
 
 
 def _parts(rows: list[MetricsRow]) -> str:
-    means = [(name, sum(row.get(name, 0.0) for row in rows) / len(rows)) for name in _PARTS]  # type: ignore[misc]
+    means = [(name, sum(row.get(name, 0.0) for row in rows) / len(rows)) for name in STEP_PARTS]  # type: ignore[misc]
     return " + ".join(f"{name.removesuffix('_s')} {format_duration(mean)}" for name, mean in means if mean >= 5e-5)
 
 

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainworks.config.command import is_secret
 from trainworks.record.resolved import ResolvedRun
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
@@ -128,7 +127,8 @@ def _configured(resolved: ResolvedRun) -> dict[str, Any]:
     host = resolved.host
     written = resolved.run_file.model_dump(mode="json", exclude_unset=True, exclude={"layout"})
     layout = resolved.plan.layout if resolved.plan else resolved.run_file.layout
-    envs = {name: _public(name, value) for name, value in written.get("envs", {}).items()}
+    secrets = resolved.run_file.written_secrets
+    envs = {name: _masked(value) if name in secrets else value for name, value in written.get("envs", {}).items()}
     return {
         **written,
         "envs": envs,
@@ -141,10 +141,8 @@ def _configured(resolved: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def _public(name: str, value: str | None) -> str | None:
-    """The value of a variable; of a secret one a fingerprint, which differs between two values."""
-    if value is None or not is_secret(name):
-        return value
+def _masked(value: str) -> str:
+    """A fingerprint of a secret, which differs between two of them."""
     return f"*** ({hashlib.sha256(value.encode()).hexdigest()[:4]})"
 
 

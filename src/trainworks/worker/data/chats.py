@@ -47,14 +47,14 @@ class Example:
 
 
 def check_style(style: ChatStyle) -> None:
-    """Check that a template is Jinja, by rendering a question with it.
+    """Check a template, by rendering a question with it.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not Jinja, or cannot be rendered.
     """
     try:
         _rendered(style, [{"role": "user", "content": "?"}], {})
-    except TemplateError as error:
+    except (TemplateError, TypeError) as error:
         raise UsageError(f"chat template {style.origin}: {type(error).__name__}: {error}") from None
 
 

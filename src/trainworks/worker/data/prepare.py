@@ -23,6 +23,7 @@ from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
 from trainworks.worker.data.card import (
     CARD,
+    TOKENIZER,
     DatasetCard,
     Part,
     Progress,
@@ -262,9 +263,10 @@ def _trained(
         [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
         for source, files in raw.items()
     ]
-    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts, *(side.facts if side else [])])[:16]
+    how = [*(["messages"] if data.chat else []), *(side.facts if side else [])]
+    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts, *how])[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "tokenizer.json"
+    file = folder / TOKENIZER
     with _locked(folder):
         if not file.exists():
             progress(0, sum(file.num_bytes for files in raw.values() for file in files))

@@ -7,6 +7,7 @@ sides never overlap, copies of a document are on the same side, and other docume
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +78,18 @@ def split_prepared(folder: Path, side: Side, cache: Path) -> Path:
     with naming_full_disk(part):
         part.mkdir(parents=True, exist_ok=True)
         for name in card.shards if card.store is None else ():
-            if not (part / name).is_symlink():
-                (part / name).symlink_to((folder / name).absolute())
+            _link(part / name, (folder / name).absolute())
         for name in card.companions:
             write_atomic(part / name, (folder / name).read_bytes())
         write_atomic(part / CARD, card.model_dump_json(indent=2) + "\n")
     return part
+
+
+def _link(link: Path, file: Path) -> None:
+    """Make a link, or point one at another place; several processes may do the same at once."""
+    if link.is_symlink() and link.readlink() == file:
+        return
+    with tempfile.TemporaryDirectory(dir=link.parent) as beside:
+        made = Path(beside) / link.name
+        made.symlink_to(file)
+        made.replace(link)

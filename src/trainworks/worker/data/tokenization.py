@@ -180,7 +180,7 @@ def find_tokenization(tokenizer: Path, chat: Chat | None) -> Tokenization:
     if chat is None:
         return found
     folder = tokenizer.parent
-    if (folder / STYLE).is_file():
+    if (folder / CARD).is_file() and (folder / STYLE).is_file():
         style = ChatStyle.read(folder)
     else:
         settings = _settings(folder)
@@ -238,7 +238,8 @@ def _text_of_token(value: Any) -> str | None:
 def _own_template(value: Any) -> str | None:
     """A template, or the default one of several."""
     if isinstance(value, list):
-        value = next((each.get("template") for each in value if each.get("name") == "default"), None)
+        named = (each for each in value if isinstance(each, dict))
+        value = next((each.get("template") for each in named if each.get("name") == "default"), None)
     return value if isinstance(value, str) else None
 
 

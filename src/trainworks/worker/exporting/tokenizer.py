@@ -15,6 +15,7 @@ from trainworks.worker.data.tokenization import (
     TEMPLATE,
     TOKENIZER_CONFIG,
     TOKENS_MAP,
+    ChatStyle,
     Tokenization,
     special_tokens,
 )
@@ -29,8 +30,8 @@ def write_tokenizer(workload: Workload, tokenization: Tokenization, part: Path) 
 
     Args:
         workload: of the run.
-        tokenization: of its data. Template and special tokens are always its own; other settings are those of the
-            checkpoint that the run started from, where the tokenizer is the same.
+        tokenization: of its data. The template and the special tokens in it are always its own; other settings are
+            those of the checkpoint that the run started from, where the tokenizer is the same.
         part: the folder.
 
     Raises:
@@ -51,7 +52,7 @@ def write_tokenizer(workload: Workload, tokenization: Tokenization, part: Path) 
         write_atomic(part / TOKENIZER, tokenization.tokenizer_json)
         if (style := tokenization.chat) is not None:
             write_atomic(part / TEMPLATE, style.template)
-            _name_special_tokens(part / TOKENIZER_CONFIG, style.tokens)
+            _name_special_tokens(part / TOKENIZER_CONFIG, style)
             (part / TOKENS_MAP).unlink(missing_ok=True)  # its tokens would count before them
 
 
@@ -59,9 +60,10 @@ def _holds(file: Path, content: bytes) -> bool:
     return file.is_file() and file.read_bytes() == content
 
 
-def _name_special_tokens(file: Path, tokens: dict[str, str]) -> None:
-    """Let the settings of a tokenizer name these special tokens, so that it renders the template as the run did."""
+def _name_special_tokens(file: Path, style: ChatStyle) -> None:
+    """Let the settings of a tokenizer name the special tokens of a template, so that it renders it as the run did."""
     settings = json.loads(file.read_bytes())
     named = special_tokens(settings)
-    settings |= {name: token for name, token in tokens.items() if named.get(name, "") != token}
+    settings |= {name: token for name, token in style.tokens.items() if named.get(name, "") != token}
+    settings |= {name: None for name in named if name not in style.tokens and name in style.template}
     write_atomic(file, json.dumps(settings, indent=2) + "\n")
