@@ -67,7 +67,7 @@ def named_cluster(text: str) -> Cluster:
     """The cluster of a run file, a manifest or a batch script by its path, else that of a name such as `slurm`.
 
     Raises:
-        UsageError: the file cannot be read, or there is no such backend.
+        UsageError: the file cannot be read, or the name is of no backend.
         RunFileError: the file has problems.
     """
     return load_run(text)[0].cluster if is_run_file(text) else Cluster.named(text)

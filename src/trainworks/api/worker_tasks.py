@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from trainworks.api.anchor import anchored_workload
-from trainworks.api.inputs import is_run_file, load_run
 from trainworks.api.notices import Notify
 from trainworks.api.worker_answer import ask
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.load import invalid_value
+from trainworks.config.manifests.load import load_run_description
 from trainworks.config.run_file import Workload
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.corpus import anchored_data, check_sources
@@ -36,15 +37,12 @@ def read_data(target: str, options: Mapping[str, Any], *, images: bool) -> tuple
         MissingExtraError: the libraries of the worker are not installed.
     """
     require_packages("tokenizers")
-    if is_run_file(target):
+    if target.endswith((".yaml", ".yml")):
         if options or images:
             raise UsageError("options of the data stand in the run file", hint="leave them out of the command")
-        run_file, source = load_run(target)
+        run_file, source = load_run_description(Path(target))
         if run_file.workload is None or not run_file.workload.data.sources:
-            raise UsageError(
-                f"`{target}` has no `workload.data.source`",
-                place=source.place(("workload", "data")) if source else None,
-            )
+            raise UsageError(f"`{target}` has no `workload.data.source`", place=source.place(("workload", "data")))
         workload = anchored_workload(run_file.workload, source)
         return workload.data, workload.eval
     try:
