@@ -15,7 +15,14 @@ from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.parameters import attention_sizes, embedding_parameters, mlp_sizes, output_parameters
+from trainworks.plan.parameters import (
+    attention_sizes,
+    embedding_parameters,
+    expert_parameters,
+    mlp_sizes,
+    num_expert_layers,
+    output_parameters,
+)
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -101,9 +108,8 @@ def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: La
     return _NF4_BYTES * in_4_bits + per_weight * (others - in_4_bits) / shards
 
 
-def _experts(shape: ModelShape) -> float:
-    mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.expert_feed_forward
-    return float(shape.layers * shape.experts * mlp) if shape.experts else 0.0
+def _experts(shape: ModelShape) -> int:
+    return num_expert_layers(shape) * shape.experts * expert_parameters(shape)
 
 
 def adapted_times(
