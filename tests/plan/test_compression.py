@@ -12,12 +12,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from tests.plan.built_models import built
 from tests.plan.families import CONFIGS
 from tests.plan.jobs import job, known, layouts
+from trainworks.catalog.models import preset
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.plan.compression import sent_bytes
 from trainworks.plan.degrees import fixed_of, layouts_of, to_layout
 from trainworks.plan.layouts import Compression
 from trainworks.plan.parameters import attention_parameters, attention_sizes, dense_mlp_parameters, mlp_sizes
 from trainworks.plan.search import search_layouts
+from trainworks.plan.shapes.conv_net import conv_net_of_hf_config
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 REPLICAS = job("gpt2", "2 nodes of 8x A100-SXM-80GB over 1x 100GbE")
@@ -95,3 +97,11 @@ def test_powersgd_is_searched_among_plain_replicas() -> None:
     found = search_layouts(REPLICAS, 64, {"gradient_compression": Compression.POWERSGD, "powersgd_rank": 4}, keep=50)
     assert np.all(found.layouts.dp == 16)
     assert not found.layouts.zero.any()
+
+
+def test_the_classifier_of_a_convolutional_network_is_compressed_too() -> None:
+    shape = conv_net_of_hf_config(preset("resnet-50"))
+    compressed = layouts(gradient_compression=Compression.POWERSGD, powersgd_rank=1)
+    norms = shape.num_parameters - 25_502_912  # weights of convolutions and classifier
+    values = sent_bytes(shape, compressed, 4.0)[0] * shape.num_parameters / 4
+    assert norms < values < norms + 100_000
