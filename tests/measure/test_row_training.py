@@ -51,6 +51,7 @@ def predicted(**changes: Any) -> PredictedRun:
         ({"notes": "CPU offload"}, "fill in offload_activations or offload_optimizer"),
         ({"zero_stage": "3 with offloading"}, "fill in offload_activations or offload_optimizer"),
         ({"notes": "param offload to NVMe"}, "keeps weights in the host's memory"),
+        ({"notes": "optimizer offload to local NVMe"}, "states on drives"),
         ({"offload_optimizer": "perhaps"}, "offload_optimizer `perhaps` is neither yes nor no"),
     ],
 )
@@ -71,6 +72,7 @@ def test_words_without_what_the_planner_needs_are_refused_with_the_column(
         {"notes": "LoRA: none; offload=false"},
         {"source": "LoRA and full fine-tuning", "adapter_rank": "0"},
         {"notes": "network adapters of 400 Gb/s"},
+        {"notes": "data on local NVMe"},
         {"notes": "offload", "offload_optimizer": "no"},
     ],
 )

@@ -38,7 +38,8 @@ _OPTIMIZER = re.compile(
     re.IGNORECASE,
 )
 _WEIGHTS = re.compile(
-    rf"(?:param(?:eter)?s?|weights?|model)[\s_-]+offload|{_TO_HOST}(?:param|weight|model)|zero-infinity|\bnvme\b",
+    rf"(?:param(?:eter)?s?|weights?|model)[\s_-]+offload|{_TO_HOST}(?:param|weight|model)|zero-infinity|"
+    r"nvme[\s_-]+offload|offload[^;.,]*\bnvme\b",
     re.IGNORECASE,
 )
 
@@ -102,7 +103,7 @@ def read_offloading(row: Row) -> Offloading:
     """
     words = _words(row)
     if said := _WEIGHTS.search(words):
-        raise UsageError(f"`{said[0]}` keeps weights in the host's memory, which is not planned")
+        raise UsageError(f"`{said[0]}` keeps weights in the host's memory or states on drives, which is not planned")
     activations, optimizer = (_flag(row, name) for name in OFFLOADING_COLUMNS)
     if (said := _OFFLOAD.search(words)) is not None and activations is None and optimizer is None:
         activations = True if _ACTIVATIONS.search(words) else None
