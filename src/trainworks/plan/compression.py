@@ -52,6 +52,15 @@ def is_low_rank(layouts: Layouts) -> NDArray[np.bool_]:
     return low_rank
 
 
+def compressible(layouts: Layouts) -> NDArray[np.bool_] | slice:
+    """The layouts whose gradients can be compressed as they say: PowerSGD with plain replicas alone."""
+    low_rank = is_low_rank(layouts)
+    if not low_rank.any():
+        return slice(None)
+    plain: NDArray[np.bool_] = (layouts.zero == 0) & (layouts.cp * layouts.tp * layouts.pp == 1)
+    return plain | ~low_rank
+
+
 def compression_s(parameters: Array, layouts: Layouts, memory_bytes_per_s: Array | float) -> Array:
     """Seconds per step of PowerSGD's kernels, which read and write the gradients; rounding is part of the copy."""
     seconds: Array = is_low_rank(layouts) * _POWERSGD_PASSES * 4.0 * parameters / memory_bytes_per_s
