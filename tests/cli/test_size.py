@@ -346,3 +346,10 @@ def test_a_better_network_is_never_shown_with_a_longer_step() -> None:
     rows = PlanCache(*load_run("examples/plan-llama-3-70b.yaml")).fabrics(parse_cluster("8 nodes of DGX H100"))
     times = [each.best.step_time_s for each in rows]
     assert times == sorted(times, reverse=True) and len(times) > 3
+
+
+def test_the_largest_cluster_to_consider_need_not_be_a_power_of_two(run_file: Path) -> None:
+    options = {"only": ["H100"], "contract": ["on-demand"], "largest": 3}
+    assert trainworks.size(run_file, deadline="3h", **options).chosen.num_nodes == 3
+    with pytest.raises(EnvironmentProblem, match=r"3 nodes would take too long[;)]"):
+        trainworks.size(run_file, deadline="2h", **options)

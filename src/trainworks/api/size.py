@@ -321,8 +321,11 @@ def _too_few(candidate: Candidate, request: SizingRequest, flops: float) -> int:
 def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
     if candidate.largest == 1:
         return "one node is too few, and no offer says what network joins several"
-    usable = next((n for n in reversed(powers(largest)) if not plans.is_too_large(candidate.cluster(n))), largest)
+    counts = powers(largest)
+    usable = next((n for n in reversed(counts) if not plans.is_too_large(candidate.cluster(n))), counts[-1])
     if plans.on(candidate.cluster(usable)) is None:
         return plans.why_not(candidate.cluster(usable)).splitlines()[0]
-    limit = "" if usable == largest else ", and the batch and the model do not divide among more"
+    is_limited = usable < counts[-1]
+    limit = ", and the batch and the model do not divide among more" if is_limited else ""
+    usable = usable if is_limited else node_counts(largest)[-1]
     return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"

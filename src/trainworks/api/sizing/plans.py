@@ -127,9 +127,9 @@ def workload_of(run_file: RunFile) -> Workload:
 def smallest(
     largest: int, enough: Callable[[int], bool], *, too_many: Callable[[int], bool] = lambda count: False
 ) -> int | None:
-    """The smallest of 1, 2, 3, 4, 6, 8, 12 ... that is enough; None where no power of two up to the largest is.
+    """The smallest of 1, 2, 3, 4, 6, 8, 12 ... up to the largest that is enough; None where none is.
 
-    The count between the last two powers comes last, because batches do not always divide by three.
+    A count between two powers of two comes after them, because batches do not always divide by three.
 
     Args:
         largest: count to consider.
@@ -138,11 +138,14 @@ def smallest(
 
     >>> smallest(1024, lambda count: 2 <= count < 16, too_many=lambda count: count >= 16)
     2
+    >>> smallest(7, lambda count: count >= 5)
+    6
     """
-    power = smallest_power(largest, lambda count: enough(count) or too_many(count))
-    if power is None or not enough(power):
-        return None
-    return 3 * power // 4 if power >= 4 and enough(3 * power // 4) else power
+    power = smallest_power(largest, lambda count: enough(count) or too_many(count)) or 2 * powers(largest)[-1]
+    between = 3 * power // 4
+    if power >= 4 and between <= largest and enough(between):
+        return between
+    return power if power <= largest and enough(power) else None
 
 
 def powers(largest: int) -> list[int]:
