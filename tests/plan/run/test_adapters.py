@@ -12,6 +12,7 @@ from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.degrees import layouts_of
+from trainworks.plan.layouts import Layouts
 from trainworks.plan.parameters import (
     active_parameters,
     embedding_parameters,
@@ -156,3 +157,15 @@ def test_4_bits_leave_the_experts_of_the_layers_that_have_them_in_16(name: str):
     dense = active_parameters(shape) - shape.experts_per_token * expert_parameters(shape) * num_expert_layers(shape)
     ends = embedding_parameters(shape) + output_parameters(shape)
     assert full - packed == pytest.approx((dense - ends) * (2 - 0.5625), rel=1e-3)
+
+
+@pytest.mark.parametrize("base", ["bf16", "fp32"])
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (1, 8), (8, 1), (8, 8), (2, 2), (4, 2)])
+def test_ranks_that_share_every_weight_hold_the_frozen_model_once(tp: int, ep: int, base: str):
+    shape = shape_of_hf_config(preset("mixtral-8x7b"))
+    dp = 8 // tp
+    spread = Layouts.of(global_batch=8, dp=dp, dp_shard=dp, zero=3, tp=tp, ep=ep)
+    states = adapted_states(shape, spread, Adapter(rank=1, base=base), precision="bf16")
+    assert 8 * states["weights_bytes"][0] == pytest.approx(
+        {"bf16": 2, "fp32": 4}[base] * shape.num_parameters, rel=1e-3
+    )
