@@ -47,6 +47,8 @@ def predicted(**changes: Any) -> PredictedRun:
         ({"notes": "DoRA", "adapter_rank": "8"}, "`DoRA` is not planned"),
         ({"adapter_targets": "q_proj"}, "adapter_rank is empty"),
         ({"adapter_rank": "8", "adapter_targets": "lm_foot"}, "adapter_targets `lm_foot` names no linear layer"),
+        ({"adapter_rank": "4097"}, "adapter_rank 4097 is more than 4096"),
+        ({"adapter_rank": "5000", "model": "deepseek-v3"}, "adapter_rank 5000 is more than 4096"),
         ({"adapter_rank": "8", "adapter_base": "int3"}, "adapter_base `int3` is not one of"),
         ({"notes": "CPU offload"}, "fill in offload_activations or offload_optimizer"),
         ({"zero_stage": "3 with offloading"}, "fill in offload_activations or offload_optimizer"),

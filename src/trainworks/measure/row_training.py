@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, cast, get_args
 
-from trainworks.config.finetune import Adapter
+from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, text_of, whole_of
 from trainworks.plan.run.adapters import adapter_parameters
@@ -70,10 +70,12 @@ def read_adapter(row: Row, shape: ModelShape, precision: str) -> Adapter | None:
                 f"`{said[0]}` trains adapters beside frozen weights: fill in adapter_rank, 0 where all weights train"
             )
         return None
+    if rank > (most := min(shape.hidden, LARGEST_ADAPTER_RANK)):
+        raise UsageError(f"adapter_rank {rank} is more than {most}, the largest of this model")
     base = text_of(row, "adapter_base").lower() or _usual_base(words, precision)
     if base not in get_args(Base):
         raise UsageError(f"adapter_base `{base}` is not one of {', '.join(get_args(Base))}")
-    adapter = Adapter(rank=min(rank, shape.hidden), targets=_targets(row), base=cast("Base", base))
+    adapter = Adapter(rank=rank, targets=_targets(row), base=cast("Base", base))
     if not adapter_parameters(shape, adapter):
         raise UsageError(f"adapter_targets `{text_of(row, 'adapter_targets')}` names no linear layer of the model")
     return adapter
