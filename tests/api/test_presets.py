@@ -82,7 +82,7 @@ def test_a_fine_tuning_without_weights_is_planned_and_not_run(model: str, tuning
     run_file, source = parse_run_file(FINE_TUNING.format(model=model, tuning=tuning, data=data), name="run.yaml")
     planned = plan(run_file)
     assert planned.best[0].step_time_s > 0 and planned.best[0].memory.device_bytes > 0
-    assert any("is planned without weights; to run it, name a checkpoint folder" in note for note in planned.notes)
+    assert any("names none; to run it, set `model: {hf: FOLDER" in note for note in planned.notes)
     here = run_file.model_copy(update={"cluster": type(run_file.cluster)()})
     with pytest.raises(UsageError, match="starts from the weights of a checkpoint, and `model` names none") as refused:
         anchor(here, source, on_nodes=False)

@@ -187,6 +187,11 @@ def test_bandwidths_that_fit_no_collective_are_refused_with_the_ratios_that_woul
     assert caught.value.place == f"bench.log:{ranks + 2}"
 
 
+def test_a_bus_bandwidth_beside_none_of_the_algorithm_is_refused() -> None:
+    with pytest.raises(UsageError, match="busbw is inf of algbw, and fits no collective"):
+        read_text(nccl_row(0.0, 5.0))
+
+
 def test_bandwidths_are_held_against_the_collective_of_the_program() -> None:
     with pytest.raises(UsageError, match=r"fits no collective: all_gather 0\.875 on 8 ranks"):
         read_text("# all_gather_perf\n" + nccl_row(100, 175, redop="none", ranks=8))

@@ -165,3 +165,10 @@ def test_suggestions_are_of_one_kind(name: str, kind: str) -> None:
         find_row(name)
     near = re.findall("`([^`]+)`", (found.value.hint or "").partition(";")[0])
     assert near and all(find_row(one).kind == kind for one in near)
+
+
+@pytest.mark.parametrize("name", ["RDMA", "iWARP"])
+def test_what_is_not_roce_is_not_explained_as_roce(name: str) -> None:
+    assert "RoCE" not in find_row(name, "terms").name
+    for written in read_rows("terms")[name].facts()["networks"]:
+        assert parse_cluster(f"2 nodes of DGX H100 over {written}").nics

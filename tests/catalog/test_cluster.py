@@ -184,6 +184,9 @@ def test_switches_add_up_only_where_the_text_says_so() -> None:
         "64 nodes of DGX H100 over 8x NDR with 4:1 oversubscription",
         "64 nodes of DGX H100 4:1 over 8x NDR with SHARP",
         "512x H100 at 4:1 with SHARP",
+        "64 nodes of DGX H100, oversubscription 4:1 and with SHARP",
+        "64 nodes of DGX H100 with an oversubscription of 4:1",
+        "64 nodes of DGX H100 tapered 4:1",
     ],
 )
 def test_the_oversubscription_of_the_leaves_may_stand_behind_nodes_or_network(text: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
+from trainworks.api.plan import plan
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.planning import plan as plan_command
@@ -21,6 +22,7 @@ from trainworks.config.load import parse_run_file
 from trainworks.errors import DiskFullError, EnvironmentProblem, TrainworksError, UsageError
 from trainworks.plan.cluster.layout import fixed_by, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
+from trainworks.plan.cluster.scaling import format_chance
 from trainworks.plan.network.design import design_network
 from trainworks.plan.network.traffic import effective_cluster
 from trainworks.plan.search import limit_bytes
@@ -616,3 +618,13 @@ def test_a_plan_says_when_the_network_starves_the_accelerators() -> None:
     good, source = parse_run_file(SMALL, name="run.yaml")
     assert any("the network starves the accelerators" in note for note in plan_cluster(poor, None).notes)
     assert not any("starves" in note for note in plan_cluster(good, source).notes)
+
+
+@pytest.mark.parametrize(("chance", "text"), [(0.8999, "89 %"), (0.9, "90 %"), (0.29, "29 %"), (0.004, "under 1 %")])
+def test_a_chance_below_nine_of_ten_is_never_shown_as_90_percent(chance: float, text: str) -> None:
+    assert format_chance(chance) == text
+
+
+def test_an_oversubscribed_network_that_no_switch_of_the_catalogue_builds_is_not_said_to_be_designed() -> None:
+    notes = plan("examples/plan-llama-2-7b.yaml", on="4x p4d.24xlarge at 4:1").notes
+    assert [note for note in notes if "counts with 12.5 GB/s of the 50.0 GB/s" in note and "designs" not in note]

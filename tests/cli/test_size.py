@@ -9,9 +9,12 @@ import pytest
 
 import trainworks
 from tests.cli.test_app import trainworks_program
+from trainworks.api.inputs import load_run
 from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.planning.described import plan_cluster
 from trainworks.api.run_request import read_request
+from trainworks.api.sizing.plans import PlanCache
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.load import load_run_file
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.prediction import Prediction
@@ -316,3 +319,37 @@ def test_checkpoints_come_as_often_as_the_run_file_says(run_file: Path) -> None:
         file.write("checkpoint: {every: 10m}\n")
     told = size("run.yaml", "--only", "p5.48xlarge", "--contract", "on-demand", folder=run_file.parent)
     assert "a checkpoint every 10m 0s" in told
+
+
+@pytest.mark.parametrize("more", [{}, {"budget": "5000USD"}])
+def test_nodes_in_words_without_the_precision_are_refused_with_the_reason(run_file: Path, more: dict[str, str]) -> None:
+    with pytest.raises(EnvironmentProblem, match="no bf16 matrix units"):
+        trainworks.size(run_file, node=["8x V100-SXM2-32GB over 4x EDR"], **more)
+
+
+@pytest.mark.parametrize(
+    ("contract", "only", "reason"),
+    [
+        ("on-demand", ["DGX B300", "p5.48xlarge"], "it can be bought, and not rented"),
+        ("own", ["DGX H100", "p5.48xlarge"], "it can be rented, and not bought"),
+        ("spot", ["DGX H200", "p5.48xlarge"], "no offer is spot"),
+    ],
+)
+def test_a_node_that_is_not_on_offer_is_not_said_to_cost_more_than_the_budget(
+    run_file: Path, contract: str, only: list[str], reason: str
+) -> None:
+    proposal = trainworks.size(run_file, only=only, contract=[contract], budget="100000USD", deadline="1d")
+    assert reason in [each.reason for each in proposal.sized.skipped]
+
+
+def test_a_better_network_is_never_shown_with_a_longer_step() -> None:
+    rows = PlanCache(*load_run("examples/plan-llama-3-70b.yaml")).fabrics(parse_cluster("8 nodes of DGX H100"))
+    times = [each.best.step_time_s for each in rows]
+    assert times == sorted(times, reverse=True) and len(times) > 3
+
+
+def test_the_largest_cluster_to_consider_need_not_be_a_power_of_two(run_file: Path) -> None:
+    options = {"only": ["H100"], "contract": ["on-demand"], "largest": 3}
+    assert trainworks.size(run_file, deadline="3h", **options).chosen.num_nodes == 3
+    with pytest.raises(EnvironmentProblem, match=r"3 nodes would take too long[;)]"):
+        trainworks.size(run_file, deadline="2h", **options)

@@ -116,6 +116,7 @@ def test_a_smaller_node_has_interfaces_in_proportion() -> None:
         ("3", 3, 64),
         ("ZeRO-2", 2, 64),
         ("3 (HSDP)", 3, 8),
+        ("1 (group of 0)", 1, 64),
         ("3 (FSDP 16)", 3, 16),
         ("FSDP2", 3, 64),
         ("DDP", 0, 1),

@@ -47,10 +47,13 @@ def predicted(**changes: Any) -> PredictedRun:
         ({"notes": "DoRA", "adapter_rank": "8"}, "`DoRA` is not planned"),
         ({"adapter_targets": "q_proj"}, "adapter_rank is empty"),
         ({"adapter_rank": "8", "adapter_targets": "lm_foot"}, "adapter_targets `lm_foot` names no linear layer"),
+        ({"adapter_rank": "4097"}, "adapter_rank 4097 is more than 4096"),
+        ({"adapter_rank": "5000", "model": "deepseek-v3"}, "adapter_rank 5000 is more than 4096"),
         ({"adapter_rank": "8", "adapter_base": "int3"}, "adapter_base `int3` is not one of"),
         ({"notes": "CPU offload"}, "fill in offload_activations or offload_optimizer"),
         ({"zero_stage": "3 with offloading"}, "fill in offload_activations or offload_optimizer"),
         ({"notes": "param offload to NVMe"}, "keeps weights in the host's memory"),
+        ({"notes": "optimizer offload to local NVMe"}, "states on drives"),
         ({"offload_optimizer": "perhaps"}, "offload_optimizer `perhaps` is neither yes nor no"),
     ],
 )
@@ -71,6 +74,7 @@ def test_words_without_what_the_planner_needs_are_refused_with_the_column(
         {"notes": "LoRA: none; offload=false"},
         {"source": "LoRA and full fine-tuning", "adapter_rank": "0"},
         {"notes": "network adapters of 400 Gb/s"},
+        {"notes": "data on local NVMe"},
         {"notes": "offload", "offload_optimizer": "no"},
     ],
 )

@@ -12,15 +12,20 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from tests.plan.built_models import built
 from tests.plan.families import CONFIGS
 from tests.plan.jobs import job, known, layouts
+from trainworks.catalog.models import preset
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.plan.compression import sent_bytes
+from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.degrees import fixed_of, layouts_of, to_layout
+from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Compression
 from trainworks.plan.parameters import attention_parameters, attention_sizes, dense_mlp_parameters, mlp_sizes
 from trainworks.plan.search import search_layouts
+from trainworks.plan.shapes.conv_net import conv_net_of_hf_config
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 REPLICAS = job("gpt2", "2 nodes of 8x A100-SXM-80GB over 1x 100GbE")
+IMAGES = ConvJob(conv_net_of_hf_config(preset("resnet-50")), "bf16", REPLICAS.cluster, REPLICAS.software)
 KINDS = ("none", "bf16", "powersgd")
 
 
@@ -91,7 +96,16 @@ def test_the_error_that_powersgd_keeps_takes_memory() -> None:
     assert kept - plain == pytest.approx(4 * REPLICAS.shape.num_parameters, rel=0.01)
 
 
-def test_powersgd_is_searched_among_plain_replicas() -> None:
-    found = search_layouts(REPLICAS, 64, {"gradient_compression": Compression.POWERSGD, "powersgd_rank": 4}, keep=50)
+@pytest.mark.parametrize("of", [REPLICAS, IMAGES], ids=["transformer", "convolutional network"])
+def test_powersgd_is_searched_among_plain_replicas(of: AnyJob) -> None:
+    found = search_layouts(of, 64, {"gradient_compression": Compression.POWERSGD, "powersgd_rank": 4}, keep=50)
     assert np.all(found.layouts.dp == 16)
     assert not found.layouts.zero.any()
+
+
+def test_the_classifier_of_a_convolutional_network_is_compressed_too() -> None:
+    shape = IMAGES.shape
+    compressed = layouts(gradient_compression=Compression.POWERSGD, powersgd_rank=1)
+    norms = shape.num_parameters - 25_502_912  # weights of convolutions and classifier
+    values = sent_bytes(shape, compressed, 4.0)[0] * shape.num_parameters / 4
+    assert norms < values < norms + 100_000

@@ -77,7 +77,7 @@ def test_a_vocabulary_that_is_written_needs_no_words() -> None:
     assert (model_shape(found).vocabulary, default_vocabulary(found)) == (200_000, None)
 
 
-def test_a_plan_of_a_cluster_notes_the_vocabulary_first_and_counts_its_parameters() -> None:
+def test_a_plan_of_a_cluster_notes_the_vocabulary_and_counts_its_parameters() -> None:
     run = parse_run_file(RUN.format(model=DENSE_32B, data=""), name="sized.yaml")[0]
     planned = plan(run, on="64x H100")
     assert taken(workload(DENSE_32B)).note in planned.notes

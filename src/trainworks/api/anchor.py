@@ -82,11 +82,9 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
         problem = ("job", "min_nodes"), text, "leave `min_nodes` out; a command or a causal-lm may have it"
     elif workload is not None and (mismatch := _model_mismatch(workload)) is not None:
         problem = ("workload", "model"), *mismatch
-    elif workload is not None and workload.lacks_weights:
-        key = "adapter" if workload.adapter is not None else "preference"
-        text = f"`{key}` starts from the weights of a checkpoint, and `model` names none"
-        hint = "set `model: {hf: FOLDER, weights: pretrained}`; `trainworks plan` needs no weights"
-        problem = ("workload", "model"), text, hint
+    elif workload is not None and (lacking := lacking_weights(workload)) is not None:
+        text, hint = lacking
+        problem = ("workload", "model"), text, f"{hint}; `trainworks plan` needs no weights"
     elif workload is not None and not workload.data.source and workload.task != "module":
         problem = (
             ("workload", "data"),
@@ -97,6 +95,15 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
+
+
+def lacking_weights(workload: Workload) -> tuple[str, str] | None:
+    """The reason why a fine-tuning without a checkpoint cannot run, and a hint; None for any other workload."""
+    if not workload.lacks_weights:
+        return None
+    key = "adapter" if workload.adapter is not None else "preference"
+    text = f"`{key}` starts from the weights of a checkpoint, and `model` names none"
+    return text, "set `model: {hf: FOLDER, weights: pretrained}`"
 
 
 def _check_accelerators(run_file: RunFile, source: Source | None) -> None:

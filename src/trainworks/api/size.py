@@ -36,12 +36,14 @@ from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
+from trainworks.plan.cost.renting import contracts
 from trainworks.plan.sizing.candidates import (
     Candidate,
     Skipped,
     candidates,
     described_node,
     node_counts,
+    without_units,
 )
 from trainworks.plan.sizing.least_cost import least_usd
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
@@ -112,13 +114,13 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     with argument("processor"):
         part = None if processor is None else find_processor(processor)
     table, names, descriptions = read_prices(prices), tuple(contract), tuple(node)
-    contracts = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
+    wanted = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
     common = {
         "offers": table.offers,
         "price_notes": table.notes,
         "only": frozenset(map(_catalogue_name, only)),
         "processor": part,
-        "contracts": contracts,
+        "contracts": wanted,
         "hours_per_year": hours_per_year or _USUAL_HOURS_PER_YEAR,
         "largest": largest,
         "given": parse_assumptions(assume),
@@ -213,10 +215,11 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
     Raises:
         EnvironmentProblem: no kind of node trains this workload in time.
     """
+    precision = workload_of(request.run_file).precision
     if request.nodes:
-        nodes, skipped = [*request.nodes], list[Skipped]()
+        nodes = [each for each in request.nodes if precision in each.one.accelerator.peak_flops_per_s]
+        skipped = [without_units(each.node, precision) for each in request.nodes if each not in nodes]
     else:
-        precision = workload_of(request.run_file).precision
         nodes, skipped = candidates(load_catalog(), request.offers, precision=precision, only=request.only)
     if request.has_scheduler:
         without = [each for each in nodes if each.one.accelerator.vendor not in PYTORCH_VENDORS]
@@ -247,18 +250,18 @@ def _affordable(
     if budget_usd is None:
         return [*nodes]
     least = {each.node: least_usd(each, request, plans.flops(each.one)) for each in nodes}
+    priced = {node: usd for node, usd in least.items() if usd < math.inf}  # the others have no price to compare
+    too_dear = {node for node, usd in priced.items() if usd > budget_usd}
     reason = "its accelerators at their peak already cost more than the budget"
-    skipped += [Skipped(each.node, reason) for each in nodes if least[each.node] > budget_usd]
-    affordable = [each for each in nodes if least[each.node] <= budget_usd]
-    priced = {node: usd for node, usd in least.items() if usd < math.inf}
-    if not affordable and priced:
+    skipped += [Skipped(node, reason) for node in priced if node in too_dear]
+    if priced and len(too_dear) == len(priced):
         node = min(priced, key=lambda name: priced[name])
         raise EnvironmentProblem(
             f"a budget of {format_usd(budget_usd)} is too small: even at the peak of its accelerators the cheapest "
             f"kind of node, {node}, costs {format_usd(priced[node])}",
             hint="allow more money, or leave `--budget` out to see what the run costs",
         )
-    return affordable
+    return [each for each in nodes if each.node not in too_dear]
 
 
 def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
@@ -273,8 +276,8 @@ def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
 def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[Planned]) -> str:
     """Plan a candidate at the numbers of nodes to compare; returns the reason where there are none."""
     owned = candidate.for_sale and "own" in request.contracts
-    if not owned and not candidate.offers:
-        return "it can be bought, and not rented"
+    if not owned and (reason := _why_not_offered(candidate, request.contracts)):
+        return reason
     largest = candidate.largest or request.largest
     too_few = _too_few(candidate, request, plans.flops(candidate.one))
 
@@ -296,6 +299,16 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
     return ""
 
 
+def _why_not_offered(candidate: Candidate, wanted: frozenset[str]) -> str:
+    """The reason why a kind of node cannot be rented under any of these contracts; empty if it can."""
+    if not candidate.offers:
+        return "it can be bought, and not rented"
+    if not wanted.isdisjoint(each for offer in candidate.offers for each in contracts(offer)):
+        return ""
+    rented = " or ".join(sorted(wanted - {"own"}))
+    return f"no offer is {rented}" if rented else "it can be rented, and not bought"
+
+
 def _too_few(candidate: Candidate, request: SizingRequest, flops: float) -> int:
     """Largest number of nodes that misses the deadline even at the peak of every accelerator."""
     if request.goal.deadline_s is None:
@@ -308,8 +321,11 @@ def _too_few(candidate: Candidate, request: SizingRequest, flops: float) -> int:
 def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
     if candidate.largest == 1:
         return "one node is too few, and no offer says what network joins several"
-    usable = next((n for n in reversed(powers(largest)) if not plans.is_too_large(candidate.cluster(n))), largest)
+    counts = powers(largest)
+    usable = next((n for n in reversed(counts) if not plans.is_too_large(candidate.cluster(n))), counts[-1])
     if plans.on(candidate.cluster(usable)) is None:
         return plans.why_not(candidate.cluster(usable)).splitlines()[0]
-    limit = "" if usable == largest else ", and the batch and the model do not divide among more"
+    is_limited = usable < counts[-1]
+    limit = ", and the batch and the model do not divide among more" if is_limited else ""
+    usable = usable if is_limited else node_counts(largest)[-1]
     return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"

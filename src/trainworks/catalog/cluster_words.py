@@ -17,9 +17,9 @@ FORMS = (
     "`4 nodes of 8x A100-SXM-80GB over 8x HDR`",
 )
 UNNAMED = "unnamed"
-_SHARP = re.compile(r"\s+with\s+SHARP\b", re.IGNORECASE)
+_SHARP = re.compile(r",?\s+(?:and\s+)?with\s+SHARP\b", re.IGNORECASE)
 _RATIO = re.compile(
-    r",?\s+(?:(?:at|with|oversubscribed)\s+)*(?P<down>\d+(?:\.\d+)?):(?P<up>\d+(?:\.\d+)?)(?![\w.])"
+    r",?\s+(?:(?:and|at|with|an?|of|oversubscribed|oversubscription|tapered|taper)\s+)*(?P<down>\d+(?:\.\d+)?):(?P<up>\d+(?:\.\d+)?)(?![\w.])"
     r"(?:\s+(?:oversubscribed|oversubscription|tapered|taper))?",
     re.IGNORECASE,
 )

@@ -82,6 +82,8 @@ class Switch(Frozen):
     latency_s: float | None = None
     """Latency port to port; None if unpublished."""
     in_network_reduction: bool = False
+    announced: bool = False
+    """True before it can be bought."""
 
 
 class AttentionKernel(Frozen):

@@ -311,6 +311,7 @@ _COLUMNS: dict[Kind, dict[str, Column]] = {
         "port": _bandwidth("port_bytes_per_s"),
         "latency_ns": _scaled("latency_s", Fraction(1, 10**9)),
         "in_network_reduction": _as_is("in_network_reduction"),
+        "announced": _as_is("announced"),
     },
     "kernels": {
         "kernel": _as_is("kernel"),

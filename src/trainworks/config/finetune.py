@@ -10,6 +10,7 @@ from trainworks.config.spec import Spec
 
 LossOn = Literal["answers", "all"]
 TooLong = Literal["cut", "drop", "refuse"]
+LARGEST_ADAPTER_RANK = 4096
 
 
 class Chat(Spec):
@@ -28,7 +29,7 @@ class Chat(Spec):
 class Adapter(Spec):
     """Low-rank adapters (LoRA, Hu et al. 2021) of linear layers: W x + alpha / rank * B A x, with W frozen."""
 
-    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    rank: Annotated[int, Field(ge=1, le=LARGEST_ADAPTER_RANK)] = 16
     """Rows of A and columns of B."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Scale of what the adapters add, times `rank`."""

@@ -240,7 +240,7 @@ def _zero(text: str, dp: int, cluster: ClusterDescription) -> tuple[int, int]:
     sharded = "fsdp" in lower or "hsdp" in lower
     replicated = lower in ("none", "no", "off", "false") or "ddp" in lower
     zero = int(stage[1]) if stage else 3 if sharded else 0 if replicated else 1
-    size = re.search(r"(?:fsdp|groups? of|shard(?:ing|s| group)?)[\s=]+(\d+)", lower)
+    size = re.search(r"(?:fsdp|groups? of|shard(?:ing|s| group)?)[\s=]+([1-9]\d*)", lower)
     if size and dp % int(size[1]) == 0:
         return zero, int(size[1])
     if "hsdp" in lower:

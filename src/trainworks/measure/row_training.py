@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, cast, get_args
 
-from trainworks.config.finetune import Adapter
+from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, text_of, whole_of
 from trainworks.plan.run.adapters import adapter_parameters
@@ -38,7 +38,8 @@ _OPTIMIZER = re.compile(
     re.IGNORECASE,
 )
 _WEIGHTS = re.compile(
-    rf"(?:param(?:eter)?s?|weights?|model)[\s_-]+offload|{_TO_HOST}(?:param|weight|model)|zero-infinity|\bnvme\b",
+    rf"(?:param(?:eter)?s?|weights?|model)[\s_-]+offload|{_TO_HOST}(?:param|weight|model)|zero-infinity|"
+    r"nvme[\s_-]+offload|offload[^;.,]*\bnvme\b",
     re.IGNORECASE,
 )
 
@@ -69,10 +70,12 @@ def read_adapter(row: Row, shape: ModelShape, precision: str) -> Adapter | None:
                 f"`{said[0]}` trains adapters beside frozen weights: fill in adapter_rank, 0 where all weights train"
             )
         return None
+    if rank > (most := min(shape.hidden, LARGEST_ADAPTER_RANK)):
+        raise UsageError(f"adapter_rank {rank} is more than {most}, the largest of this model")
     base = text_of(row, "adapter_base").lower() or _usual_base(words, precision)
     if base not in get_args(Base):
         raise UsageError(f"adapter_base `{base}` is not one of {', '.join(get_args(Base))}")
-    adapter = Adapter(rank=min(rank, shape.hidden), targets=_targets(row), base=cast("Base", base))
+    adapter = Adapter(rank=rank, targets=_targets(row), base=cast("Base", base))
     if not adapter_parameters(shape, adapter):
         raise UsageError(f"adapter_targets `{text_of(row, 'adapter_targets')}` names no linear layer of the model")
     return adapter
@@ -102,7 +105,7 @@ def read_offloading(row: Row) -> Offloading:
     """
     words = _words(row)
     if said := _WEIGHTS.search(words):
-        raise UsageError(f"`{said[0]}` keeps weights in the host's memory, which is not planned")
+        raise UsageError(f"`{said[0]}` keeps weights in the host's memory or states on drives, which is not planned")
     activations, optimizer = (_flag(row, name) for name in OFFLOADING_COLUMNS)
     if (said := _OFFLOAD.search(words)) is not None and activations is None and optimizer is None:
         activations = True if _ACTIVATIONS.search(words) else None

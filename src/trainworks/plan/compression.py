@@ -7,6 +7,7 @@ values, where that is less than half of m n; vectors are sent whole. Prices are 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainworks.plan.layouts import Array, Compression, Layouts
 from trainworks.plan.parameters import (
@@ -41,14 +42,23 @@ def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed:
         return np.full(len(layouts), float(uncompressed))
     in_16_bits = np.isin(kind, (Compression.BF16, Compression.FP16))
     rounded = np.where(in_16_bits, min(2.0, uncompressed), uncompressed)
-    sent: Array = np.where(is_low_rank(layouts) > 0, _low_rank_bytes(shape, layouts), rounded)
+    sent: Array = np.where(is_low_rank(layouts), _low_rank_bytes(shape, layouts), rounded)
     return sent
 
 
-def is_low_rank(layouts: Layouts) -> Array:
-    """1 where PowerSGD compresses."""
-    low_rank: Array = (layouts.gradient_compression == Compression.POWERSGD).astype(np.float64)
+def is_low_rank(layouts: Layouts) -> NDArray[np.bool_]:
+    """True where PowerSGD compresses; shape [n]."""
+    low_rank: NDArray[np.bool_] = layouts.gradient_compression == Compression.POWERSGD
     return low_rank
+
+
+def compressible(layouts: Layouts) -> NDArray[np.bool_] | slice:
+    """The layouts whose gradients can be compressed as they say: PowerSGD with plain replicas alone."""
+    low_rank = is_low_rank(layouts)
+    if not low_rank.any():
+        return slice(None)
+    plain: NDArray[np.bool_] = (layouts.zero == 0) & (layouts.cp * layouts.tp * layouts.pp == 1)
+    return plain | ~low_rank
 
 
 def compression_s(parameters: Array, layouts: Layouts, memory_bytes_per_s: Array | float) -> Array:
@@ -80,7 +90,9 @@ def _values(rows: int, columns: int, rank: float) -> float:
 def _matrices(shape: ModelShape | ConvNetShape) -> list[tuple[int, int, int]]:
     """Number, rows and columns of a model's large weights; the experts of a layer are one matrix with a row each."""
     if isinstance(shape, ConvNetShape):
-        return [(each.count, each.out_channels, each.in_channels * each.kernel_size**2) for each in shape.convolutions]
+        kernels = [(each, each.in_channels * each.kernel_size**2) for each in shape.convolutions]
+        classifier = (1, shape.classes, shape.features)
+        return [*((each.count, each.out_channels, columns) for each, columns in kernels), classifier]
     h = shape.hidden
     found = [(1, embedding_parameters(shape) // h, h), (1, output_parameters(shape) // h, h)]
     found += [(shape.layers, rows, columns) for columns, rows in attention_sizes(shape).values()]

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s
-from trainworks.plan.compression import compression_s, error_bytes, sent_bytes
+from trainworks.plan.compression import compressible, compression_s, error_bytes, sent_bytes
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
@@ -48,9 +49,9 @@ class ConvJob:
     complication: ClassVar[float] = 0.01
     context_pieces: ClassVar[int] = 1
 
-    def runnable(self, layouts: Layouts) -> slice:
-        """The layouts that the software can run: all."""
-        return slice(None)
+    def runnable(self, layouts: Layouts) -> NDArray[np.bool_] | slice:
+        """The layouts that the software can run: all whose gradients can be compressed so."""
+        return compressible(layouts)
 
     @property
     def tokens_per_sample(self) -> int:

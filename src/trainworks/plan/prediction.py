@@ -52,6 +52,13 @@ class Prediction(Frozen):
     """Model FLOPs over the dense peak of the data sheet in the run's precision."""
     memory: MemoryPrediction
 
+    @property
+    def chosen_layout(self) -> Layout:
+        """The layout with the share that the search which chose it adds to the step time, to be planned again."""
+        selection_s = self.terms_s["selection"]
+        share = selection_s / (self.step_time_s - selection_s)
+        return self.layout.model_copy(update={"selection": share})
+
 
 def predictions(
     job: AnyJob,

@@ -25,7 +25,7 @@ from trainworks.plan.activations import activation_bytes, element_bytes, has_cas
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s, point_to_point_s
-from trainworks.plan.compression import compression_s, is_low_rank, sent_bytes
+from trainworks.plan.compression import compressible, compression_s, sent_bytes
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
@@ -66,11 +66,8 @@ class TrainingJob:
         return _LARGEST_IMAGE_BATCH if self.shape.patch_values else _LARGEST_MICRO_BATCH
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_] | slice:
-        """The layouts that the software can run: all of a described cluster, PowerSGD with plain replicas alone."""
-        if not is_low_rank(layouts).any():
-            return slice(None)
-        whole: NDArray[np.bool_] = (layouts.zero == 0) & (layouts.cp * layouts.tp * layouts.pp == 1)
-        return whole
+        """The layouts that the software can run: all of a described cluster whose gradients can be compressed so."""
+        return compressible(layouts)
 
     @property
     def tokens_per_sample(self) -> int:

@@ -88,7 +88,7 @@ def _about(row: CatalogRow, requested: str) -> list[str]:
     if row.unplannable:
         lines.append(f"cannot be planned with: {row.unplannable}; use {row.instead}")
     if row.aliases:
-        lines.append(f"also called {', '.join(row.aliases)}")
+        lines.append(f"{'also for' if row.kind == 'terms' else 'also called'} {', '.join(row.aliases)}")
     return [*lines, *([row.note] if row.note else [])]
 
 

@@ -73,7 +73,7 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
 def _vocabulary(workload: Workload) -> str:
     """The entries that were taken where the run file gives none; empty where it does."""
     taken = default_vocabulary(workload)
-    return "" if taken is None else taken.note.removeprefix("vocabulary ")
+    return "" if taken is None else str(taken)
 
 
 def _experts(plan: Plan) -> str:

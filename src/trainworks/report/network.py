@@ -261,6 +261,8 @@ def _notes(design: NetworkDesign) -> list[str]:
     if design.too_small and design.switch is not None:
         smaller = " or ".join(switch.name for switch in design.too_small)
         notes.append(f"{design.switch.name}: ports of {smaller} are closer to the NICs, and too few for so many nodes")
+    if design.switch is not None and design.switch.announced:
+        notes.append(f"{design.switch.name} is announced and cannot be bought yet; `--switch` takes another one")
     if design.switch is not None and (rate := byte_rate_note(design.switch.name)):
         notes.append(f"--switch: {rate}")
     if design.taper > 1 and design.oversubscription == 1:

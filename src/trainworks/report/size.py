@@ -256,6 +256,8 @@ def _fabric_choice(details: ProposalDetails) -> str:
     design = details.network
     switches = "1 switch" if design.num_switches == 1 else f"{design.num_switches:,} switches"
     parts = f"As a {design.topology}, the cluster's own NICs take {switches} and {design.num_cables:,} cables"
+    if design.switch is not None and design.switch.announced:
+        parts += f" of {design.switch.name}, which is only announced"
     return f"{choice} {parts}: `trainworks network` has the design."
 
 

@@ -7,11 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.plan.network.networks import NICS, NODES, PORTS, SWITCHED, TAPERS, a_switch, cluster, network, networks
+from trainworks.api.network import network as plan_network
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.errors import UsageError
 from trainworks.plan.network.design import NetworkDesign, design_network, serves, topologies_compared
-from trainworks.plan.network.switches import find_switch
+from trainworks.plan.network.switches import find_switch, fitting_switches
 from trainworks.plan.network.topologies import TOPOLOGIES
+from trainworks.report.network import document
 
 
 @given(networks())
@@ -230,3 +232,12 @@ def test_a_topology_that_is_not_sold_is_explained() -> None:
     with pytest.raises(UsageError, match="is not a topology that is sold for clusters") as raised:
         network("full mesh")
     assert raised.value.hint == "take `rail-optimised` or `dragonfly`"
+
+
+def test_switches_that_are_only_announced_are_tried_last_and_named_as_such() -> None:
+    on = "4 nodes of DGX B300 over 8x RoCE 800"
+    announced = [each.announced for each in fitting_switches(parse_cluster(on))]
+    assert announced == sorted(announced) and any(announced)
+    for name, is_announced in (("SN5600", False), ("SN6800", True)):
+        notes = document(plan_network(on=on, switch=name)).notes
+        assert any("is announced and cannot be bought yet" in note for note in notes) == is_announced

@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
+from trainworks.catalog.models import preset
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.degrees import layouts_of
-from trainworks.plan.run.adapters import adapted_flops_per_token, adapter_parameters
+from trainworks.plan.layouts import Layouts
+from trainworks.plan.parameters import (
+    active_parameters,
+    embedding_parameters,
+    expert_parameters,
+    num_expert_layers,
+    output_parameters,
+)
+from trainworks.plan.run.adapters import adapted_flops_per_token, adapted_states, adapter_parameters
 from trainworks.plan.run.pricing import RunJob, run_job
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.plan.shapes.transformer import shape_of_hf_config
@@ -138,3 +147,25 @@ def test_an_adapter_is_not_cut():
 def test_what_an_adapter_cannot_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         job(None, **({"adapter": {"rank": 4}} | changes))
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2"])
+def test_4_bits_leave_the_experts_of_the_layers_that_have_them_in_16(name: str):
+    shape, layouts = shape_of_hf_config(preset(name)), of(dp_replicate=2)[1]
+    bases = (Adapter(rank=4, base=base) for base in ("bf16", "nf4"))
+    full, packed = (float(adapted_states(shape, layouts, each, precision="bf16")["weights_bytes"][0]) for each in bases)
+    dense = active_parameters(shape) - shape.experts_per_token * expert_parameters(shape) * num_expert_layers(shape)
+    ends = embedding_parameters(shape) + output_parameters(shape)
+    assert full - packed == pytest.approx((dense - ends) * (2 - 0.5625), rel=1e-3)
+
+
+@pytest.mark.parametrize("base", ["bf16", "fp32"])
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (1, 8), (8, 1), (8, 8), (2, 2), (4, 2)])
+def test_ranks_that_share_every_weight_hold_the_frozen_model_once(tp: int, ep: int, base: str):
+    shape = shape_of_hf_config(preset("mixtral-8x7b"))
+    dp = 8 // tp
+    spread = Layouts.of(global_batch=8, dp=dp, dp_shard=dp, zero=3, tp=tp, ep=ep)
+    states = adapted_states(shape, spread, Adapter(rank=1, base=base), precision="bf16")
+    assert 8 * states["weights_bytes"][0] == pytest.approx(
+        {"bf16": 2, "fp32": 4}[base] * shape.num_parameters, rel=1e-3
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trainworks.api.nodes import backend_on
-from trainworks.api.notices import Notify, warn
+from trainworks.api.notices import Notify, silent, warn
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.files import write_atomic
@@ -174,7 +174,7 @@ def follow_nodes(
     written, said = dict[str, str](), ""
     while True:
         try:
-            files, problem = monitored_nodes(cluster, notify=(lambda text: None) if written else notify), ""
+            files, problem = monitored_nodes(cluster, notify=silent if written else notify), ""
         except EnvironmentProblem as error:
             files, problem = written, str(error)
         for name in [name for name, text in files.items() if written.get(name) != text]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainworks.api.anchor import lacking_weights
 from trainworks.api.hf_config import hf_config
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.run_file import RunFile, Workload
@@ -18,7 +19,7 @@ from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.shapes.presets import published_shape
 from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
-from trainworks.plan.shapes.vocabulary import default_vocabulary
+from trainworks.plan.shapes.vocabulary import Vocabulary, default_vocabulary
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
@@ -72,22 +73,17 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     if is_ours:
         software = software_of_workload(workload, "cuda")
     if workload.model.preset is None:
-        taken = default_vocabulary(workload)
+        shape, taken = _shape_and_vocabulary(workload)
         note = None if taken is None else taken.note
-        return PlannedModel(model_shape(workload), workload.data.sequence_length, steps, software, is_ours, note)
-    shape, length = published_shape(workload, workload.model.preset, source)
-    return PlannedModel(shape, length, steps, software, is_ours)
+        return PlannedModel(shape, workload.data.sequence_length, steps, software, is_ours, note)
+    published, length = published_shape(workload, workload.model.preset, source)
+    return PlannedModel(published, length, steps, software, is_ours)
 
 
 def weights_note(workload: Workload) -> str | None:
     """What a fine-tuning needs before it can run, where its plan does without; None for any other workload."""
-    if not workload.lacks_weights:
-        return None
-    key = "adapter" if workload.adapter is not None else "preference"
-    return (
-        f"`{key}` is planned without weights; to run it, name a checkpoint folder or hub id in `workload.model.hf`, "
-        "with `weights: pretrained`"
-    )
+    lacking = lacking_weights(workload)
+    return None if lacking is None else f"planned without weights: {lacking[0]}; to run it, {lacking[1]}"
 
 
 def planned_shape(run_file: RunFile, source: Source | None) -> ModelShape | None:
@@ -132,6 +128,11 @@ def model_shape(workload: Workload) -> ModelShape:
         UsageError: a sequence is longer than the model has positions for.
         EnvironmentProblem: the config cannot be loaded.
     """
+    return _shape_and_vocabulary(workload)[0]
+
+
+def _shape_and_vocabulary(workload: Workload) -> tuple[ModelShape, Vocabulary | None]:
+    """The shape, and the vocabulary that it takes because the run file has none."""
     length = workload.data.sequence_length
     if workload.model.module is not None:
         raise UsageError(
@@ -139,13 +140,15 @@ def model_shape(workload: Workload) -> ModelShape:
             hint="plan it for this machine, which builds and measures it",
         )
     if workload.model.hf is None:
-        return shape_of_model(workload.model, vocabulary=_vocabulary(workload), sequence_length=length)
+        taken = default_vocabulary(workload)
+        entries = taken.entries if taken else workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
+        return shape_of_model(workload.model, vocabulary=entries, sequence_length=length), taken
     shape = shape_of_hf_config(hf_config(workload.model.hf))
     if length > shape.max_sequence_length:
         raise UsageError(
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
         )
-    return shape
+    return shape, None
 
 
 def has_formula(workload: Workload) -> bool:
@@ -161,14 +164,6 @@ def has_formula(workload: Workload) -> bool:
         return True
     config = hf_config(workload.model.hf)
     return config.get("model_type") in PLANNED_TYPES and shape_of_hf_config(config).latent is None
-
-
-def _vocabulary(workload: Workload) -> int:
-    """Rows of the embedding: those of the run file, those that its tokenizer needs, or the default."""
-    taken = default_vocabulary(workload)
-    if taken is not None:
-        return taken.entries
-    return workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
 
 
 def _entries_of(tokenizer: Path) -> int:

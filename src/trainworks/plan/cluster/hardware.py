@@ -73,8 +73,8 @@ def oversubscription_note(cluster: ClusterDescription) -> str | None:
         return f"{ratio} changes nothing: a single node has no network"
     left, whole = (_rate(cluster.node_bytes_per_s * share) for share in (cluster.spread_share, 1))
     return (
-        f"{ratio}: counts with {left} of the {whole} of each node, its share across the worst cut of the network that "
-        "`trainworks network` designs; ranks in the order of the network may have more"
+        f"{ratio}: counts with {left} of the {whole} of each node, its share across the worst cut of the network; "
+        "ranks in the order of the network may have more"
     )
 
 

@@ -207,10 +207,10 @@ def describe_goal(request: PlanRequest, chance: float, rows: list[Scale]) -> str
 
 
 def format_chance(chance: float) -> str:
-    """`88 %`, and at the ends `under 1 %` and `over 99 %`."""
+    """`88 %`, rounded down so that 90 % is at least that; at the ends `under 1 %` and `over 99 %`."""
     if chance < 0.01:
         return "under 1 %"
-    return "over 99 %" if chance > 0.99 else f"{100 * chance:.0f} %"
+    return "over 99 %" if chance > 0.99 else f"{math.floor(100 * chance + 1e-9)} %"
 
 
 def _nodes(count: int) -> str:

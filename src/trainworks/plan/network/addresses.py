@@ -80,7 +80,7 @@ def switch_address(network: IPv4Network, index: int) -> IPv4Address:
 
 
 def address_plan(design: NetworkDesign, support: SupportNetworks) -> tuple[AddressRange, ...]:
-    """Ranges of all devices; empty for more nodes than `MOST_NODES`.
+    """Ranges of all devices; empty where there are more of a kind than its part of the management network holds.
 
     >>> from trainworks.api.network import network
     >>> plan = network(on="4 nodes of DGX H100")
@@ -88,16 +88,16 @@ def address_plan(design: NetworkDesign, support: SupportNetworks) -> tuple[Addre
     ['management, nodes: 10.10.1.1 to 10.10.1.4', 'management, compute switches: 10.10.128.1']
     """
     nodes = design.nodes
-    if nodes > MOST_NODES:
-        return ()
     others = round(support.storage_leaves.value + support.storage_spines.value + support.management_switches.value)
     wanted = [
-        ("nodes", nodes, FIRST_NODE),
-        ("compute switches", design.num_switches, _SWITCHES),
-        ("storage and management switches", others, _SUPPORT),
-        ("power distribution units", 2 * round(support.racks.value), _POWER),
+        ("nodes", nodes, FIRST_NODE, _SWITCHES),
+        ("compute switches", design.num_switches, _SWITCHES, _SUPPORT),
+        ("storage and management switches", others, _SUPPORT, _POWER),
+        ("power distribution units", 2 * round(support.racks.value), _POWER, MANAGEMENT.num_addresses - 1),
     ]
-    ranges = [_range("management", what, count, MANAGEMENT, at) for what, count, at in wanted if count]
+    if any(at + count > end for _, count, at, end in wanted):
+        return ()
+    ranges = [_range("management", what, count, MANAGEMENT, at) for what, count, at, _ in wanted if count]
     ranges.append(_range("storage", "nodes", nodes, STORAGE, FIRST_NODE))
     rails = rails_network(design) if is_ethernet(design) else None
     if rails is not None:
@@ -118,7 +118,8 @@ def address_lines(design: NetworkDesign, support: SupportNetworks) -> list[str]:
         if ranges:
             lines.append(f"{network} {ranges[0].subnet}: {', '.join(f'{each.devices} {each}' for each in ranges)}")
     if any(each.network == "compute" for each in plan):
-        lines[-1] += f"; a node has {design.nics} in a row, and the address before each is that of its leaf"
+        leaf = ", and the address before each is that of its leaf" if design.num_switches else ""
+        lines[-1] += f"; a node has {design.nics} in a row{leaf}"
     elif plan and design.num_switches:
         lines.append(f"compute: {design.cluster.network}, without addresses of the Internet protocol")
     return lines

@@ -99,7 +99,10 @@ def ports_for(cluster: ClusterDescription, switch: Switch | None = None, *, plan
 
 
 def fitting_switches(cluster: ClusterDescription) -> list[Switch]:
-    """The catalogue's switches for the NICs of a cluster, those with the closest ports first, then with the fewest."""
+    """The catalogue's switches for the NICs of a cluster, those with the closest ports first, then with the fewest.
+
+    Switches that are only announced come last.
+    """
     speed = nic_bytes_per_s(cluster)
     fabric = "RoCE" if cluster.network in _ETHERNET else cluster.network
     fitting = [
@@ -107,7 +110,7 @@ def fitting_switches(cluster: ClusterDescription) -> list[Switch]:
         for each in load_catalog().switches.values()
         if (each.network == fabric or cluster.network == "unnamed") and each.port_bytes_per_s * _TOLERANCE >= speed
     ]
-    return sorted(fitting, key=lambda each: (each.port_bytes_per_s, each.ports))
+    return sorted(fitting, key=lambda each: (each.announced, each.port_bytes_per_s, each.ports))
 
 
 def _closest(cluster: ClusterDescription) -> Switch:

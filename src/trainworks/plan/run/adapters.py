@@ -15,7 +15,14 @@ from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.parameters import attention_sizes, embedding_parameters, mlp_sizes, output_parameters
+from trainworks.plan.parameters import (
+    attention_sizes,
+    embedding_parameters,
+    expert_parameters,
+    mlp_sizes,
+    num_expert_layers,
+    output_parameters,
+)
 from trainworks.record.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -74,7 +81,8 @@ def adapted_states(
     gradients   4 P, / s with zero 2 and 3
     optimizer   m P / s, where m is 8 with AdamW; nothing where the host holds its states
 
-    Ranks of tp and pp have equal parts of all, and those of ep of the experts.
+    Ranks of tp and pp have equal parts of all but the experts, which are spread over ep and pp; with zero 3 the other
+    ranks of the shards and of tp share each expert.
     """
     cut = layouts.tp * layouts.pp
     trained = adapter_parameters(shape, adapter) / cut
@@ -84,26 +92,30 @@ def adapted_states(
         return np.where(layouts.zero >= stage, shards, 1.0)
 
     return {
-        "weights_bytes": _base_bytes(shape, adapter, precision, layouts, shared(3)) + 4 * trained / shared(3),
+        "weights_bytes": _base_bytes(shape, adapter, precision, layouts) + 4 * trained / shared(3),
         "gradients_bytes": 4 * trained / shared(2),
         "optimizer_bytes": np.where(layouts.offload_optimizer > 0, 0.0, moment_bytes * trained / shared(1)),
     }
 
 
-def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: Layouts, shards: Array) -> Array:
+def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: Layouts) -> Array:
     in_16_bits = adapter.base == "bf16" or (adapter.base in ("auto", "nf4") and precision == "bf16")
     per_weight = 2.0 if in_16_bits else 4.0
-    cut, experts = layouts.tp * layouts.pp, _experts(shape)
-    others = (shape.num_parameters - experts) / cut + experts / (layouts.ep * layouts.pp)
-    if adapter.base != "nf4":
-        return per_weight * others / shards
-    in_4_bits = (shape.num_parameters - embedding_parameters(shape) - output_parameters(shape) - experts) / cut
-    return _NF4_BYTES * in_4_bits + per_weight * (others - in_4_bits) / shards
+    ranks = layouts.dp_shard * layouts.cp
+    shards, expert_shards = (
+        np.where(layouts.zero >= 3, np.maximum(1.0, each), 1.0) for each in (ranks, ranks * layouts.tp / layouts.ep)
+    )
+    routed = _experts(shape)
+    dense, in_4_bits = shape.num_parameters - routed, 0
+    if adapter.base == "nf4":
+        in_4_bits = dense - embedding_parameters(shape) - output_parameters(shape)
+    experts: Array = per_weight * routed / layouts.ep / expert_shards
+    others = (per_weight * (dense - in_4_bits) / shards + _NF4_BYTES * in_4_bits) / layouts.tp
+    return (others + experts) / layouts.pp
 
 
-def _experts(shape: ModelShape) -> float:
-    mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.expert_feed_forward
-    return float(shape.layers * shape.experts * mlp) if shape.experts else 0.0
+def _experts(shape: ModelShape) -> int:
+    return num_expert_layers(shape) * shape.experts * expert_parameters(shape)
 
 
 def adapted_times(

@@ -28,8 +28,16 @@ class Vocabulary:
     """Rows of an embedding, and why so many."""
 
     entries: int
-    note: str
-    """What was taken and why, with its source."""
+    whose: str
+    """The model or tokenizer that has so many, why that one, and the source."""
+
+    def __str__(self) -> str:
+        return f"{self.entries:,} of {self.whose}; `data.vocabulary: N` replaces it"
+
+    @property
+    def note(self) -> str:
+        """What was taken and why, in a sentence."""
+        return f"vocabulary {self}"
 
 
 def default_vocabulary(workload: Workload) -> Vocabulary | None:
@@ -42,7 +50,7 @@ def default_vocabulary(workload: Workload) -> Vocabulary | None:
     if workload.model.layers is None or data.vocabulary is not None or data.tokenizer != "bpe":
         return None
     if data.source and not workload.lacks_weights:
-        return _explained(TRAINED_VOCABULARY, "the tokenizer that the run trains on its text")
+        return Vocabulary(TRAINED_VOCABULARY, "the tokenizer that the run trains on its text")
     model = workload.model
     twin = published_twin(
         model.architecture, layers=model.layers, hidden=model.hidden, heads=model.heads, kv_heads=model.kv_heads
@@ -50,11 +58,7 @@ def default_vocabulary(workload: Workload) -> Vocabulary | None:
     name = twin or _REFERENCES[model.architecture]
     why = "which has these dimensions" if twin else "the reference of its architecture"
     published = known_model(name)
-    return _explained(shape_of_hf_config(published.config).vocabulary, f"{name}, {why} ({published.source})")
-
-
-def _explained(entries: int, whose: str) -> Vocabulary:
-    return Vocabulary(entries, f"vocabulary {entries:,} of {whose}; `data.vocabulary: N` replaces it")
+    return Vocabulary(shape_of_hf_config(published.config).vocabulary, f"{name}, {why} ({published.source})")
 
 
 def published_twin(

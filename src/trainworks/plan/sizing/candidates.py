@@ -63,6 +63,11 @@ class Skipped:
     reason: str
 
 
+def without_units(node: str, precision: str) -> Skipped:
+    """A kind of node whose accelerators do not compute in a precision."""
+    return Skipped(node, f"no {precision} matrix units")
+
+
 def candidates(
     catalog: Catalog, offers: Iterable[Offer], *, precision: str, only: frozenset[str] = frozenset()
 ) -> tuple[list[Candidate], list[Skipped]]:
@@ -96,7 +101,7 @@ def candidates(
                 Candidate(name, cluster_of_nodes(base, node_name=name), name in for_sale, tuple(rented.get(name, ())))
             )
         else:
-            skipped.append(Skipped(name, f"no {precision} matrix units"))
+            skipped.append(without_units(name, precision))
     return nodes, skipped
 
 

@@ -116,7 +116,7 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     count = f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal"
     said = [f"{count}; this is the cheapest{to_buy}{lasting}"]
     if spot:
-        said.append(_on_spot(min(spot, key=price), chosen))
+        said.append(_on_spot(min(spot, key=price), chosen, goal))
     other = [item for item in meeting if item.candidate.base.accelerator != chosen.candidate.base.accelerator]
     other = [item for item in other if item not in spot]
     if other:
@@ -132,12 +132,9 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     return said
 
 
-def _on_spot(item: Alternative, chosen: Alternative) -> str:
+def _on_spot(item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
     life = f"if a job lives {format_duration(item.life_s or 0.0)} there, which is assumed"
-    return f"{_beside('on spot', item, chosen, _RENTED)}, {life}: `--contract spot` proposes it"
-
-
-_RENTED = SizingGoal(deadline_s=None, budget_usd=None, confidence=0.0)
+    return f"{_beside('on spot', item, chosen, goal)}, {life}: `--contract spot` proposes it"
 
 
 def _beside(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:

@@ -224,10 +224,9 @@ def _options_of(text: str) -> dict[str, Any]:
 
 def _layout(proposal: Proposal) -> dict[str, Any]:
     """`layout` as planned, with what the search that chose it adds to the step time."""
-    best = proposal.details.plan.best[0]
-    selection_s = best.terms_s["selection"]
-    share = round(selection_s / (best.step_time_s - selection_s), 4)
-    return as_fields(best.layout) | ({"selection": share} if share else {})
+    chosen = proposal.details.plan.best[0].chosen_layout
+    share = round(chosen.selection, 4)
+    return as_fields(chosen) | ({"selection": share} if share else {})
 
 
 def _job(proposal: Proposal) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -141,8 +142,9 @@ def _disagreement(
     least, most = (ranks, ranks) if ranks > 1 else (2, _COUNTS[-1])
     factors = {each: (bus_factor(each, least), bus_factor(each, most)) for each in operations}
     gives = [f"{name} {low:.3g}" + f" to {high:.3g}" * (low != high) for name, (low, high) in factors.items()]
+    ratio = row["busbw"] / row["algbw"] if row["algbw"] else math.inf
     return output.error(
-        f"busbw is {row['busbw'] / row['algbw']:.3g} of algbw, and fits no collective: "
+        f"busbw is {ratio:.3g} of algbw, and fits no collective: "
         f"{', '.join(gives)}{f' on {ranks} ranks' if ranks > 1 else ''}",
         int(row["line"]),
         hint="keep the columns as the program prints them",
