@@ -119,6 +119,14 @@ def test_the_packages_have_the_version_of_the_driver(
     assert variables["gpu_driver_version"] == pin
 
 
+def test_an_apply_with_another_driver_replaces_the_one_that_was_held(project: Path) -> None:
+    tasks = {task["name"]: task for task in yaml.safe_load((project / "roles/gpu/tasks/main.yaml").read_text())}
+    install = tasks["Install the driver"]["ansible.builtin.package"]
+    assert install["allow_downgrade"] and "apt" in install["allow_change_held_packages"]
+    pin, no_pin = tasks["Prefer the version of the driver"], tasks["Follow the branch where no version is named"]
+    assert pin["ansible.builtin.copy"]["dest"] == no_pin["ansible.builtin.file"]["path"]
+
+
 def test_every_tag_reads_the_lists_of_packages_first(project: Path) -> None:
     first = yaml.safe_load((project / "site.yaml").read_text())[0]
     (task,) = first["pre_tasks"]

@@ -92,6 +92,30 @@ def test_a_pin_in_a_comment_or_of_another_package_is_none(tmp_path: Path) -> Non
     ("files", "rule", "count"),
     [
         ({"stack.yaml": 'slurm: {release: "22.05"}\n', "slurm.conf": "SelectType=select/cons_res\n"}, "TW307", 0),
+        (
+            {
+                "stack.yaml": 'slurm:\n  accounting: true\n\n  release: "22.05"\n',
+                "slurm.conf": "SelectType=select/cons_res\n",
+            },
+            "TW307",
+            0,
+        ),
+        (
+            {
+                "stack.yaml": 'slurm:\n  accounting: true\nother:\n  release: "22.05"\n',
+                "slurm.conf": "SelectType=select/cons_res\n",
+            },
+            "TW307",
+            1,
+        ),
+        (
+            {
+                "stack.yaml": 'slurm: {accounting: true, release: "22.05"}\n',
+                "slurm.conf": "SelectType=select/cons_res\n",
+            },
+            "TW307",
+            0,
+        ),
         ({"stack.yaml": 'slurm: "26.05"\n', "slurm.conf": "SelectType=select/cons_res\n"}, "TW307", 1),
         ({"requirements.txt": "torch==1.9.1\n", "t.sh": "python -m torch.distributed.launch t.py\n"}, "TW103", 0),
         ({"requirements.txt": "nvidia-nccl-cu12==2.4.8\n", "t.sh": "export NCCL_TREE_THRESHOLD=0\n"}, "TW213", 0),
@@ -132,6 +156,7 @@ SAMPLED = "from torch.utils.data import DataLoader, DistributedSampler\n{}\n"
         ("s = DistributedSampler(d) if many else None\nl = DataLoader(d, sampler=s, shuffle=True)", 0),
         ("s = None\nif many:\n    s = DistributedSampler(d)\nl = DataLoader(d, sampler=s, shuffle=True)", 0),
         ("def f(s):\n    return DataLoader(d, sampler=s, shuffle=True)", 0),
+        ("s = get_sampler(d)\nl = DataLoader(d, sampler=s, shuffle=True)", 0),
         ("s = DistributedSampler(d)\nl = DataLoader(d, sampler=s, shuffle=False)", 0),
     ],
 )  # fmt: skip

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from trainworks.catalog.models import find_preset
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
+
+_DOWNLOAD = """
+import sys
+import huggingface_hub as hub
+try:
+    hub.get_hf_file_metadata(hub.hf_hub_url(sys.argv[1], "config.json"))
+    path = hub.hf_hub_download(sys.argv[1], "config.json")
+except Exception:
+    path = hub.try_to_load_from_cache(sys.argv[1], "config.json")
+    if not isinstance(path, str):
+        raise
+print(path)
+"""
+"""Downloads a config, or finds it in the cache. The request for its metadata fails at once without a network; the
+download alone would try again for half a minute."""
 
 
 def hf_config(checkpoint: str) -> dict[str, Any]:
@@ -25,8 +41,8 @@ def hf_config(checkpoint: str) -> dict[str, Any]:
 
 
 def _from_hub(checkpoint: str) -> Path:
-    program = "import sys, huggingface_hub as hub; print(hub.hf_hub_download(sys.argv[1], 'config.json'))"
-    output = process.run([*process.python_program(program), checkpoint], timeout_s=120)
+    env = {"HF_HUB_ETAG_TIMEOUT": "5"} | os.environ
+    output = process.run([*process.python_program(_DOWNLOAD), checkpoint], timeout_s=120, env=env)
     if output.exit_code != 0:
         reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
         raise EnvironmentProblem(

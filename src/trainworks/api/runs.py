@@ -57,7 +57,8 @@ def create_launch(prepared: PreparedRun, *, notify: Notify = warn) -> Launch:
     """Make the run directory, and return the launch that starts the run."""
     run_dir, resolved = prepared.write_run_dir(notify=notify)
     if prepared.is_attached:
-        return attached_launch(run_dir, resolved)
+        launch = attached_launch(run_dir, resolved)
+        return replace(launch, start=_discarded_on_error(run_dir)(launch.start))
 
     def start() -> None:
         from trainworks.api.launching.submission import submit_job  # noqa: PLC0415 - imports the database
@@ -103,11 +104,12 @@ def _stop_job(submitted: Run) -> Callable[[str], bool]:
 
 @contextmanager
 def _discarded_on_error(run_dir: RunDir) -> Iterator[None]:
-    """Delete a new run directory if its submission fails inside the block."""
+    """Delete a new run directory if its submission fails inside the block; a failure that its status records stays."""
     try:
         yield
     except (TrainworksError, OSError):
-        shutil.rmtree(run_dir.path, ignore_errors=True)
+        if run_dir.read_status().state == JobState.CREATED:
+            shutil.rmtree(run_dir.path, ignore_errors=True)
         raise
 
 

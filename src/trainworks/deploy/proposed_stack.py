@@ -1,7 +1,7 @@
 """The stack file of a described cluster: a proposal that `deploy check` accepts and that a person completes.
 
-Releases are the longest supported ones that fit each other and the GPUs, by the facts of the rules TW731 to
-TW739. A line that ends with `# fill in: ...` has a value that only the owner of the cluster knows.
+Releases are the longest supported ones that fit each other and the GPUs, by the facts that the rules of `deploy check`
+apply. A line that ends with `# fill in: ...` has a value that only the owner of the cluster knows.
 """
 
 from __future__ import annotations

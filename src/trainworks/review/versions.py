@@ -153,7 +153,9 @@ def _patterns(software: Software) -> Iterator[re.Pattern[str]]:
     if software == "torch":
         yield re.compile(r"\bpytorch/pytorch:(\d+\.\d+(?:\.\d+)?)")
     if software == "slurm":
-        yield re.compile(r"""^slurm:\s*(?:\{?\s*release:\s*)?["']?(\d\d\.\d\d)""", re.MULTILINE)
+        release = r"""\s*["']?(\d\d\.\d\d)"""
+        yield re.compile(rf"^slurm:(?:\s*\{{[^}}]*?\brelease:)?{release}", re.MULTILINE)
+        yield re.compile(rf"^slurm:[ \t]*(?:\n(?:[ \t].*)?)*?\n[ \t]+release:{release}", re.MULTILINE)
 
 
 def _allowed(software: Software, written: str, file: str) -> Allowed | None:

@@ -97,8 +97,14 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
 def sampler_and_shuffle(file: ReviewedFile) -> Iterator[Problem]:
     """`shuffle=True` beside a sampler that is constructed in the call, or before it."""
     for call in file.python.calls_of("DataLoader") if file.python else ():
-        if _constructed(file, call.argument("sampler")) and call.constant("shuffle") is True:
+        if _has_sampler(file, call) and call.constant("shuffle") is True:
             yield problem_at(call, "`sampler` and `shuffle=True` exclude each other")
+
+
+def _has_sampler(file: ReviewedFile, call: Call) -> bool:
+    """The sampler of a loader is an object of a class; a function such as `get_sampler` may return None instead."""
+    made = _constructed(file, call.argument("sampler"))
+    return made is not None and ast.unparse(made.func).rpartition(".")[2][0].isupper()
 
 
 def _constructed(file: ReviewedFile, value: ast.expr | None) -> ast.Call | None:
@@ -181,5 +187,5 @@ def shuffled_stream(file: ReviewedFile) -> Iterator[Problem]:
     for call in code.calls_of("DataLoader") if code and streams else ():
         data = _constructed(file, call.node.args[0] if call.node.args else call.argument("dataset"))
         stream = data is not None and isinstance(data.func, ast.Name) and data.func.id in streams
-        if stream and (call.constant("shuffle") is True or _constructed(file, call.argument("sampler"))):
+        if stream and (call.constant("shuffle") is True or _has_sampler(file, call)):
             yield problem_at(call, "an IterableDataset takes neither `shuffle` nor `sampler`")
