@@ -25,7 +25,7 @@ _SLOW_FIRST = ("slurm", "kubernetes", "tests/worker", "tests/faults", "tests/val
 
 def pytest_configure(config: pytest.Config) -> None:
     lanes.choose(config)
-    examples = lanes.amount(test=100, test_all=100, nightly=1000)
+    examples = lanes.examples(100)
     settings.register_profile("trainworks", deadline=None, derandomize=True, database=None, max_examples=examples)
     settings.load_profile("trainworks")
     config.pluginmanager.register(Seconds(config.rootpath))

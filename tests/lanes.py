@@ -61,6 +61,11 @@ def amount(*, test: int, test_all: int, nightly: int) -> int:
     return test if Lane.TEST.holds(_chosen) else test_all if _chosen is Lane.TEST_ALL else nightly
 
 
+def examples(usual: int) -> int:
+    """Number of examples of a law that draws them: ten times as many at night."""
+    return amount(test=usual, test_all=usual, nightly=10 * usual)
+
+
 def lane_of(item: pytest.Item) -> Lane:
     """The smallest lane that runs a test."""
     if mark := item.get_closest_marker("lane"):

@@ -63,7 +63,6 @@ def mpi_up(program: Program):
     return running
 
 
-@pytest.mark.lane("test")
 def test_jax_finds_its_coordinator_and_trains_on_two_processes(examples: Program) -> None:
     pytest.importorskip("jax", reason="no JAX: pip install 'jax[cpu]'")
     code, _, stderr = examples.run("run", "examples/digits-jax.yaml")

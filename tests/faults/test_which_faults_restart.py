@@ -102,6 +102,7 @@ def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, wri
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test-all")
 def test_a_terminated_agent_and_a_killed_fork_server_of_two_nodes_cost_no_step(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 4}))
     program.wait_for_step(23)
