@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo drill cluster-demo quick test test-all nightly pytest check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo quick test test-all nightly pytest costs check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -37,6 +37,10 @@ LANE ?= test
 
 pytest: $(VENV)/.test
 	$(BIN)/pytest --lane $(LANE) --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
+
+# After `make test`: what each file cost becomes tests/costs/test.csv, which later runs are compared with.
+costs: $(VENV)/.test
+	$(BIN)/python -m tests.growth $(LANE)
 
 check: $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync mypy ruff lint-imports reference

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     examples = lanes.examples(100)
     settings.register_profile("trainworks", deadline=None, derandomize=True, database=None, max_examples=examples)
     settings.load_profile("trainworks")
-    config.pluginmanager.register(Seconds(config.rootpath))
+    config.pluginmanager.register(Seconds(config))
 
 
 @pytest.hookimpl(wrapper=True)
