@@ -62,9 +62,9 @@ def write_costs(root: Path, lane: Lane) -> None:
     """Make the table of costs from the table of the last run."""
     tests = {row["test"]: float(row["processor_s"]) for row in _rows(root / TABLE)}
     rows = sorted(by_file(tests, rows={}).items())
-    write_atomic(
-        _costs(root, lane), "".join(["file,processor_s\n", *(f"{file},{seconds:.1f}\n" for file, seconds in rows)])
-    )
+    path = _costs(root, lane)
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, "".join(["file,processor_s\n", *(f"{file},{seconds:.1f}\n" for file, seconds in rows)]))
 
 
 def _costs(root: Path, lane: Lane) -> Path:

@@ -17,7 +17,7 @@ TESTS = {f"tests/test_{name}.py::test_{number}": 2.0 for name in "abcde" for num
 @pytest.fixture
 def costs(tmp_path: Path) -> dict[str, float]:
     """Of a run of these tests."""
-    (tmp_path / COSTS).mkdir(parents=True)
+    (tmp_path / COSTS).parent.mkdir()
     (tmp_path / TABLE).parent.mkdir()
     rows = [f"{test},9.0,{seconds}" for test, seconds in TESTS.items()]
     (tmp_path / TABLE).write_text("\n".join(["test,clock_s,processor_s", *rows]))
