@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo drill cluster-demo test pytest quick check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo quick test test-all nightly pytest costs check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -19,21 +19,28 @@ cluster-demo: $(VENV)/.cluster
 drill: $(VENV)/.train
 	$(BIN)/trainworks drill examples/drill.yaml
 
-test: $(VENV)/.test
-	$(MAKE) --no-print-directory --jobs 2 check pytest
+# The lanes of the suite, each with the tests of those before it: tests/lanes.py. `quick` is for work, without `check`.
+quick: $(VENV)/.test
+	$(MAKE) --no-print-directory pytest LANE=quick
+
+test test-all: $(VENV)/.test
+	$(MAKE) --no-print-directory --jobs 2 check pytest LANE=$@
+
+nightly: $(VENV)/.test $(VENV)/.cluster
+	$(MAKE) --no-print-directory --jobs 2 check pytest LANE=$@
+	if command -v debootstrap > /dev/null && [ $$(id -u) = 0 ]; then $(MAKE) --no-print-directory cluster-demo; \
+	else echo 'SKIPPED: the cluster that is built from nothing; as root on Debian: apt-get install debootstrap' >&2; fi
 
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3
+LANE ?= test
 
 pytest: $(VENV)/.test
-	$(BIN)/pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest --lane $(LANE) --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
-# The lane for work: everything that starts no run, no cluster and no group of ranks.
-QUICK := not slow and not gpu and not root and not kubernetes and not slurm and not sky and not ray and not mlflow
-HEAVY := faults worker cli backends kubernetes deploy host validation
-
-quick: $(VENV)/.test
-	$(BIN)/pytest -m '$(QUICK)' $(HEAVY:%=--ignore tests/%) --numprocesses 2 --dist loadscope tests
+# After `make test`: what each file cost becomes tests/costs/test.csv, which later runs are compared with.
+costs: $(VENV)/.test
+	$(BIN)/python -m tests.growth $(LANE)
 
 check: $(VENV)/.test
 	$(MAKE) --no-print-directory --jobs 2 --output-sync mypy ruff lint-imports reference

@@ -1,4 +1,4 @@
-"""What all tests share: golden files, a fake clock and an empty run directory."""
+"""What all tests share: lanes, golden files, a fake clock and an empty run directory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests import lanes
 from tests.fakes import FakeClock
 from tests.seconds import Seconds
 from trainworks.record.run_dir import RunDir
@@ -18,15 +19,16 @@ from trainworks.record.runs_folder import create_run_dir
 
 GOLDEN = Path(__file__).parent / "golden"
 
-settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
-settings.load_profile("trainworks")
-
 _SLOW_FIRST = ("slurm", "kubernetes", "tests/worker", "tests/faults", "tests/validation", "tests/cli")
 """Where the longest tests are: a process that begins with them is not waited for in the end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Seconds(config.rootpath))
+    lanes.choose(config)
+    examples = lanes.examples(100)
+    settings.register_profile("trainworks", deadline=None, derandomize=True, database=None, max_examples=examples)
+    settings.load_profile("trainworks")
+    config.pluginmanager.register(Seconds(config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,6 +78,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`pytest --update-golden` writes every golden file anew; the diff is the review."""
+    lanes.add_option(parser)
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew instead of comparing")
 
 

@@ -6,18 +6,15 @@ import csv
 import io
 import os
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Generator
-from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.growth import TABLE, read_costs, warning
+from tests.lanes import Lane
 from trainworks.files import write_atomic
-
-TABLE = Path("build/test-seconds.csv")
-"""From the root of the repository. A row is a test with its setup and teardown; the first test of a file or of a
-cluster has the fixtures that the others share."""
 
 _CLOCK, _PROCESSOR = "clock_s", "processor_s"
 
@@ -29,8 +26,12 @@ class Seconds:
     are in the summary's second number alone, which counts what the whole machine did.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._table = root / TABLE
+    def __init__(self, config: pytest.Config) -> None:
+        self._root = config.rootpath
+        self._lane = Lane(config.getoption("--lane"))
+        self._is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not (
+            config.option.keyword or config.option.markexpr
+        )
         self._rows: list[tuple[str, float, float]] = []
         self._began = (0.0, 0.0)
         self._machine_began = _machine_s()
@@ -57,20 +58,25 @@ class Seconds:
         """The table is written where more than one test ran."""
         if len(self._rows) < 2:
             return
-        self._table.parent.mkdir(exist_ok=True)
+        self._write_table()
+        tests = {test: processor for test, _, processor in self._rows}
+        folders: Counter[str] = Counter()
+        for test, processor in tests.items():
+            folders[test.partition("::")[0].rpartition("/")[0]] += processor
+        parts = ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in folders.most_common(8))
+        used = f"{sum(tests.values()):.0f} of {_machine_s() - self._machine_began:.0f}"
+        terminalreporter.write_line(f"processor seconds: {used} ({parts}); each test in {TABLE}")
+        if self._is_whole and (costs := read_costs(self._root, self._lane)) and (said := warning(costs, tests)):
+            terminalreporter.write_line(said, yellow=True)
+
+    def _write_table(self) -> None:
+        path = self._root / TABLE
+        path.parent.mkdir(exist_ok=True)
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(("test", _CLOCK, _PROCESSOR))
         writer.writerows((test, f"{clock:.3f}", f"{processor:.3f}") for test, clock, processor in sorted(self._rows))
-        write_atomic(self._table, table.getvalue())
-        folders: dict[str, float] = defaultdict(float)
-        for test, _, processor in self._rows:
-            folders[test.partition("::")[0].rpartition("/")[0]] += processor
-        dearest = sorted(folders.items(), key=lambda each: -each[1])[:8]
-        total = sum(folders.values())
-        machine = _machine_s() - self._machine_began
-        parts = ", ".join(f"{folder} {seconds:.0f}" for folder, seconds in dearest)
-        terminalreporter.write_line(f"processor seconds: {total:.0f} of {machine:.0f} ({parts}); each test in {TABLE}")
+        write_atomic(path, table.getvalue())
 
 
 def _processor_s() -> float:

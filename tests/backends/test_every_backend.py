@@ -68,6 +68,7 @@ def nodes_of(job: Job) -> list[str]:
     return [one.node for one in attempt.placement]
 
 
+@pytest.mark.lane("test")
 def test_a_gang_starts_together_and_succeeds(bed: Bed) -> None:
     job = bed.submit(bed.job("echo rank $RANK of $WORLD_SIZE on node $NODE_RANK", nodes=4))
     row = job.end()

@@ -21,7 +21,7 @@ from trainworks.host import process
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.store import JobStore, open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.root]
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all"), pytest.mark.root]
 PATIENCE_S = 240.0
 
 WRITER = """
@@ -117,6 +117,7 @@ def busy(user: User, name: str = "busy", **keys: Any) -> str:
     return run_id
 
 
+@pytest.mark.lane("test")
 def test_a_job_runs_as_the_user_who_submitted_it(shared: tuple[User, User]) -> None:
     root, ann = shared
     busy(root)

@@ -53,6 +53,7 @@ def test_a_step_without_a_checkpoint_is_refused_with_those_there_are(trainworks,
     assert refused.value.hint == "there are: 2, 4"
 
 
+@pytest.mark.lane("test-all")
 def test_a_damaged_checkpoint_is_refused_with_the_other_steps(trainworks, run, tmp_path):
     metadata = run.run_dir.checkpoint(4) / "metadata.json"
     good = metadata.read_bytes()
@@ -65,6 +66,7 @@ def test_a_damaged_checkpoint_is_refused_with_the_other_steps(trainworks, run, t
     assert refused.value.hint == "choose another one with `--step`: 2"
 
 
+@pytest.mark.lane("test-all")
 def test_what_the_worker_refuses_is_said_as_it_says_it(trainworks, tmp_path):
     (tmp_path / "model").write_text("mine")
     with pytest.raises(UsageError, match="exists"):

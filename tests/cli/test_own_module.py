@@ -49,6 +49,7 @@ def test_an_example_of_less_than_40_lines_learns_and_reports(program, name):
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_an_error_in_the_file_ends_the_plan_with_its_line_and_without_a_traceback(program):
     file = program.folder / "tabular.py"
     file.write_text(file.read_text(encoding="utf-8").replace("self.enter(x)", "self.entre(x)"), encoding="utf-8")
@@ -61,6 +62,7 @@ def test_an_error_in_the_file_ends_the_plan_with_its_line_and_without_a_tracebac
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_epochs_of_a_module_are_counted_in_its_samples(program):
     code, stdout, stderr = program.run("plan", "tabular.yaml", "--json")
     assert code == 0, stderr
@@ -68,6 +70,7 @@ def test_epochs_of_a_module_are_counted_in_its_samples(program):
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_masked_tokens_are_learned_from_a_run_file(program):
     text = (EXAMPLES / "bert.yaml").read_text(encoding="utf-8")
     assert "source: python-stdlib, " in text

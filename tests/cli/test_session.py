@@ -17,7 +17,7 @@ from tests.fakes import read_rows
 from tests.faults.launcher import Program, finished, wait_until
 from trainworks.record.events import read_events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 LOOP = ("run", "--nproc", "2", "--", "python", "session_loop.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "session_loop.py"
 
@@ -52,6 +52,7 @@ def whole(tmp_path_factory):
     return program.curve(), json.loads(report)
 
 
+@pytest.mark.lane("test")
 def test_a_loop_that_is_killed_goes_on_bit_identically(program, whole):
     process = started(program, 120)
     rank = next(event for event in read_events(program.run_dir.events_file) if event["kind"] == "attempt")

@@ -14,6 +14,7 @@ from tests.worker.harness import run_file_text, write_corpus
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.lane("test-all"),
     pytest.mark.skipif(find_spec("torch") is None, reason="layouts are trained: trainworks[train]"),
 ]
 

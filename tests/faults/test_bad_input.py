@@ -8,7 +8,7 @@ from trainworks.host.network import listen
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 
 
 def assert_one_clear_error(stderr: str) -> None:
@@ -21,6 +21,7 @@ def test_a_missing_run_file(program):
     assert (code, stderr) == (2, "error: run file `nowhere.yaml` not found\n")
 
 
+@pytest.mark.lane("test")
 def test_a_wrong_unit_is_named_with_its_line(program, write_run_file):
     code, _, stderr = program.run("run", write_run_file(program.folder, goal={"deadline": "3 parsecs"}))
     assert code == 2
@@ -71,6 +72,7 @@ def test_a_port_in_use(program, write_run_file):
 
 
 @pytest.mark.root
+@pytest.mark.lane("test")
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(program, write_run_file, small_disk):
     disk = small_disk("4m")
     model = {"layers": 2, "hidden": 64, "heads": 4}

@@ -9,12 +9,13 @@ from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.record.events import read_events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 SHOW = (
     "import os; print(*(os.environ[k] for k in ('RANK','WORLD_SIZE','LOCAL_RANK','MASTER_ADDR','SKYPILOT_NODE_RANK')))"
 )
 
 
+@pytest.mark.lane("test")
 def test_every_rank_of_every_node_knows_its_place(program):
     code, _, stderr = program.run("run", "--nodes", "2", "--nproc", "2", "--name", "show", "--", "python", "-c", SHOW)
     assert code == 0, stderr
@@ -32,6 +33,7 @@ def test_the_ranks_can_meet_in_a_process_group(program):
     assert program.run_dir.rank_log(1).read_text().split()[-1] == "1"
 
 
+@pytest.mark.lane("test")
 def test_a_script_that_fails_is_named_with_its_last_words_and_its_exit_code(program):
     script = "import os, sys, time; r = int(os.environ['RANK']); r == 1 and sys.exit('no such luck'); time.sleep(60)"
     code, _, stderr = program.run("run", "--nproc", "2", "--name", "fail", "--", "python", "-c", script)
@@ -45,6 +47,7 @@ def test_the_exit_code_is_passed_on(program):
     assert program.run("run", "--name", "seven", "--", "bash", "-c", "exit 7")[0] == 7
 
 
+@pytest.mark.lane("test")
 def test_a_failure_on_one_node_ends_the_other(program):
     script = "import os, sys, time; os.environ['NODE_RANK'] == '1' and sys.exit(9); time.sleep(60)"
     code, _, _ = program.run("run", "--nodes", "2", "--name", "fail", "--", "python", "-c", script)
@@ -52,6 +55,7 @@ def test_a_failure_on_one_node_ends_the_other(program):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_ctrl_c_ends_a_command_and_the_grandchildren_that_it_hides(program):
     hide = (
         "import subprocess, time; subprocess.Popen(['sleep', '300'], start_new_session=True);"
@@ -66,6 +70,7 @@ def test_ctrl_c_ends_a_command_and_the_grandchildren_that_it_hides(program):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_a_command_is_restarted_as_often_as_asked_and_ends_with_a_report(program):
     (program.folder / "run.yaml").write_text(
         "name: again\nrun: echo hello; test $TRAINWORKS_ATTEMPT = 3\nrecover: {max_restarts: 2}\n"

@@ -36,6 +36,7 @@ def test_a_soak_of_seconds_trains_every_step_once_and_measures_its_goodput(progr
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_a_run_survives_every_fault(program, write_run_file):
     write_run_file(program.folder, **LONG)
     report = drilled(program, *(f"--fault={fault}" for fault in IN_ONE_RUN))
@@ -49,6 +50,7 @@ def test_a_run_survives_every_fault(program, write_run_file):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test-all")
 def test_a_run_survives_a_full_disk_and_its_copies_arrive_in_a_failing_store_and_are_deleted(program, write_run_file):
     with s3_server():
         program.env |= {name: value for name, value in os.environ.items() if name.startswith("AWS_")}

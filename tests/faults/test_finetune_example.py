@@ -16,6 +16,7 @@ from trainworks.record.metric_columns import read_columns
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.lane("test-all"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated"),  # peft reads it
 ]
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,7 @@ def test_chats_become_an_adapter_that_lowers_the_loss_on_held_out_answers(progra
     assert re.findall(r"loss \d\.\d{4} over (\d+) tokens of answers", guide) == [str(count)] * 2
 
 
+@pytest.mark.lane("test")
 def test_the_guide_shows_the_run_file_of_the_example() -> None:
     shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(name: .*?)```", GUIDE.read_text(), re.DOTALL)]
     assert shown == [yaml.safe_load((EXAMPLE / "lora.yaml").read_text())]

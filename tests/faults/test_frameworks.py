@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.launcher import Program, finished, interrupt, output, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin")
 needs_gromacs = pytest.mark.skipif(shutil.which("gmx") is None, reason="NOT TESTED: no gmx: apt-get install gromacs")
@@ -101,6 +101,7 @@ def test_ranks_of_mpi_train_as_one_process_does(examples: Program) -> None:
     assert sorted(re.findall(r"rank (\d) of 2", output(examples))) == ["0", "1"]
 
 
+@pytest.mark.lane("test")
 def test_a_killed_rank_of_mpi_is_named_by_mpirun(program: Program, mpi_up) -> None:
     rank_1 = int(re.search(r"up 1 (\d+)", output(program))[1])
     next(process for process in program.processes() if process.pid == rank_1).kill()
@@ -123,6 +124,7 @@ def test_ctrl_c_ends_mpirun_and_its_ranks(program: Program, mpi_up) -> None:
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_every_worker_of_tensorflow_can_listen_where_its_cluster_says(program: Program) -> None:
     script = (
         "import json, os, socket; config = json.loads(os.environ['TF_CONFIG']); index = config['task']['index']\n"
@@ -155,6 +157,7 @@ def test_a_skypilot_task_runs_as_it_is(examples: Program) -> None:
     ]
 
 
+@pytest.mark.lane("test")
 def test_a_skypilot_task_runs_in_plain_bash_and_in_its_folder(program: Program) -> None:
     (program.folder / "code").mkdir()
     (program.folder / "task.yaml").write_text(

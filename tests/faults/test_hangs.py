@@ -10,7 +10,7 @@ from tests.faults.conftest import SHORT
 from tests.faults.launcher import finished
 from trainworks.record.events import read_events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 TIMEOUT = {"recover__hang_timeout": "4s"}
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 
@@ -20,6 +20,7 @@ def hangs(program):
     return [event for event in events if event["kind"] == "failure" and event["cause"] == "hang"]
 
 
+@pytest.mark.lane("test")
 def test_a_stopped_rank_is_named_and_the_run_goes_on(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder, **TIMEOUT))
     program.wait_for_step(36)

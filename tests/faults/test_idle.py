@@ -10,7 +10,7 @@ import pytest
 from tests.faults.launcher import finished, wait_until
 from trainworks.record.events import read_events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: sum(range(20000)); time.sleep(0.002)\n"
 STOPS = "{report_after: 1s, stop_after: 3s, network: 1 TB}"
 """Whatever else this machine downloads meanwhile."""
@@ -40,6 +40,7 @@ def runs_on(program, seconds: float) -> bool:
     return program.run_dir.read_status().state == "RUNNING"
 
 
+@pytest.mark.lane("test")
 def test_a_job_that_sleeps_is_reported_and_stopped(program, command):
     code, _, stderr = program.run("run", command("trap 'echo saved; exit 0' TERM; sleep 60 & wait"))
     assert code == 130
@@ -58,6 +59,7 @@ def test_all_nodes_of_a_job_that_sleeps_are_stopped(program, command):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_a_busy_job_is_not_idle(program, command):
     program.start("run", command(f"{sys.executable} -c '{BUSY}'"))
     assert runs_on(program, 5) and not events(program, "idle")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.launcher import Program, finished, output, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 
 
 def named(variable: str, what: str) -> str:

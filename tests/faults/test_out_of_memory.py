@@ -11,7 +11,7 @@ import pytest
 
 from trainworks.record.events import read_events
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 LARGE = {
     "workload__model": {"layers": 4, "hidden": 256, "heads": 4},
     "workload__data__sequence_length": 256,
@@ -26,6 +26,7 @@ def last_failure(program):
     return [event for event in events if event["kind"] == "failure" and event["cause"] != "peer_lost"][-1]
 
 
+@pytest.mark.lane("test")
 def test_a_rank_whose_address_space_ends_is_explained_with_remedies(program, write_run_file):
     program.hurt("limit:1:400")
     code, stdout, stderr = program.run("run", write_run_file(program.folder, **LARGE))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.queue_kills import run_trial
+from tests.lanes import amount
+
+KILLS = amount(test=8, test_all=8, nightly=200)
 
 
 @pytest.mark.slow
 @pytest.mark.root
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(amount(test=900, test_all=900, nightly=3600))
+@pytest.mark.lane("test-all")
 def test_no_job_of_three_users_is_lost_or_runs_twice_whatever_is_killed() -> None:
-    trial = run_trial(jobs=10, kills=8, seed=1, seconds=None, array=3)
+    trial = run_trial(jobs=10, kills=KILLS, seed=1, seconds=None, array=3)
     assert trial.problems == []
-    assert trial.accepted and trial.kills.total() >= 8
+    assert trial.accepted and trial.kills.total() >= KILLS

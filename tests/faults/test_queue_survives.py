@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.fakes import processes, resolved_command
+from tests.lanes import amount
 from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.agent.launch import run_mark
 from trainworks.api.run_handle import Run
@@ -34,8 +35,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.recover.restarts import restarts_used
 
-KILLS = 40
-JOBS = 40
+KILLS = JOBS = amount(test=8, test_all=40, nightly=200)
 PATIENCE_S = 240.0
 """Nothing is measured by it: a dispatcher, a supervisor and an agent start one after the other on a busy machine."""
 
@@ -116,6 +116,7 @@ def book(folder: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(amount(test=600, test_all=600, nightly=3600))
 def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> None:
     chance = random.Random(7)
     kills = submitted = 0
@@ -164,6 +165,7 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_a_job_whose_supervisor_is_killed_by_its_own_stop_is_stopped(folder: Path) -> None:
     submitted, run_dir = script_of(folder, 0)
     command = f"touch {folder}/begun; sleep 300"
@@ -185,6 +187,7 @@ def test_a_job_whose_supervisor_is_killed_by_its_own_stop_is_stopped(folder: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_a_database_server_that_is_killed_delays_the_queue_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +212,7 @@ def test_a_database_server_that_is_killed_delays_the_queue_and_nothing_else(
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_a_full_disk_below_the_store_refuses_a_job_and_loses_none(
     folder: Path, small_disk: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +260,7 @@ MAX_RESTARTS = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(amount(test=1, test_all=3, nightly=30)))
 def test_a_job_has_one_life_more_than_restarts_whoever_is_killed(folder: Path, seed: int) -> None:
     chance = random.Random(seed)
     run_dir = endless_job(folder)

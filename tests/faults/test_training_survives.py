@@ -21,7 +21,7 @@ from trainworks.record.manifest import complete_checkpoints
 from trainworks.recover.memory_checkpoints import memory_folder
 from trainworks.recover.restarts import restarts_used
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}
 
 
@@ -33,6 +33,7 @@ def of_kind(program, kind):
     return [event for event in read_events(program.run_dir.events_file) if event["kind"] == kind]
 
 
+@pytest.mark.lane("test")
 def test_a_run_ends_well_and_prints_its_report_to_stdout(program, write_run_file):
     with tempfile.TemporaryDirectory(prefix="tw-") as temporary:  # short: the paths of sockets are
         program.env["TMPDIR"] = temporary
@@ -71,6 +72,7 @@ def test_variables_of_a_run_file_are_those_of_the_ranks_of_a_workload(program):
     assert "in debug" in program.run_dir.rank_log(0).read_text()
 
 
+@pytest.mark.lane("test")
 def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(36)
@@ -109,6 +111,7 @@ def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed(
     program, write_run_file, uninterrupted
 ):
@@ -214,6 +217,7 @@ def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_ru
     assert complete_checkpoints(program.run_dir)[-1][0].step >= 30
 
 
+@pytest.mark.lane("test")
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(30)
@@ -239,6 +243,7 @@ def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_a_run_resumes_with_another_number_of_ranks(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(36)
@@ -278,6 +283,7 @@ def test_a_run_of_the_queue_that_finished_goes_on_there(program, write_run_file,
     assert program.curve() == longer
 
 
+@pytest.mark.lane("test")
 def test_restarts_are_limited(program, write_run_file):
     running = program.start("run", write_run_file(program.folder, recover={"max_restarts": 1}))
     for step in (30, 70):
@@ -346,6 +352,7 @@ def test_a_stop_before_the_first_step_does_not_wait(program, write_run_file):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test")
 def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(36)

@@ -53,6 +53,7 @@ def test_an_exception_that_ends_two_attempts_at_the_same_step_is_final_on_all_no
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test-all")
 def test_an_exception_in_the_first_step_is_final(program, write_run_file):
     program.hurt("bug:0:1")
     code, _, stderr = program.run("run", write_run_file(program.folder, **SHORT))
@@ -61,6 +62,7 @@ def test_an_exception_in_the_first_step_is_final(program, write_run_file):
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test-all")
 def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
     program.hurt("leave:1:21")
     code, _, stderr = program.run("run", write_run_file(program.folder, recover={"max_restarts": 0}, **SHORT))
@@ -68,6 +70,7 @@ def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
     assert stderr.count("error: ") == 1 and "exited with code 13" in stderr and "lost contact" not in stderr
 
 
+@pytest.mark.lane("test-all")
 def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_file):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
     program.wait_for_step(36)
@@ -77,6 +80,7 @@ def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_fi
     assert (recovering[-1]["cause"], recovering[-1]["message"]) == ("killed", "killed by SIGKILL")
 
 
+@pytest.mark.lane("test-all")
 def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
     program.wait_for_step(36)
@@ -87,6 +91,7 @@ def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test-all")
 def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder))
     program.wait_for_step(36)
@@ -97,6 +102,7 @@ def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, wri
     program.assert_nothing_left()
 
 
+@pytest.mark.lane("test-all")
 def test_a_terminated_agent_and_a_killed_fork_server_of_two_nodes_cost_no_step(program, write_run_file, uninterrupted):
     running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 4}))
     program.wait_for_step(23)

@@ -154,6 +154,7 @@ def test_a_state_follows_only_those_that_it_may_follow(store: JobStore) -> None:
     assert not store.move(job.id, JobState.RUNNING, now=3.0)
 
 
+@pytest.mark.lane("test")
 def test_of_many_that_start_one_job_one_succeeds(url: str) -> None:
     open_store(url)
     job = add(open_store(url))

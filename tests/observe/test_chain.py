@@ -34,7 +34,7 @@ from trainworks.record.metrics import SlowestRank, append_metrics
 from trainworks.record.resolved import ExpectedStep
 from trainworks.record.usage import NodeUsage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 USED = {"energy_j": 5e6, "others_s": 1, "cores_s": 20}
 
 
@@ -56,6 +56,7 @@ def queries_without_data(prometheus: int) -> set[str]:
     }
 
 
+@pytest.mark.lane("test")
 def test_a_failed_run_that_two_exporters_see_pages_once(
     running: RunningRun, metrics: NodeMetrics, monitoring: Monitoring
 ) -> None:

@@ -29,6 +29,7 @@ def zabbix(tmp_path: Path) -> Iterator[Zabbix]:
         yield found
 
 
+@pytest.mark.lane("test-all")
 def test_a_fault_that_two_systems_see_is_told_once_and_a_dead_node_mutes_its_gpus(
     zabbix: Zabbix, running: RunningRun, machine: Machine, folder: Path, clock: FakeClock, monitoring: Monitoring
 ) -> None:

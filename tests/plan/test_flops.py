@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.plan.families import BLOOM, CONFIGS, GPT2, VIT, family
 from trainworks.catalog.models import preset, preset_names
 from trainworks.plan.flops import (
@@ -138,7 +139,7 @@ def test_an_encoder_has_no_causal_mask() -> None:
 
 
 @given(window=st.integers(1, 40), length=st.integers(1, 64))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_window_leaves_the_pairs_that_a_mask_leaves(window: int, length: int) -> None:
     """Token i sees min(i, w) others, in the continuum that halves attention."""
     everywhere = shape_of_hf_config(family("mistral", sliding_window=window))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.plan.families import CONFIGS, family
 from trainworks.catalog.models import preset
 from trainworks.errors import UsageError
@@ -129,7 +130,7 @@ def test_a_cut_model_is_the_model_of_the_cut_config() -> None:
 
 
 @given(vocabulary=st.integers(1, 1000), positions=st.integers(1, 1000))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_another_vocabulary_or_length_is_the_model_of_the_changed_config(vocabulary: int, positions: int) -> None:
     changed = CONFIGS["bert"] | {"vocab_size": vocabulary, "max_position_embeddings": positions}
     by_hand = resized(shape("bert"), vocabulary=vocabulary, max_sequence_length=positions)

@@ -10,6 +10,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.queueing.queues import NAMES, NODES, SHAPES, Played, node, shape, snapshot, waiting
 from trainworks.queueing.decide import decide
 from trainworks.queueing.snapshot import Decision, GangShape, NodeInfo, QueuedJob, Reason, RunningJob, Snapshot
@@ -356,7 +357,7 @@ def lines(
     return on, line, behind
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(lines(LIMITS))
 def test_jobs_behind_the_head_do_not_delay_it(found: tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]]) -> None:
     """If every job uses up its time limit; some of those behind have none."""
@@ -367,7 +368,7 @@ def test_jobs_behind_the_head_do_not_delay_it(found: tuple[list[NodeInfo], list[
     assert played(on, line + behind, lasts_s).started_at[head] == alone
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(lines(st.none()), st.lists(st.integers(1, 50), min_size=5, max_size=5))
 def test_jobs_behind_a_head_without_a_known_start_do_not_delay_it(
     found: tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]], lasts: list[int]
@@ -380,7 +381,7 @@ def test_jobs_behind_a_head_without_a_known_start_do_not_delay_it(
     assert played(on, line + behind, lasts_s).started_at[head] == alone
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(lines(st.none() | LIMITS), st.lists(st.integers(1, 400), min_size=5, max_size=5))
 def test_a_head_starts_no_later_than_it_was_promised(
     found: tuple[list[NodeInfo], list[QueuedJob], list[QueuedJob]], lasts: list[int]
@@ -394,7 +395,7 @@ def test_a_head_starts_no_later_than_it_was_promised(
                 assert game.started_at[job_id] <= one.starts_at
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(NODES, queues(st.none() | LIMITS, most=10), st.lists(st.integers(1, 4000), min_size=10, max_size=10))
 def test_a_queue_empties(on: list[NodeInfo], queue: list[QueuedJob], lasts: list[int]) -> None:
     """But for the jobs that no node in service could have; jobs that give way start over."""
@@ -405,7 +406,7 @@ def test_a_queue_empties(on: list[NodeInfo], queue: list[QueuedJob], lasts: list
     assert not [job for job in game.waiting.values() if has_room(snapshot(on), job.shape, empty)]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.builds(shape, st.integers(1, 8)), min_size=2, max_size=6))
 def test_an_endless_stream_of_small_jobs_does_not_starve_the_head(small: list[GangShape]) -> None:
     """They have no time limits; the head wants every node whole."""

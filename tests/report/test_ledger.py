@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
+
 RunStart = Callable[..., Any]
 
 SECONDS = st.floats(min_value=0.0, max_value=500.0)
@@ -40,7 +42,7 @@ def live(run: Any, actions: list[tuple[str, Any]]) -> None:
             run.event("stopped", step=run.step).status("STOPPED").wait(amount).launch()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_the_categories_add_up_to_the_wall_clock_and_none_is_negative(
     start_run: RunStart, actions: list[tuple[str, Any]]
@@ -53,7 +55,7 @@ def test_the_categories_add_up_to_the_wall_clock_and_none_is_negative(
     assert report.runtime_goodput is None or 0.0 <= report.runtime_goodput <= 1.0 + 1e-9
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stretches=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 12)), min_size=1, max_size=6))
 def test_every_recorded_step_is_either_effective_or_lost(start_run: RunStart, stretches: list[tuple[int, int]]) -> None:
     run = start_run()

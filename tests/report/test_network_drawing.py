@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 
 import trainworks
+from tests.lanes import examples
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
 from trainworks.report.network_drawing import network_dot, network_svg
 from trainworks.report.network_graph import Graph, network_graph
 
-few = settings(max_examples=25)
+few = settings(max_examples=examples(25))
 
 
 def graph(design: NetworkDesign) -> Graph:

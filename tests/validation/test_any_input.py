@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.measure.rows import RUN
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import parse_cluster
@@ -135,7 +136,9 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Work]:
 
 
 LAW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

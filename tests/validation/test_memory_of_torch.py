@@ -257,6 +257,7 @@ def test_the_peak_beyond_the_states_is_right_to_five_percent(case: Case) -> None
     assert predicted_peak(case) - states == pytest.approx(found.peak - states, rel=0.05)
 
 
+@pytest.mark.lane("test-all")
 def test_peaks_are_right_to_one_percent_on_average() -> None:
     assert mean(abs(predicted_peak(case) / measured(case).peak - 1) for case in CASES.values()) < 0.01
 

@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils._pytree import tree_map_only
 
+from tests.lanes import amount
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
@@ -47,6 +48,7 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 
 OLDER, NEWER, LAST = 2, 4, 6
+OFFSETS = amount(test=50, test_all=997, nightly=10**9)
 FILES = ["metadata.json", "rank-0.safetensors", MANIFEST]
 
 
@@ -234,7 +236,7 @@ def test_a_flipped_bit_in_any_byte_is_found(run, file):
     folder = run.checkpoint(NEWER)
     manifest = check_manifest(folder)
     good = (folder / file).read_bytes()
-    for offset in range(0, len(good), max(1, len(good) // 997)):
+    for offset in range(0, len(good), max(1, len(good) // OFFSETS)):
         (folder / file).write_bytes(good)
         flip(folder / file, offset)
         found = check_manifest(folder) if file == MANIFEST else check_file(folder, manifest, file)

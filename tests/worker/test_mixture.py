@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from trainworks.worker.data.card import DatasetCard, Shard
 from trainworks.worker.data.mixture import Dealer, MixedDataset, MixedOrder
 from trainworks.worker.data.order import FullShuffle
@@ -17,7 +18,7 @@ WEIGHTS = st.lists(st.floats(0.1, 100), min_size=1, max_size=6)
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(weights=WEIGHTS, seed=SEEDS, blocks=st.integers(1, 3))
 def test_every_source_gets_its_share_to_less_than_one_sample(weights, seed, blocks):
     deal = Dealer(weights, seed)
@@ -27,7 +28,7 @@ def test_every_source_gets_its_share_to_less_than_one_sample(weights, seed, bloc
     assert (abs(np.bincount(sources, minlength=len(weights)) - shares) < 1 + 1e-6).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(weights=WEIGHTS, seed=SEEDS)
 def test_each_source_is_taken_in_its_own_order_without_gaps(weights, seed):
     deal = Dealer(weights, seed)
@@ -37,7 +38,7 @@ def test_each_source_is_taken_in_its_own_order_without_gaps(weights, seed):
         assert (taken == np.arange(len(taken))).all()
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(weights=WEIGHTS, seed=SEEDS, data=st.data())
 def test_one_sample_is_dealt_as_in_the_whole_sequence(weights, seed, data):
     deal = Dealer(weights, seed)
@@ -46,7 +47,7 @@ def test_one_sample_is_dealt_as_in_the_whole_sequence(weights, seed, data):
     assert [array[0] for array in Dealer(weights, seed)(np.array([g]))] == whole
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(sizes=st.lists(st.integers(50, 300), min_size=1, max_size=4), seed=SEEDS, data=st.data())
 def test_nothing_repeats_within_an_epoch_of_its_source(sizes, seed, data):
     weights = data.draw(st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)))

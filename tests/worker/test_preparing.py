@@ -181,6 +181,7 @@ def test_images_are_not_trained_on_as_text(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.lane("test-all")
 def test_many_processes_make_the_same_bytes_as_one(large, tokenizer, in_one_go, tmp_path):
     folder, _ = prepare(of(large, tokenizer), tmp_path, processes=2)
     assert content(folder) == content(in_one_go)
@@ -235,6 +236,7 @@ def finished(work, name):
     return any(json.loads(line)["name"] == name for line in (work / "finished.jsonl").read_text().splitlines())
 
 
+@pytest.mark.lane("test-all")
 def test_a_finished_shard_that_was_damaged_is_made_again(large, tokenizer, in_one_go, tmp_path):
     folder, _ = prepare(of(large, tokenizer), tmp_path, processes=1)
     work = folder.with_name(f".{folder.name}.making")
@@ -252,6 +254,7 @@ def test_a_finished_shard_that_was_damaged_is_made_again(large, tokenizer, in_on
 
 
 @pytest.mark.root
+@pytest.mark.lane("test-all")
 def test_a_full_disk_keeps_what_is_finished_for_the_next_try(large, tokenizer, in_one_go):
     with mounted("size=4m") as disk:
         with pytest.raises(DiskFullError, match="no space left") as caught:
@@ -263,6 +266,7 @@ def test_a_full_disk_keeps_what_is_finished_for_the_next_try(large, tokenizer, i
         assert content(folder) == content(in_one_go)
 
 
+@pytest.mark.lane("test-all")
 def test_two_processes_at_once_make_it_once(large, tokenizer, tmp_path):
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         first, second = pool.map(prepare, [of(large, tokenizer)] * 2, [tmp_path] * 2)

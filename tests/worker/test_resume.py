@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.lanes import amount
 from tests.worker.harness import events
 from trainworks.record.manifest import complete_checkpoints
 
@@ -31,7 +32,7 @@ def reference(tmp_path_factory, corpus, cache):
     return curve
 
 
-@pytest.mark.parametrize("step", [1, *random.Random(7).sample(range(2, 24), 3)])
+@pytest.mark.parametrize("step", [1, *random.Random(7).sample(range(2, 24), amount(test=1, test_all=3, nightly=22))])
 def test_a_run_killed_at_any_step_resumes_bit_identically(new_run, reference, step):
     run = new_run()
     run.train(until=run.step_is_recorded(step))

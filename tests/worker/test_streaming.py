@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.worker.object_store import s3_server
 from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -203,7 +204,7 @@ def test_what_is_in_use_is_not_removed(stored, local, tmp_path, clock):
     assert path.exists() and not held[0][0].exists() and held[1][0].exists()
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(st.randoms(use_true_random=False))
 def test_many_readers_at_once_see_whole_shards_within_the_limit(tmp_path_factory, local, generator: random.Random):
     folder, card = local

@@ -19,7 +19,7 @@ from tests.fakes import FakeClock
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
-settings.register_profile("trainworks", deadline=None, derandomize=True, database=None)
+settings.register_profile("trainworks", settings(), deadline=None, derandomize=True, database=None)
 settings.load_profile("trainworks")
 
 CLUSTER = Path(__file__).with_name("cluster.py")

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 
 from tests.fakes import spec
 from tests.jobs.formats.jobs import HOSTILE
+from tests.lanes import examples
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.program import Program
 from trainworks_ray import gang
@@ -77,7 +78,7 @@ def left_of(node: gang.Node) -> list[int]:
 
 
 @given(HOSTILE, HOSTILE)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 def test_every_rank_gets_every_text_and_the_port_that_was_found(text: str, value: str) -> None:
     script = f"""printf '%s/%s/%s/%s\\n' "$RANK" "$MASTER_ADDR:$MASTER_PORT" {shlex.quote(text)} "$HOSTILE" """
     lines, code = to_the_end(started(script, envs={"HOSTILE": value}))

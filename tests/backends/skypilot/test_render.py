@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import spec
 from tests.jobs.formats.jobs import HOSTILE, run
+from tests.lanes import examples
 from trainworks.backends.skypilot.backend import job_name
 from trainworks.config.engines import SkyPilot
 from trainworks.errors import UsageError
@@ -115,7 +116,7 @@ def test_runs_of_one_id_in_two_folders_have_two_names(tmp_path: Path) -> None:
 
 
 @given(HOSTILE, HOSTILE, HOSTILE, HOSTILE)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_every_text_comes_through_as_it_is(value: str, folder: str, mount: str, setup: str) -> None:
     program = Program(script="true", setup=setup, envs={"A": value}, working_folder=folder, starts="per_node")
     task = yaml.safe_load(render_managed_job(spec(), program, SkyPilot(file_mounts={"/data": mount}), "demo"))
@@ -124,7 +125,7 @@ def test_every_text_comes_through_as_it_is(value: str, folder: str, mount: str, 
 
 
 @given(HOSTILE, HOSTILE)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_bash_runs_every_rank_with_every_text(text: str, value: str) -> None:
     script = f"""printf '%s/%s/%s/%s\\n' "$RANK" "$MASTER_ADDR" {shlex.quote(text)} "$HOSTILE" """
     program = Program(script=script, envs={"HOSTILE": value, "TOKEN": None}, processes_per_node=2)

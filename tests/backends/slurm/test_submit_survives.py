@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.slurm_cluster import Cluster, wait_until
+from tests.lanes import amount
 from trainworks.backends.remote import follow_all
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
@@ -24,7 +25,7 @@ from trainworks.jobs.store import JobStore, open_store
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-SUBMITS = 8
+SUBMITS = amount(test=8, test_all=8, nightly=67)
 """For each of the moments: it has made a run directory, has said that it waits, calls sbatch."""
 RUN_FILE = """name: job
 run: echo $TRAINWORKS_RUN_DIR >> {book}

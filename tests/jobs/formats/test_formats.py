@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from tests.jobs.formats.jobs import HOSTILE, pods, run, run_container, run_file
+from tests.lanes import examples
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
@@ -178,7 +179,7 @@ def test_a_skypilot_task_comes_back_as_it_was(task: dict[str, Any]) -> None:
 
 
 @given(HOSTILE, HOSTILE)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_skypilot_runs_the_same_processes(text: str, value: str) -> None:
     script = f"""printf '%s/%s/%s\\n' "$RANK" {shlex.quote(text)} "$HOSTILE" """
     job = pods(run=script, envs={"HOSTILE": value}, num_nodes=2, cluster={"processes_per_node": 2})
@@ -200,7 +201,7 @@ def lsf_machine(folder: Path) -> dict[str, str]:
 
 
 @given(HOSTILE, HOSTILE)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_lsf_runs_the_same_processes(text: str, value: str) -> None:
     script = f"""printf '%s/%s/%s/%s\\n' "$RANK" "$MASTER_ADDR" {shlex.quote(text)} "$HOSTILE" """
     job = pods(run=script, envs={"HOSTILE": value}, num_nodes=2)
@@ -233,7 +234,7 @@ def test_lsf_needs_the_variables_that_have_no_value(tmp_path: Path) -> None:
 
 
 @given(HOSTILE)
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 def test_a_trainjob_runs_what_a_jobset_runs(text: str) -> None:
     job = pods(run=f"printf %s {shlex.quote(text)}", envs={"A": text}, setup="true")
     trainer = yaml.safe_load(trainjob.render(job))["spec"]["trainer"]

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.jobs.formats.jobs import HOSTILE, expanded, pods, run_container
+from tests.lanes import examples
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset
 from trainworks.jobs.formats.manifest import dns_name, literal, to_yaml
@@ -59,7 +60,7 @@ def by_frameworks(framework: str | None, nodes: int, per_node: int, gpus: int, r
     st.integers(1, 3),
     st.sampled_from([0, 1, 2]),
 )
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @example("jax", 2, 2, 2)
 def test_a_process_finds_what_it_finds_here(framework: str | None, nodes: int, per_node: int, each: int) -> None:
     resources = {"accelerators": f"H100:{each * per_node}", "cpus": per_node} if each else {"cpus": per_node}
@@ -90,7 +91,7 @@ def test_variables_of_the_run_file_win(tmp_path: Path) -> None:
 
 
 @given(HOSTILE)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_any_text_reaches_a_process_as_it_was(text: str) -> None:
     script = f"""printf '%s/%s' {shlex.quote(text)} "$HOSTILE" """
     with TemporaryDirectory() as folder:

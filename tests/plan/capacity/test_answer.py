@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.plan.capacity.traces import job, trace, traces
 from trainworks.errors import UsageError
 from trainworks.plan.capacity.answer import capacity_for, most_nodes
@@ -14,7 +15,7 @@ from trainworks.plan.capacity.service import Target, num_deadlines, service_of
 from trainworks.plan.capacity.simulation import replay
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(traces, st.sampled_from([0.0, 60.0, 1000.0]))
 def test_the_answer_meets_the_target_and_one_node_less_does_not(some, wait_s: float) -> None:
     answer = capacity_for(some, node_accelerators=4, wait_s=wait_s)
@@ -26,7 +27,7 @@ def test_the_answer_meets_the_target_and_one_node_less_does_not(some, wait_s: fl
         assert not Target(wait_s=wait_s).is_met(service_of(some, replay(some, one_less)))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(traces)
 def test_nobody_waits_on_as_many_nodes_as_are_ever_wanted_at_once(some) -> None:
     policy = Policy(node_accelerators=4, fixed_nodes=most_nodes(some, 4))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.plan.capacity.traces import HOUR, job, policies, trace, traces
 from trainworks.plan.capacity import policy_comparison
 from trainworks.plan.capacity.answer import capacity_for
@@ -57,7 +58,7 @@ def test_the_cheapest_that_meets_a_wait_is_on_the_front(some, wait_s: int) -> No
     assert (found is None) == all(each.service.wait_p90_s > wait_s for each in some)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(traces, policies, prices_usd, prices_usd, prices_usd, st.sampled_from(["fixed", "spot", "on_demand"]))
 def test_the_cost_never_falls_when_a_price_rises(some, policy, fixed, spot, on_demand, dearer) -> None:
     before = {"fixed": fixed, "spot": spot, "on_demand": on_demand}
@@ -66,14 +67,14 @@ def test_the_cost_never_falls_when_a_price_rises(some, policy, fixed, spot, on_d
     assert low <= high
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(traces, policies)
 def test_the_explained_cost_is_the_cost(some, policy) -> None:
     found = point_of(some, policy, prices())
     assert cost_of(found, prices()).value == pytest.approx(found.cost_usd_per_week)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(traces, policies)
 def test_jobs_hold_at_most_what_is_paid(some, policy) -> None:
     found = point_of(some, policy, prices())
@@ -93,7 +94,7 @@ def limits(**given: object) -> CapacityLimits:
     return CapacityLimits(**(of | given))  # type: ignore[arg-type]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(traces)
 def test_the_answer_is_one_of_the_policies_and_each_can_run_every_job(some) -> None:
     answer = capacity_for(some, node_accelerators=4, wait_s=600)

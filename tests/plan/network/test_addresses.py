@@ -7,6 +7,7 @@ from itertools import combinations
 
 from hypothesis import given, settings
 
+from tests.lanes import examples
 from tests.plan.network.networks import networks
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.plan.network.addresses import AddressRange, address_lines, address_plan
@@ -19,7 +20,7 @@ def addresses(found: AddressRange) -> list[IPv4Address]:
     return [found.first + found.step * index for index in range(found.count)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(networks())
 def test_ranges_do_not_overlap_and_stay_in_their_networks(design: NetworkDesign) -> None:
     plan = address_plan(design, support_networks(design))
@@ -27,7 +28,7 @@ def test_ranges_do_not_overlap_and_stay_in_their_networks(design: NetworkDesign)
     assert all(not set(addresses(one)) & set(addresses(other)) for one, other in combinations(plan, 2))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(networks())
 def test_a_node_has_the_same_last_octets_for_management_and_storage(design: NetworkDesign) -> None:
     plan = address_plan(design, support_networks(design))

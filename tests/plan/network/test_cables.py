@@ -9,11 +9,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.cables import Cable, cable_plan, cables_as_csv
 from trainworks.plan.network.design import NetworkDesign
 
-few = settings(max_examples=40)
+few = settings(max_examples=examples(40))
 
 
 def ends(rows: list[Cable]) -> Counter[tuple[str, str]]:

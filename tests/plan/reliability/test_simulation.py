@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lanes import examples
 from trainworks.errors import UsageError
 from trainworks.plan.reliability.goodput import waiting_share
 from trainworks.plan.reliability.scenario import CAUSES, Scenario, SimulationOutcome
@@ -105,7 +106,7 @@ def test_the_wait_for_nodes_agrees_with_erlang(spares: int) -> None:
     assert outcome.shares()["waiting for nodes"] == pytest.approx(waiting_share(256 / 40, spares), rel=0.05, abs=0.002)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.integers(0, 12), st.integers(1, 4), st.integers(0, 10**6))
 def test_more_spares_are_never_later(spares: int, more: int, seed: int) -> None:
     few = simulate(replace(FAILING, spares=spares), trials=20, seed=seed)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.parallel.test_equivalence import LLAMA, outcome
 
-LAYOUTS = {"one": {}, "replicas": {"dp_replicate": 2}, "shards": {"dp_shard": 2}, "tensor": {"tp": 2}}
+LAYOUTS = {"replicas": {"dp_replicate": 2}, "shards": {"dp_shard": 2}, "tensor": {"tp": 2}, "one": {}}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from tests.lanes import amount
 from tests.worker.parallel.plain_loop import plain_loop
 from tests.worker.parallel.random_layouts import STEPS, Case, draw
 from tests.worker.ranks import on_ranks
@@ -34,7 +35,8 @@ from trainworks.worker.timing import Timeline
 
 _LIMIT_S = 60.0
 """Until ranks that wait for each other have failed."""
-_FIRST, _, _END = os.environ.get("TRAINWORKS_LAYOUT_SEEDS", "40").rpartition(":")
+_USUAL = str(amount(test=1, test_all=40, nightly=400))
+_FIRST, _, _END = os.environ.get("TRAINWORKS_LAYOUT_SEEDS", _USUAL).rpartition(":")
 _SEEDS = range(int(_FIRST or 0), int(_END))
 
 

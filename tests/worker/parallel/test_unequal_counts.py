@@ -23,9 +23,9 @@ GLOBAL_BATCH = 16
 LABELLED = [1, 0, 16, 3, 0, 0, 9, 2, 5, 16, 1, 1, 0, 7, 12, 4]
 """Positions of each sequence that have a label; one micro-batch of two has none at all."""
 LAYOUTS: dict[str, dict[str, Any]] = {
+    "replicas": {"dp_replicate": 2, "micro_batch": 1},
     "one rank, 8 micro-batches of 2": {"micro_batch": 2},
     "one rank, 16 micro-batches of 1": {"micro_batch": 1},
-    "replicas": {"dp_replicate": 2, "micro_batch": 1},
     "shards": {"dp_shard": 2, "micro_batch": 4},
     "replicas of shards": {"dp_replicate": 2, "dp_shard": 2, "micro_batch": 2},
     "tensor": {"tp": 2, "micro_batch": 2},
