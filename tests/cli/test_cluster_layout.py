@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trainworks.config.layout import Layout
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.layout import as_option, check_against, fixed_at, fixed_by, parse_layout, roomier_batch
-from trainworks.plan.degrees import fixed_of, to_layout
+from trainworks.plan.degrees import fixed_of, planned_layout, written_layout
 from trainworks.plan.layouts import Layouts
 
 EIGHT = {"dp": 8, "dp_shard": 8, "zero": 3, "tp": 1, "pp": 1, "cp": 1}
@@ -29,7 +29,7 @@ def test_a_planned_layout_written_as_an_option_is_read_as_the_same(row: dict[str
     shards = row["dp"] if row["zero"] else 1
     zero = row["zero"] if row["dp"] * row["cp"] > 1 else 0
     layouts = Layouts.of(global_batch=64, **(row | {"zero": zero, "dp_shard": shards}))
-    layout = to_layout(layouts, 0)
+    layout = written_layout(planned_layout(layouts, 0))
     read = check_against(parse_layout(as_option(layout)), world_size=int(layouts.world_size[0]), global_batch=64)
     assert read == {name: value for name, value in fixed_of(layout).items() if name in read}
     named = {"dp", "dp_shard", "zero", "tp", "pp", "cp", "micro_batch", "recompute"}

@@ -120,12 +120,12 @@ def test_a_micro_batch_is_at_least_one(micro_batch: int) -> None:
 
 def test_a_layout_is_described_without_its_ones() -> None:
     layout = resolve_layout(Layout(dp_shard=2, tp=2), world_size=4, global_batch=8, micro_batch=2)
-    assert layout.describe() == "dp_shard 2, tp 2, micro-batch 2, accumulation 2"
+    assert layout.describe() == "dp_shard 2, zero 3, tp 2, sequence-parallel, micro-batch 2"
 
 
 def test_one_process_is_described_as_such() -> None:
     layout = resolve_layout(Layout(), world_size=1, global_batch=8, micro_batch=8)
-    assert layout.describe() == "one process, micro-batch 8, accumulation 1"
+    assert layout.describe() == "micro-batch 8"
 
 
 @given(legal_layouts())

@@ -34,7 +34,7 @@ from trainworks.jobs.spec_of_run import spec_of
 from trainworks.measure.health.expectation import expectation_of
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.renting import accelerator_price
-from trainworks.plan.degrees import decided
+from trainworks.plan.degrees import resolved_of
 from trainworks.plan.network.addresses import address_plan
 from trainworks.plan.network.cables import cable_plan, nodes_by_leaf
 from trainworks.plan.network.design import NetworkDesign
@@ -172,7 +172,6 @@ def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
     """As planned, as priced, and as told before a submission."""
     cluster = views.words
     work = workload(global_batch=cluster.num_accelerators * 8, precision="bf16")
-    ranks = {"world_size": cluster.num_accelerators, "global_batch": work.global_batch}
     run_file = views.run_file(workload=work.model_dump(exclude_defaults=True))
     planned = trainworks.plan(run_file, without_learning=True)
     assert isinstance(planned, ClusterPlan)
@@ -180,7 +179,7 @@ def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
     told = forecast(run_file, None, None, learning=False)
     assert told is not None
     assert told.step_s == planned.best[0].step_time_s
-    assert told.layout.describe() == decided(planned.best[0].layout, None, **ranks).describe()
+    assert told.layout == resolved_of(planned.best[0].layout, None)
     offered = accelerator_price(cluster, load_catalog().offers.values())
     assert (told.usd is None) == (offered is None or told.train_s is None)
     if offered is not None and told.usd is not None and told.train_s is not None:

@@ -16,7 +16,7 @@ from trainworks.catalog.models import preset
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.plan.compression import sent_bytes
 from trainworks.plan.conv_net import ConvJob
-from trainworks.plan.degrees import fixed_of, layouts_of, to_layout
+from trainworks.plan.degrees import fixed_of, layouts_of, planned_layout
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Compression
 from trainworks.plan.parameters import attention_parameters, attention_sizes, dense_mlp_parameters, mlp_sizes
@@ -42,7 +42,7 @@ def test_a_described_cluster_has_the_time_of_what_replicas_send() -> None:
     best = [search_layouts(REPLICAS, 64, fixed(gradient_compression=kind), keep=1) for kind in KINDS]
     whole, rounded, low_rank = (float(each.times.dp_s[0]) for each in best)
     assert low_rank < rounded < whole / 2  # computing hides a part
-    assert [to_layout(each.layouts, 0).gradient_compression for each in best] == list(KINDS)
+    assert [planned_layout(each.layouts, 0).gradient_compression for each in best] == list(KINDS)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "powersgd"])

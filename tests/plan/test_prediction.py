@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import A100S, BATCH, JOBS, job, layouts, random_layouts
-from trainworks.config.layout import Layout
+from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.cluster.published_runs import above_published, extrapolation, outside_measured
-from trainworks.plan.degrees import fixed_of
+from trainworks.plan.degrees import fixed_of, planned_layout, written_layout
 from trainworks.plan.flops import model_flops_per_sequence
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.prediction import Prediction, describe_layout, predictions, to_layout
+from trainworks.plan.prediction import Prediction, predictions
 from trainworks.plan.step_time import TrainingJob, predict_step_times
 from trainworks.plan.uncertainty import Belief, Observation, believe, parts_s, prior_of
 
@@ -65,7 +65,7 @@ def test_mfu_is_the_model_s_flops_over_the_data_sheet_s(name: str) -> None:
 
 
 def test_every_layout_is_said_in_its_order() -> None:
-    assert [prediction.layout for prediction in predicted(job(), MANY)] == [to_layout(MANY, i) for i in range(60)]
+    assert [prediction.layout for prediction in predicted(job(), MANY)] == [planned_layout(MANY, i) for i in range(60)]
 
 
 def test_what_was_learned_moves_the_step_time_and_its_terms_still_add_up() -> None:
@@ -80,18 +80,18 @@ def test_what_was_learned_moves_the_step_time_and_its_terms_still_add_up() -> No
 
 @given(st.integers(0, 59))
 def test_the_degrees_of_a_layout_multiply_to_its_world_size(index: int) -> None:
-    layout = to_layout(MANY, index)
+    layout = planned_layout(MANY, index)
     product = layout.dp_replicate * layout.dp_shard * layout.cp * layout.tp * layout.pp
     assert product == MANY.world_size[index]
 
 
 def test_what_is_not_shared_is_replicated() -> None:
-    layout = to_layout(layouts(dp=8), 0)
-    assert (layout.dp_replicate, layout.dp_shard, layout.zero) == (8, 1, "auto")
+    layout = planned_layout(layouts(dp=8), 0)
+    assert (layout.dp_replicate, layout.dp_shard, layout.zero) == (8, 1, 0)
 
 
 def test_shards_and_replicas_are_told_apart() -> None:
-    layout = to_layout(layouts(dp=8, dp_shard=2, zero=3), 0)
+    layout = planned_layout(layouts(dp=8, dp_shard=2, zero=3), 0)
     assert (layout.dp_replicate, layout.dp_shard, layout.zero) == (4, 2, 3)
 
 
@@ -100,29 +100,30 @@ def test_shards_and_replicas_are_told_apart() -> None:
     [
         ({"micro_batch": 1}, "micro-batch 1"),
         ({"dp_replicate": 4, "micro_batch": 2}, "dp_replicate 4, micro-batch 2"),
-        ({"dp_shard": 8, "zero": 3, "micro_batch": 1}, "dp_shard 8 (zero 3), micro-batch 1"),
+        ({"dp_shard": 8, "zero": 3, "micro_batch": 1}, "dp_shard 8, zero 3, micro-batch 1"),
         (
             {"tp": 8, "sequence_parallel": True, "cp": 2, "micro_batch": 1},
-            "cp 2, tp 8, sequence-parallel, micro-batch 1",
+            "zero 3, cp 2, tp 8, sequence-parallel, micro-batch 1",
         ),
         ({"pp": 4, "interleave": 1, "micro_batch": 1}, "pp 4, micro-batch 1"),
-        ({"pp": 4, "interleave": 2, "micro_batch": 1}, "pp 4 x 2 chunks, micro-batch 1"),
-        ({"pp": 4, "zero_bubble": True, "micro_batch": 1}, "pp 4 zero-bubble, micro-batch 1"),
+        ({"pp": 4, "interleave": 2, "micro_batch": 1}, "pp 4, interleave 2, micro-batch 1"),
+        ({"pp": 4, "zero_bubble": True, "micro_batch": 1}, "pp 4, zero bubble, micro-batch 1"),
         ({"micro_batch": 1, "recompute": "full"}, "micro-batch 1, recompute full"),
         ({"micro_batch": 1, "recompute": "none"}, "micro-batch 1"),
         (
             {"micro_batch": 1, "offload_activations": True, "offload_optimizer": True},
-            "micro-batch 1, offload activations and optimizer",
+            "micro-batch 1, offload activations, offload optimizer",
         ),
     ],
 )
 def test_a_layout_is_described_without_what_is_off(written: dict[str, Any], text: str) -> None:
-    assert describe_layout(Layout.model_validate(written)) == text
+    degrees = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1, "pp": 1, "ep": 1, "grad_accum_steps": 1}
+    assert ResolvedLayout.model_validate(degrees | written).describe() == text
 
 
 def test_layouts_that_differ_are_described_differently() -> None:
-    of = [to_layout(MANY, index) for index in range(60)]
-    assert len({describe_layout(layout) for layout in of}) == len(set(of))
+    of = [planned_layout(MANY, index) for index in range(60)]
+    assert len({layout.describe() for layout in of}) == len(set(of))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_no_run_is_named_where_none_is_comparable() -> None:
 
 def written_again(some: Layouts) -> Layouts:
     """Each layout written as a run file has it, and read."""
-    rows = [fixed_of(to_layout(some, index)) for index in range(len(some))]
+    rows = [fixed_of(written_layout(planned_layout(some, index))) for index in range(len(some))]
     return Layouts.concatenate([layouts(**row) for row in rows])
 
 
@@ -213,7 +214,7 @@ def test_a_layout_that_is_written_and_read_is_the_same() -> None:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_sharing_over_cp_alone_survives_writing_and_reading(zero: int) -> None:
     shared = layouts(cp=2, zero=zero)
-    assert fixed_of(to_layout(shared, 0))["zero"] == zero
+    assert fixed_of(written_layout(planned_layout(shared, 0)))["zero"] == zero
 
 
 def test_a_cluster_far_above_every_compared_run_is_called_an_extrapolation() -> None:

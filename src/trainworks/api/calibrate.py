@@ -18,6 +18,7 @@ from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import as_option, parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.degrees import written_layout
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.calibration import Calibration
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
@@ -74,7 +75,7 @@ def calibrate(
         raise _missing_layout(plan_cluster(run_file, source), step_time)
     before = plan_cluster(run_file, source, layout=chosen)
     measurement = _step(run_file, before, measured_s) if measured_s else _benchmark(before, Path(benchmark or ""))
-    after = _plan_with(run_file, source, before.best[0].layout, measurement)
+    after = _plan_with(run_file, source, written_layout(before.best[0].layout), measurement)
     path = append_measurement(data_folder("clusters"), measurement)
     return CalibrationResult(before, after, measured_s, path)
 
@@ -94,7 +95,7 @@ def _missing_layout(plan: ClusterPlan, step_time: Quantity) -> ArgumentError:
     return ArgumentError(
         f"the step time `{step_time}` needs the layout that ran",
         argument="layout",
-        hint=f"name it; the fastest is\n      --layout {as_option(plan.best[0].layout)}",
+        hint=f"name it; the fastest is\n      --layout {as_option(written_layout(plan.best[0].layout))}",
     )
 
 
@@ -107,7 +108,7 @@ def _step(run_file: RunFile, plan: ClusterPlan, seconds: float) -> ClusterMeasur
         sequence_length=job.sequence_length,
         precision=job.precision,
         global_batch=plan.global_batch,
-        layout=plan.best[0].layout,
+        layout=written_layout(plan.best[0].layout),
         fused_kernels=job.software.fused_kernels,
         software=run_file.software,
         step_time_s=seconds,

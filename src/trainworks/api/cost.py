@@ -27,7 +27,6 @@ from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.cost.report import CostReport, notes_of, sentences_of
-from trainworks.plan.prediction import describe_layout
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import parse_duration, parse_usd
 
@@ -152,7 +151,7 @@ def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
         "run time",
         plan.run_time_s,
         "s",
-        by=f"`trainworks plan`: {plan.steps:,} steps with {describe_layout(best.layout)}, 80 % interval",
+        by=f"`trainworks plan`: {plan.steps:,} steps with {best.layout.describe()}, 80 % interval",
         low=low_s,
         high=high_s,
     )

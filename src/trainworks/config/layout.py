@@ -78,7 +78,7 @@ class Layout(Spec):
 
 
 class ResolvedLayout(Spec):
-    """A layout that fits the world size and the batch; nothing in it is automatic."""
+    """A decided layout, which fits the world size and the batch; nothing in it is automatic."""
 
     dp_replicate: int
     dp_shard: int
@@ -88,7 +88,8 @@ class ResolvedLayout(Spec):
     ep: int
     micro_batch: int
     grad_accum_steps: int
-    zero: Literal[1, 2, 3] = 3
+    zero: Literal[0, 1, 2, 3] = 3
+    """State sharded over `dp_shard` and `cp`; 0 where their ranks share nothing, as some programs do over `cp`."""
     sequence_parallel: bool = False
     interleave: int = 1
     zero_bubble: bool = False
@@ -113,27 +114,26 @@ class ResolvedLayout(Spec):
         return self.dp * self.cp * self.tp * self.pp
 
     def describe(self) -> str:
-        """Summary in one line, without the axes that are 1."""
-        axes = {name: getattr(self, name) for name in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")}
-        used = [f"{name} {degree}" for name, degree in axes.items() if degree > 1] or ["one process"]
-        return ", ".join(
-            [*used, *self._options(), f"micro-batch {self.micro_batch}", f"accumulation {self.grad_accum_steps}"]
-        )
-
-    def _options(self) -> list[str]:
-        """Options that differ from their defaults, in words."""
-        plain = self.dp_shard * self.cp == 1
+        """One line without what is off: `dp_shard 32, zero 1, tp 8, pp 4, interleave 2, micro-batch 1`."""
+        shared = self.dp_shard * self.cp > 1
         chosen = {
-            f"zero {self.zero}": self.zero != 3 and not plain,
-            "whole sequences": self.tp > 1 and not self.sequence_parallel,
+            f"dp_replicate {self.dp_replicate}": self.dp_replicate > 1,
+            f"dp_shard {self.dp_shard}": self.dp_shard > 1,
+            f"zero {self.zero}": self.zero > 0 and shared,
+            f"cp {self.cp}": self.cp > 1,
+            f"tp {self.tp}": self.tp > 1,
+            "sequence-parallel": self.tp > 1 and self.sequence_parallel,
+            f"ep {self.ep}": self.ep > 1,
+            f"pp {self.pp}": self.pp > 1,
             f"interleave {self.interleave}": self.interleave > 1,
             "zero bubble": self.zero_bubble,
+            f"micro-batch {self.micro_batch}": True,
             f"recompute {self.recompute}": self.recompute != "none",
             "offload activations": self.offload_activations,
             "offload optimizer": self.offload_optimizer,
             f"{self.gradient_compression} gradients": self.gradient_compression != "none",
         }
-        return [text for text, is_chosen in chosen.items() if is_chosen]
+        return ", ".join(text for text, is_chosen in chosen.items() if is_chosen)
 
 
 class ModelSupport(Spec):

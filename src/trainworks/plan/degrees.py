@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
+from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.plan.layouts import Compression, Layouts, Recompute
 
 _WRITTEN_ALONE = ("stage_layers", "powersgd_rank", "powersgd_warmup")
@@ -48,18 +48,20 @@ def _compression_of(layout: Layout | ResolvedLayout) -> dict[str, int]:
     return {"gradient_compression": kind, "powersgd_rank": layout.powersgd_rank * (kind == Compression.POWERSGD)}
 
 
-def to_layout(layouts: Layouts, index: int) -> Layout:
-    """One of the layouts as a run file writes it."""
+def planned_layout(layouts: Layouts, index: int) -> ResolvedLayout:
+    """One of the layouts; data-parallel ranks that share nothing are replicas."""
     row = layouts.row(index)
-    return Layout(
-        dp_replicate=row["dp"] // row["dp_shard"] if row["zero"] else row["dp"],
-        dp_shard=row["dp_shard"] if row["zero"] else 1,
+    shard = row["dp_shard"] if row["zero"] else 1
+    return ResolvedLayout(
+        dp_replicate=row["dp"] // shard,
+        dp_shard=shard,
         cp=row["cp"],
         tp=row["tp"],
         pp=row["pp"],
         ep=row["ep"],
         micro_batch=row["micro_batch"],
-        zero=row["zero"] or "auto",  # type: ignore[arg-type]
+        grad_accum_steps=round(float(layouts.accum[index])),
+        zero=row["zero"],  # type: ignore[arg-type]
         sequence_parallel=bool(row["sequence_parallel"]),
         interleave=row["interleave"],
         zero_bubble=bool(row["zero_bubble"]),
@@ -67,8 +69,14 @@ def to_layout(layouts: Layouts, index: int) -> Layout:
         offload_activations=bool(row["offload"]),
         offload_optimizer=bool(row["offload_optimizer"]),
         gradient_compression=Compression(row["gradient_compression"]).name.lower(),  # type: ignore[arg-type]
-        powersgd_rank=row["powersgd_rank"] or Layout.model_fields["powersgd_rank"].default,
+        powersgd_rank=row["powersgd_rank"] or ResolvedLayout.model_fields["powersgd_rank"].default,
     )
+
+
+def written_layout(layout: ResolvedLayout, *, selection: float = 0.0) -> Layout:
+    """A decided layout as a run file writes it; `zero` stays open where the ranks share nothing."""
+    decided = {name: getattr(layout, name) for name in Layout.model_fields if name != "selection"}
+    return Layout(**decided | {"zero": layout.zero or "auto", "selection": selection})
 
 
 def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
@@ -100,18 +108,7 @@ def layouts_of(layouts: Sequence[ResolvedLayout]) -> Layouts:
     return Layouts.of(global_batch=batch, **{name: [row[name] for row in rows] for name in rows[0]})  # type: ignore[arg-type]
 
 
-def resolved_of(layouts: Layouts, index: int, written: Layout | None, *, global_batch: int) -> ResolvedLayout:
-    """One of the layouts as the worker runs it, with what only a written layout has."""
-    world_size = round(float(layouts.world_size[index]))
-    return decided(to_layout(layouts, index), written, world_size=world_size, global_batch=global_batch)
-
-
-def decided(chosen: Layout, written: Layout | None, *, world_size: int, global_batch: int) -> ResolvedLayout:
+def resolved_of(layout: ResolvedLayout, written: Layout | None) -> ResolvedLayout:
     """A layout of a search as the worker runs it, with what only a written layout has."""
     kept = {} if written is None else {name: getattr(written, name) for name in _WRITTEN_ALONE}
-    return resolve_layout(
-        chosen.model_copy(update=kept),
-        world_size=world_size,
-        global_batch=global_batch,
-        micro_batch=int(chosen.micro_batch),
-    )
+    return layout.model_copy(update=kept | {"zero": layout.zero or 3})

@@ -7,10 +7,10 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.config.layout import Layout
+from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.spec import Frozen
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.degrees import to_layout
+from trainworks.plan.degrees import planned_layout, written_layout
 from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
@@ -37,9 +37,7 @@ class MemoryPrediction(Frozen):
 class Prediction(Frozen):
     """One layout of one job."""
 
-    layout: Layout
-    accum: int
-    """Micro-batches per step."""
+    layout: ResolvedLayout
     step_time_s: float
     low_s: float
     high_s: float
@@ -56,8 +54,7 @@ class Prediction(Frozen):
     def chosen_layout(self) -> Layout:
         """The layout with the share that the search which chose it adds to the step time, to be planned again."""
         selection_s = self.terms_s["selection"]
-        share = selection_s / (self.step_time_s - selection_s)
-        return self.layout.model_copy(update={"selection": share})
+        return written_layout(self.layout, selection=selection_s / (self.step_time_s - selection_s))
 
 
 def predictions(
@@ -99,8 +96,7 @@ def predictions(
     memory = _memory_columns(memories, coefficients)
     return [
         Prediction(
-            layout=to_layout(layouts, index),
-            accum=round(float(layouts.accum[index])),
+            layout=planned_layout(layouts, index),
             step_time_s=float(seconds[index]),
             low_s=float(low[index]),
             high_s=float(high[index]),
@@ -121,25 +117,3 @@ def _memory_columns(memories: Memories, coefficients: Coefficients) -> dict[str,
         "reserved_bytes": memories.reserved_bytes(coefficients),
         "device_bytes": memories.device_bytes(coefficients),
     }
-
-
-def describe_layout(layout: Layout) -> str:
-    """One line without what is off: `dp_shard 32 (zero 1), tp 8, pp 4 x 2 chunks, micro-batch 1, recompute selective`.
-
-    >>> describe_layout(Layout(dp_shard=32, zero=1, tp=8, micro_batch=2))
-    'dp_shard 32 (zero 1), tp 8, micro-batch 2'
-    """
-    parts = [f"dp_replicate {layout.dp_replicate}"] if layout.dp_replicate > 1 else []
-    if layout.dp_shard > 1:
-        parts.append(f"dp_shard {layout.dp_shard} (zero {layout.zero})")
-    parts += [f"{axis} {getattr(layout, axis)}" for axis in ("cp", "tp", "ep") if getattr(layout, axis) > 1]
-    parts += ["sequence-parallel"] if layout.sequence_parallel is True else []
-    if layout.pp > 1:
-        chunks = f" x {layout.interleave} chunks" if layout.interleave not in (1, "auto") else ""
-        parts.append(f"pp {layout.pp}{chunks}{' zero-bubble' if layout.zero_bubble is True else ''}")
-    parts.append(f"micro-batch {layout.micro_batch}")
-    parts += [f"recompute {layout.recompute}"] if layout.recompute not in ("none", "auto") else []
-    offloaded = [what for what in ("activations", "optimizer") if getattr(layout, f"offload_{what}") is True]
-    parts += [f"offload {' and '.join(offloaded)}"] if offloaded else []
-    parts += [f"{layout.gradient_compression} gradients"] if layout.gradient_compression != "none" else []
-    return ", ".join(parts)

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.degrees import planned_layout
 from trainworks.plan.job import AnyJob, StepTimes
-from trainworks.plan.layouts import Array, Layouts, Recompute
+from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
 from trainworks.plan.space import Fixed, ListedSpace, Space, fast_ranks
 from trainworks.units import format_gib
@@ -286,18 +287,11 @@ def _reject_large(
         mine = np.flatnonzero(largest == index)
         if len(mine):
             nearest = mine[used[mine].argmin()]
-            stage = int(memories.stage[large][nearest])
+            stage, layout = int(memories.stage[large][nearest]), planned_layout(layouts, int(nearest))
             results.reject(
                 f"too large for {format_gib(capacity)}, most of it {name}",
                 len(mine),
                 unit="layouts",
-                nearest=f"{format_gib(used[nearest])} on stage {stage} with {_named(layouts, int(nearest))}",
+                nearest=f"{format_gib(used[nearest])} on stage {stage} with {layout.describe()}",
                 excess=float(used[nearest]),
             )
-
-
-def _named(layouts: Layouts, index: int) -> str:
-    row = layouts.row(index)
-    named = [f"{name} {row[name]}" for name in ("dp", "zero", "tp", "pp", "cp", "micro_batch")]
-    named += ["recompute full"] if row["recompute"] == Recompute.FULL else []
-    return ", ".join(named + (["offload"] if row["offload"] or row["offload_optimizer"] else []))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainworks.plan.prediction import Prediction, describe_layout
+from trainworks.plan.prediction import Prediction
 from trainworks.report.cluster_plan import format_interval
 from trainworks.report.rendering.document import Document, Section, Table, Text, left
 from trainworks.units import format_step_time
@@ -26,7 +26,7 @@ def document(result: Any) -> Document:
         if not before.low_s <= result.measured_s <= before.high_s:
             outside = "outside the 80 % interval that was planned: check the run for disturbances, or measure again"
             remarks.append(Text(f"note: {measured} is {outside}", style="warning"))
-    layout = Text(f"layout  {describe_layout(before.layout)}")
+    layout = Text(f"layout  {before.layout.describe()}")
     table = Table(left("", "step time", "80 %"), rows)
     return Document("Calibration", "calibration", [Section("", [layout]), Section("", [table]), Section("", remarks)])
 

@@ -14,7 +14,7 @@ from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_ch
 from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.nccl import nccl_settings
-from trainworks.plan.prediction import Prediction, describe_layout
+from trainworks.plan.prediction import Prediction
 from trainworks.plan.software import describe_software
 from trainworks.report.local_plan import evaluation_text
 from trainworks.report.rendering.document import (
@@ -62,7 +62,7 @@ def document(plan: ClusterPlan) -> Document:
 
 def layout_text(prediction: Prediction) -> str:
     """The layout, with line breaks allowed only between its parts."""
-    return join_unbroken(describe_layout(prediction.layout).split(", "), ", ")
+    return join_unbroken(prediction.layout.describe().split(", "), ", ")
 
 
 def _thinned(front: list[Prediction]) -> list[Prediction]:
@@ -157,7 +157,7 @@ def layout_bars(predictions: Sequence[Prediction]) -> list[Section]:
 
 
 def _bar(row: Prediction, parts: dict[str, float], total: str, text: Callable[[float], str]) -> Bar:
-    return Bar(describe_layout(row.layout), total, [Segment(name, value, text(value)) for name, value in parts.items()])
+    return Bar(row.layout.describe(), total, [Segment(name, value, text(value)) for name, value in parts.items()])
 
 
 def _rejections(plan: ClusterPlan) -> Section:

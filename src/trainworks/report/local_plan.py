@@ -113,7 +113,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         **_adapter(plan, workload),
         "experts": _experts(plan),
         "preference": _preference(workload),
-        "layout": f"{ranks}: {plan.layout.describe()}",
+        "layout": f"{ranks}: {plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
         "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",

@@ -10,7 +10,6 @@ from typing import Any
 from trainworks.plan.cost.break_even import within_a_year
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
-from trainworks.plan.prediction import describe_layout
 from trainworks.plan.sizing.candidates import Skipped
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE
 from trainworks.plan.sizing.facility import nodes_per_rack
@@ -101,7 +100,7 @@ def _facts(proposal: Proposal) -> dict[str, str]:
         "finish": f"half of the runs in {format_duration(chosen.p50_s)}, "
         f"nine of ten in {format_duration(chosen.p90_s)}{chance}",
         "cost": f"{format_usd(chosen.cost.value)}, {_per_million(proposal)}",
-        "step time": f"{format_step_time(best.step_time_s)} with {describe_layout(best.layout)}",
+        "step time": f"{format_step_time(best.step_time_s)} with {best.layout.describe()}",
         "failures": f"one in {format_duration(mean.job_mttf.value)}{life}, a checkpoint every "
         f"{format_duration(chosen.interval_s)}, goodput {chosen.outcome.runtime_goodput:.1%}; spares: {spares}",
     }
@@ -236,7 +235,7 @@ def _fabrics(details: ProposalDetails) -> list[Block]:
             format_step_time(seconds),
             f"{seconds / fastest - 1:.1%}",
             f"{item.exposed_s / seconds:.1%}",
-            describe_layout(item.best.layout),
+            item.best.layout.describe(),
         ]
         rows.append(Row(cells, "bold" if is_chosen else ""))
     columns = [

@@ -7,7 +7,6 @@ from typing import Any
 
 from trainworks.catalog.catalog import storage
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.prediction import describe_layout
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.plan import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
 from trainworks.plan.storage.raid import UNPROTECTED, Raid
@@ -51,7 +50,7 @@ def _about(plan: ClusterPlan) -> dict[str, str]:
     best, cluster = plan.best[0], plan.job.cluster
     return {
         "cluster": f"{cluster.name}: {cluster.num_nodes:,} nodes, {cluster.num_accelerators:,} accelerators",
-        "layout": describe_layout(best.layout),
+        "layout": best.layout.describe(),
         "step": f"{plan.global_batch:,} samples in {format_step_time(best.step_time_s)}, {plan.steps:,} steps",
     }
 

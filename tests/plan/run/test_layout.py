@@ -14,7 +14,7 @@ from tests.plan.shapes import calibration, shape, workload
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.degrees import degrees_of, layouts_of, resolved_of
+from trainworks.plan.degrees import degrees_of, layouts_of, planned_layout, resolved_of
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.run.layout import choose_layouts, largest_micro_batch
 from trainworks.plan.run.pricing import RunJob, run_job
@@ -173,7 +173,7 @@ def test_what_is_searched_is_trainable() -> None:
 def test_a_row_of_a_search_is_a_layout_of_the_worker_and_back() -> None:
     for layout in every_layout(4, 8):
         rows = Layouts.of(global_batch=8, **degrees_of(layout))
-        assert degrees_of(resolved_of(rows, 0, None, global_batch=8)) == degrees_of(layout)
+        assert degrees_of(resolved_of(planned_layout(rows, 0), None)) == degrees_of(layout)
 
 
 def test_memory_outside_of_the_tensors_is_that_of_the_device() -> None:

@@ -26,7 +26,7 @@ from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.plan import ClusterPlan, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.cost.renting import accelerator_price
-from trainworks.plan.degrees import decided
+from trainworks.plan.degrees import resolved_of
 from trainworks.plan.network.traffic import as_designed
 from trainworks.plan.space import Fixed
 from trainworks.record.measured.measurement import ClusterMeasurement
@@ -134,9 +134,7 @@ def forecast(
     price = price_of(run_file, cluster)
     return Forecast(
         cluster=cluster.name,
-        layout=decided(
-            best.layout, run_file.layout, world_size=cluster.num_accelerators, global_batch=workload.global_batch
-        ),
+        layout=resolved_of(best.layout, run_file.layout),
         step_s=best.step_time_s,
         low_s=best.low_s,
         high_s=best.high_s,

@@ -21,7 +21,7 @@ from trainworks.plan.cluster.scaling import (
     scales,
 )
 from trainworks.plan.job import AnyJob
-from trainworks.plan.prediction import Prediction, describe_layout, predictions
+from trainworks.plan.prediction import Prediction, predictions
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.record.measured.measurement import ClusterMeasurement
@@ -159,7 +159,7 @@ def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
     if saved < _NAMED_SAVING:
         return None
     return (
-        f"{describe_layout(fastest.layout)} is predicted {saved:.1%} faster: too little for what it adds, since every "
+        f"{fastest.layout.describe()} is predicted {saved:.1%} faster: too little for what it adds, since every "
         "complication of a layout has to save 1 % of the step"
     )
 

@@ -14,7 +14,7 @@ from trainworks.config.run_file import Goal
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.layout import fixed_at
 from trainworks.plan.job import AnyJob
-from trainworks.plan.prediction import Prediction, describe_layout, predictions
+from trainworks.plan.prediction import Prediction, predictions
 from trainworks.plan.run.evaluation import planned_evaluation
 from trainworks.plan.search import TIGHT_SHARE, Rejection, SearchResult, limit_bytes, search, search_layouts
 from trainworks.plan.space import Fixed, Space
@@ -244,7 +244,7 @@ def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProbl
         return EnvironmentProblem("\n".join(lines))
     least = _least_memory(request, result)
     stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
-    nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {describe_layout(least.layout)}"
+    nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {least.layout.describe()}"
     nodes = _smallest_fit(request)
     step = (
         f"{nodes:,} nodes of this kind are the fewest on which it fits"

@@ -49,13 +49,12 @@ def messages_of_job(job: AnyJob, planned: Prediction) -> list[Message]:
     """
     layout, messages = planned.layout, []
     copies = layout.dp_replicate * layout.dp_shard * layout.cp
-    shared = layout.zero != "auto" and layout.zero >= 2
-    shards = layout.dp_shard * layout.cp if shared else 1
+    shards = layout.dp_shard * layout.cp if layout.zero >= 2 else 1
     gradients = float(planned.memory.gradients_bytes) * shards
     if copies > 1:
         messages.append(Message("gradient all-reduce", "all_reduce", gradients, copies, layout.tp))
     if not isinstance(job.shape, ConvNetShape) and job.shape.experts and layout.ep > 1:
-        tokens = int(layout.micro_batch) * job.sequence_length / layout.cp
+        tokens = layout.micro_batch * job.sequence_length / layout.cp
         routed = element_bytes(job.precision) * tokens * job.shape.hidden * job.shape.experts_per_token / layout.tp
         messages.append(Message("expert all-to-all", "all_to_all", routed, layout.ep))
     return messages

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainworks.config.layout import Layout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, TrainworksError
-from trainworks.plan.degrees import degrees_of, layouts_of, resolved_of
+from trainworks.plan.degrees import degrees_of, layouts_of, planned_layout, resolved_of
 from trainworks.plan.layouts import Layouts, Recompute, Values
 from trainworks.plan.run.pricing import RunJob
 from trainworks.plan.run.trainable import check_trainable
@@ -39,14 +39,13 @@ def choose_layouts(job: RunJob, written: Layout | None, *, keep: int = _TABLE_LE
             model.
         EnvironmentProblem: nothing fits; the message says what is short.
     """
-    batch = job.workload.global_batch
     result = search_first(_spaces(job, written), keep=keep)
     if not result.fitting:
         raise _too_large(job, result.nearest)
     used = result.memories.device_bytes()
     return tuple(
         PlannedLayout(
-            layout=resolved_of(result.layouts, index, written, global_batch=batch),
+            layout=resolved_of(planned_layout(result.layouts, index), written),
             step_s=float(result.times.total_s[index]),
             memory_bytes=round(float(used[index])),
         )

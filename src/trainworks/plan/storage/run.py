@@ -84,7 +84,7 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         samples_per_s=rate,
         sample_bytes=sample,
         prepared_bytes=_prepared_bytes(run),
-        batch_samples=1 if layout.micro_batch == "auto" else layout.micro_batch,
+        batch_samples=layout.micro_batch,
         accelerators_per_node=fact("accelerators per node", cluster.accelerators_per_node, "", source=cluster.name),
         images=run.image_size is not None,
         saving_nodes=max(1, cluster.num_nodes // layout.dp_replicate),

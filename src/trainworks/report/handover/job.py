@@ -12,7 +12,6 @@ from trainworks.config.recovery import Checkpoint
 from trainworks.config.run_file import Cluster, RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.prediction import describe_layout
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
@@ -33,8 +32,6 @@ class HandedJob:
     shape: ModelShape
     layout: ResolvedLayout
     """The proposed layout."""
-    zero: int
-    """ZeRO stage; 0 where every rank holds all states."""
 
     @classmethod
     def of(cls, run_file: RunFile, plan: ClusterPlan) -> HandedJob:
@@ -45,12 +42,9 @@ class HandedJob:
         """
         if isinstance(plan.job.shape, ConvNetShape) or run_file.workload is None:
             raise UsageError("only a transformer can be handed over, and the model is a convolutional network")
-        best, written = plan.best[0], run_file.layout
-        chosen = best.layout.model_dump(exclude={"selection"}) | ({"zero": 3} if best.layout.zero == "auto" else {})
-        chosen["stage_layers"] = written.stage_layers if written else None
-        layout = ResolvedLayout(**chosen, grad_accum_steps=best.accum)
-        zero = 0 if best.layout.zero == "auto" else best.layout.zero
-        return cls(run_file, run_file.workload, plan, plan.job.shape, layout, zero)
+        stages = run_file.layout.stage_layers if run_file.layout else None
+        layout = plan.best[0].layout.model_copy(update={"stage_layers": stages})
+        return cls(run_file, run_file.workload, plan, plan.job.shape, layout)
 
     @property
     def job(self) -> TrainingJob:
@@ -174,4 +168,4 @@ def comments(notes: Iterable[str]) -> list[str]:
 def title(job: HandedJob) -> str:
     """Comment line with the run, the cluster and the layout."""
     name = " ".join(job.job.cluster.name.split())
-    return f"# {job.run_file.name} on {name}: {describe_layout(job.plan.best[0].layout)}"
+    return f"# {job.run_file.name} on {name}: {job.plan.best[0].layout.describe()}"

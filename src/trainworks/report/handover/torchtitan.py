@@ -88,7 +88,7 @@ def _check(job: HandedJob) -> tuple[str, str]:
             f"no model of its registry has {shape.layers} layers of width {shape.hidden} and these heads",
             f"known are {names}; `--as megatron` builds a model from its dimensions",
         )
-    if job.zero == 1:
+    if job.layout.zero == 1:
         refuse(_PROGRAM, "FSDP2 always shards gradients, and the layout has `zero 1`", "plan with `layout: {zero: 3}`")
     if layout.gradient_compression != "none":
         refuse(_PROGRAM, "it reduces gradients in fp32", "remove `layout.gradient_compression`")
@@ -110,7 +110,7 @@ def _settings(job: HandedJob) -> dict[str, Any]:
         "training.enable_cpu_offload": layout.offload_optimizer,
         "parallelism.data_parallel_replicate_degree": layout.dp_replicate,
         "parallelism.data_parallel_shard_degree": layout.dp_shard,
-        "parallelism.fsdp_reshard_after_forward": "never" if job.zero == 2 else "always",
+        "parallelism.fsdp_reshard_after_forward": "never" if job.layout.zero == 2 else "always",
         "parallelism.context_parallel_degree": layout.cp,
         "parallelism.tensor_parallel_degree": layout.tp,
         "parallelism.enable_sequence_parallel": layout.sequence_parallel,
@@ -184,7 +184,7 @@ def _notes(job: HandedJob, model: str) -> list[str]:
         "torchtitan scales rotary positions as Llama 3.1 does, also for Llama 3": model == "llama3",
         schedule_note(job, "the rate stays constant after the warm-up"): schedule in ("inverse-sqrt", "range-test"),
         "torchtitan always clips gradients: `max_norm` is set too large to matter": not job.optimizer.clip_grad_norm,
-        "torchtitan shards states over the context-parallel ranks; the plan keeps them whole": job.zero == 0
+        "torchtitan shards states over the context-parallel ranks; the plan keeps them whole": job.layout.zero == 0
         and job.layout.cp > 1,
         "`enable_cpu_offload` moves weights and gradients to the host, too; the plan moves the optimizer alone": (
             job.layout.offload_optimizer

@@ -143,8 +143,11 @@ def build_comparison(
 
 
 def _attempts_of_other_layouts(plan: Plan, history: History) -> list[int]:
-    own = plan.layout.describe()
-    return [event["attempt"] for event in history.of_kind("attempt") if event.get("layout", own) != own]
+    own, attempts = plan.layout.describe(), history.of_kind("attempt")
+    said = {event.get("layout", own) for event in attempts}
+    if len(said) == 1 and "accumulation" in said.pop():  # an older record, which describes the same layout otherwise
+        return []
+    return [event["attempt"] for event in attempts if event.get("layout", own) != own]
 
 
 def _difference(name: str, unit: Unit, planned: float | None, measured: float | None) -> Difference:

@@ -267,7 +267,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
     return Training(
         model=_describe_model(plan, workload),
         num_parameters=plan.model.num_parameters,
-        layout=plan.layout.describe(),
+        layout=f"{plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
         precision=workload.precision,
         unit=workload.unit,
         data=_describe_data(workload),
