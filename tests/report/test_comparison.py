@@ -184,8 +184,7 @@ def tuned(*measured_s: float | None) -> tuple[PlannedLayout, ...]:
 def test_the_gain_of_tuning_is_reported(start_run: RunStart) -> None:
     findings = start_run(compared=tuned(0.1, 0.08, None)).launch().steps(40).report().comparison.findings
     assert findings[-1] == (
-        "tuning: dp_shard 2, zero 3, micro-batch 4 was 20 % faster: 80 ms a step, "
-        "100 ms with the plan's first choice"
+        "tuning: dp_shard 2, zero 3, micro-batch 4 was 20 % faster: 80 ms a step, 100 ms with the plan's first choice"
     )
 
 
