@@ -68,7 +68,7 @@ def test_a_measured_step_moves_the_plan_towards_it(tmp_path: Path, data: Path) -
 def test_it_says_which_layout_was_taken_to_have_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(tmp_path, step_time=f"{step_time_s():.4f} s")
     out, err = capsys.readouterr()
-    assert out.splitlines()[0] == "layout  dp_shard 8 (zero 1), micro-batch 2"
+    assert out.splitlines()[0] == "layout  dp_shard 8, zero 1, micro-batch 2"
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["before", "after", "measured"]
     assert "outside" not in out
     assert err.startswith("stored in ")
@@ -118,12 +118,12 @@ def test_a_step_without_its_layout_is_refused_with_one_to_copy(tmp_path: Path, d
 
 def test_the_layout_of_the_run_file_is_named_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(tmp_path, RUN + "layout: {dp_shard: 8}\n", layout="", step_time="1 s")
-    assert "dp_shard 8 (zero 3)" in capsys.readouterr().out
+    assert "dp_shard 8, zero 3" in capsys.readouterr().out
 
 
 def test_the_option_replaces_the_layout_of_the_run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(tmp_path, RUN + "layout: {tp: 8}\n", step_time="1 s")
-    assert capsys.readouterr().out.startswith("layout  dp_shard 8 (zero 1)")
+    assert capsys.readouterr().out.startswith("layout  dp_shard 8, zero 1")
 
 
 @pytest.mark.parametrize(
