@@ -18,6 +18,7 @@ from trainworks.deploy.fabric.priorities import (
     TRAFFIC_CLASS,
 )
 from trainworks.deploy.fabric.rails import Rail, rails
+from trainworks.plan.network.nccl import ADDING_SWITCHES
 
 
 def host_files(fabric: Fabric) -> dict[str, str]:
@@ -57,7 +58,7 @@ def nccl_conf(fabric: Fabric) -> str:
             f"NCCL_IB_TC={TRAFFIC_CLASS}",
         ]
     if fabric.design is not None and fabric.design.sharp:
-        lines += ["# the switches add up, which NCCL does not ask for by itself", "NCCL_COLLNET_ENABLE=1"]
+        lines += [f"# {ADDING_SWITCHES.why}", f"{ADDING_SWITCHES.name}={ADDING_SWITCHES.value}"]
     return "\n".join(lines) + "\n"
 
 

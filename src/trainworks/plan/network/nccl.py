@@ -27,6 +27,10 @@ class NcclSetting:
     why: str
 
 
+ADDING_SWITCHES = NcclSetting("NCCL_COLLNET_ENABLE", "1", "the switches add up, which NCCL does not ask for")
+"""The variable that ranks need behind switches that reduce (SHARP)."""
+
+
 def nccl_settings(cluster: ClusterDescription) -> tuple[NcclSetting, ...]:
     """The variables that ranks on this cluster need; none on one node.
 
@@ -40,7 +44,7 @@ def nccl_settings(cluster: ClusterDescription) -> tuple[NcclSetting, ...]:
         return ()
     settings = []
     if cluster.in_network_reduction:
-        settings.append(NcclSetting("NCCL_COLLNET_ENABLE", "1", "the switches add up, which NCCL does not ask for"))
+        settings.append(ADDING_SWITCHES)
     if cluster.network == "EFA":
         settings.append(NcclSetting("FI_PROVIDER", "efa", "libfabric may take TCP otherwise"))
     if cluster.network == "TCP" and cluster.nics and cluster.node_bytes_per_s / cluster.nics >= _WIDE_BYTES_PER_S:

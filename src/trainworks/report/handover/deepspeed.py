@@ -30,7 +30,7 @@ def render(job: HandedJob) -> Handover:
         "gradient_clipping": optimizer.clip_grad_norm or 0.0,
         "bf16": {"enabled": job.workload.precision == "bf16"},
         "fp16": {"enabled": job.workload.precision == "fp16"},
-        "zero_optimization": {"stage": job.layout.zero},
+        "zero_optimization": {"stage": layout.zero},
         "optimizer": _optimizer(job),
     }
     if layout.offload_optimizer:
@@ -54,7 +54,7 @@ def _check(job: HandedJob) -> None:
             refuse(_PROGRAM, reason, f"plan with `layout: {{{axis}: 1}}`")
     if layout.dp_replicate > 1 and layout.dp_shard > 1:
         refuse(_PROGRAM, "ZeRO shares states among all data-parallel ranks", "plan with `layout: {dp_replicate: 1}`")
-    if layout.offload_optimizer and job.layout.zero == 0:
+    if layout.offload_optimizer and layout.zero == 0:
         refuse(_PROGRAM, "it offloads the optimizer only with ZeRO", "plan with `layout: {offload_optimizer: false}`")
 
 

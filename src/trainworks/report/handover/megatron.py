@@ -54,7 +54,7 @@ def _check(job: HandedJob) -> None:
             "the plan does not have every dimension of this model's attention and experts",
             "take the model's options from Megatron Bridge, or hand over a Llama-, Qwen-, Mixtral- or GPT-2-like model",
         )
-    if job.layout.zero >= 2 and job.optimizer.name == "lion":
+    if layout.zero >= 2 and job.optimizer.name == "lion":
         refuse(_PROGRAM, "Megatron-FSDP has no Lion", "plan with `layout: {zero: 1}`")
     if layout.gradient_compression == "fp16":
         refuse(_PROGRAM, "it reduces gradients in fp32 or bf16", "set `layout.gradient_compression: bf16`")
@@ -110,17 +110,17 @@ def _model(job: HandedJob) -> _Options:
 
 def _parallelism(job: HandedJob) -> _Options:
     layout = job.layout
-    hybrid = layout.dp_replicate > 1 and job.layout.zero > 0
+    hybrid = layout.dp_replicate > 1 and layout.zero > 0
     options: _Options = {
         "tensor-model-parallel-size": layout.tp,
         "sequence-parallel": layout.sequence_parallel,
         "pipeline-model-parallel-size": layout.pp,
         "context-parallel-size": layout.cp,
         "expert-model-parallel-size": layout.ep if job.shape.experts else None,
-        "use-distributed-optimizer": job.layout.zero > 0,
+        "use-distributed-optimizer": layout.zero > 0,
         "num-distributed-optimizer-instances": layout.dp_replicate if hybrid else None,
         "overlap-grad-reduce": job.job.software.overlap,
-        "overlap-param-gather": job.job.software.overlap and job.layout.zero > 0,
+        "overlap-param-gather": job.job.software.overlap and layout.zero > 0,
         "grad-reduce-in-bf16": layout.gradient_compression == "bf16",
         "optimizer-cpu-offload": layout.offload_optimizer,
         "use-precision-aware-optimizer": layout.offload_optimizer,
@@ -128,8 +128,8 @@ def _parallelism(job: HandedJob) -> _Options:
     }
     if layout.recompute == "full":
         options |= {"recompute-method": "uniform", "recompute-num-layers": 1}
-    if job.layout.zero >= 2:
-        strategy = "optim_grads" if job.layout.zero == 2 else "optim_grads_params"
+    if layout.zero >= 2:
+        strategy = "optim_grads" if layout.zero == 2 else "optim_grads_params"
         options |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": strategy}
         options["ckpt-format"] = "fsdp_dtensor"
     return options | _stages(job)
@@ -212,8 +212,8 @@ def _notes(job: HandedJob) -> list[str]:
         f"`checkpoint.every: {every}` is not in steps: add `--save-interval`": every.steps is None,
         f"`checkpoint.keep: {job.run_file.checkpoint.keep}` has no counterpart: old checkpoints stay": True,
         "`compile` has no counterpart: the kernels of Transformer Engine are compiled already": job.is_compiled,
-        "Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1: leave it unset": job.layout.zero >= 2,
-        "before Blackwell, set CUDA_DEVICE_MAX_CONNECTIONS=1": job.layout.zero < 2 and layout.tp * layout.cp > 1,
+        "Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1: leave it unset": layout.zero >= 2,
+        "before Blackwell, set CUDA_DEVICE_MAX_CONNECTIONS=1": layout.zero < 2 and layout.tp * layout.cp > 1,
         "`eval.steps: all`: add `--full-validation` or `--eval-iters`": evaluation and evaluation.steps == "all",
     }
     usual = common_notes(job, family="megatron", written=("eval", "deterministic"))

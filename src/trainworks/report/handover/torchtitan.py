@@ -88,7 +88,7 @@ def _check(job: HandedJob) -> tuple[str, str]:
             f"no model of its registry has {shape.layers} layers of width {shape.hidden} and these heads",
             f"known are {names}; `--as megatron` builds a model from its dimensions",
         )
-    if job.layout.zero == 1:
+    if layout.zero == 1:
         refuse(_PROGRAM, "FSDP2 always shards gradients, and the layout has `zero 1`", "plan with `layout: {zero: 3}`")
     if layout.gradient_compression != "none":
         refuse(_PROGRAM, "it reduces gradients in fp32", "remove `layout.gradient_compression`")
@@ -110,7 +110,7 @@ def _settings(job: HandedJob) -> dict[str, Any]:
         "training.enable_cpu_offload": layout.offload_optimizer,
         "parallelism.data_parallel_replicate_degree": layout.dp_replicate,
         "parallelism.data_parallel_shard_degree": layout.dp_shard,
-        "parallelism.fsdp_reshard_after_forward": "never" if job.layout.zero == 2 else "always",
+        "parallelism.fsdp_reshard_after_forward": "never" if layout.zero == 2 else "always",
         "parallelism.context_parallel_degree": layout.cp,
         "parallelism.tensor_parallel_degree": layout.tp,
         "parallelism.enable_sequence_parallel": layout.sequence_parallel,
