@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo drill cluster-demo quick test test-all nightly pytest costs check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo quick test test-all nightly pytest stress costs check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -37,6 +37,14 @@ LANE ?= test
 
 pytest: $(VENV)/.test
 	$(BIN)/pytest --lane $(LANE) --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
+
+# Tests many times beside programs that keep every core busy: make stress TESTS=tests/host TIMES=100; apt-get install stress-ng
+TIMES ?= 20
+
+stress: $(VENV)/.test
+	stress-ng --quiet --cpu 0 & trap "kill $$!" EXIT; \
+	    for time in $$(seq $(TIMES)); do $(BIN)/pytest --quiet $(TESTS) || failed="$$failed $$time"; done; \
+	    test -z "$$failed" || { echo "FAILED of $(TIMES) times:$$failed" >&2; exit 1; }
 
 # After `make test`: what each file cost becomes tests/costs/test.csv, which later runs are compared with.
 costs: $(VENV)/.test

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import re
 import statistics
@@ -22,9 +23,8 @@ from pathlib import Path
 
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.measure.bench import storage
+from trainworks.measure.bench.host_programs import CACHE_MULTIPLE, cache_bytes, measure_mpi, measure_triad, numa_nodes
 from trainworks.measure.bench.measurement import Quantity
-from trainworks.measure.bench.memory import CACHE_MULTIPLE, cache_bytes, measure_triad, numa_nodes
-from trainworks.measure.bench.mpi import measure_mpi
 from trainworks.worker.bench import pairs
 
 SECONDS = 2.0
@@ -57,7 +57,8 @@ def _stored(job: storage.StorageJob, measure: Callable[..., object]) -> float:
     with tempfile.TemporaryDirectory(dir=".") as folder:
         file, size = Path(folder) / "file", 1 << 30
         if job.access != "write":
-            with storage._aligned(1 << 20) as block:
+            with mmap.mmap(-1, 1 << 20) as block:
+                block.write(os.urandom(1 << 20))
                 storage._write(file, size, block)
         return measure(job, file, size, SECONDS, folder).value  # type: ignore[attr-defined]
 

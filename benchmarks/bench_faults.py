@@ -24,8 +24,7 @@ from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
-from trainworks.measure.bench import memory
-from trainworks.measure.bench.compiled import compiled
+from trainworks.measure.bench.host_programs import compiled, measure_triad
 from trainworks.measure.bench.measurement import Measurement
 from trainworks.measure.bench.node_record import PART
 from trainworks.measure.bench.outliers import find_outliers
@@ -139,7 +138,7 @@ def half_memory(chance: random.Random) -> tuple[str, str]:
     for each in [*range(PEERS)] * 3:  # in turns, because the machine's own rate changes: of each the best
         beside = subprocess.Popen([program, "16000000", "1000000", cpus]) if each == slow else None
         time.sleep(0.5)  # until its arrays are made
-        (found,) = memory.measure_triad(full=False)
+        (found,) = measure_triad(full=False)
         best[each] = max(best.get(each, found), found, key=lambda figure: figure.value)
         if beside:
             beside.kill()

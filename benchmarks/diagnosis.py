@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.run_dir import RunDir
 

@@ -30,7 +30,7 @@ from trainworks.measure.measured_runs import MeasuredRun, read_run
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.score import Errors, errors_of, learned_positions, macro_average
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import PRIOR, Z80, Belief, interval_s, parts_s, prior_of
 
 __all__ = ["KINDS", "PARAMETERS", "Parameter", "Sample", "fit", "main", "read_runs"]
@@ -152,7 +152,7 @@ class Sample:
         """log(predicted / measured) of every run."""
         predicted = np.empty(len(self.runs))
         for jobs in self._jobs:
-            predicted[jobs.rows] = predict_step_times(jobs.job, jobs.layouts, coefficients).total_s
+            predicted[jobs.rows] = jobs.job.step_times(jobs.layouts, coefficients).total_s
         return np.log(predicted) - self._measured
 
     def weights(self, used: NDArray[np.bool_]) -> Array:
@@ -288,8 +288,8 @@ def _features(run: MeasuredRun) -> Iterable[str]:
     yield f"tokens {2 ** round(np.log2(job.sequence_length))}"
     yield f"accelerators {2 ** (2 * round(np.log2(run.num_accelerators) / 2))}"
     yield f"network {job.cluster.network}" if job.cluster.num_nodes > 1 else "network none"
-    yield f"zero {layout.zero}, tp {layout.tp > 1}, pp {layout.pp > 1}"
-    yield f"recompute {layout.recompute}"
+    yield f"zero {layout['zero']}, tp {layout['tp'] > 1}, pp {layout['pp'] > 1}"
+    yield f"recompute {layout.get('recompute')}"
     yield f"software {job.software}"
     yield f"size {2 ** round(np.log2(job.shape.num_parameters / 1e9))}B"
 

@@ -23,8 +23,7 @@ from pathlib import Path
 
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.reliability.defaults import usual_failures
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures, usual_failures
 from trainworks.plan.reliability.goodput import ExpectedRun, expected, spares_needed, waiting_share
 from trainworks.plan.reliability.scenario import SimulationOutcome, scenario_of
 from trainworks.plan.reliability.simulation import simulate
@@ -112,7 +111,7 @@ def _failures(row: dict[str, str]) -> Failures:
         num_nodes=fact("nodes", nodes, "", source=row["source"]),
         node_mttf=seconds("node MTTF", float(row["job_mttf_s"]) * nodes),
         save=seconds("save stall", given("save_s", "checkpoint stall")),
-        detection=seconds("failure detection", given("detect_s", "failure detection")),
+        detect=seconds("failure detection", given("detect_s", "failure detection")),
         restart=seconds("restart", given("restart_s", "restart")),
         repair=seconds("node repair", float(row["repair_s"] or 0)),  # enough spares, unless it is said
     )
@@ -194,7 +193,7 @@ def _against_formulas() -> Iterator[str]:
         work = 200 * DAY_S
         mean = _expected(failures, row, work)
         load = failures.repair.value / float(row["job_mttf_s"])
-        formula = mean.goodput_with_nodes.value * (1 - waiting_share(load, spares))
+        formula = mean.runtime_goodput.value / (1 - mean.waiting.value) * (1 - waiting_share(load, spares))
         scenario = scenario_of(failures, work_s=work, interval_s=mean.interval.value, spares=spares)
         found = simulate(scenario, trials=TRIALS).runtime_goodput
         what = f"save {save:.0f} s, repair {repair / 3600:.0f} h, {spares} spares"

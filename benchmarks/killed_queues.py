@@ -18,7 +18,7 @@ import psutil
 
 from tests.backends.slurm_cluster import Cluster, started
 from tests.users import FIRST_UID, User, users
-from trainworks.deploy.sandbox import daemons
+from trainworks.deploy.sandbox.slurm import daemon_pid
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
 from trainworks.host import process
 from trainworks.host.process_end import variable_of
@@ -242,7 +242,7 @@ class SlurmQueue(Queue):
         process.run(["scontrol", "update", nodes, "State=RESUME"], timeout_s=30, env=os.environ | self._sandbox.env())
 
     def _kill_daemon(self, name: str, program: str) -> bool:
-        pid = daemons.pid_of(self._sandbox.paths.pid_file(name), program)
+        pid = daemon_pid(self._sandbox.paths.pid_file(name), program)
         return pid is not None and killed(pid)
 
     def _kill_on_a_node(self, role: str) -> None:

@@ -19,11 +19,11 @@ from statistics import median
 from typing import Any
 
 from trainworks.api.launching.resolve import resolve
-from trainworks.api.worker_tasks import ask
 from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.environment import agent_environment
-from trainworks.measure.trial import TrialOutOfMemoryError, try_out
+from trainworks.measure.calibrate import TrialOutOfMemoryError, try_out
+from trainworks.measure.worker_tasks import ask
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.trial import TrialRequest
 

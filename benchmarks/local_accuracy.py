@@ -26,8 +26,9 @@ from trainworks.config.layout import MESH_AXES
 from trainworks.plan.run.pricing import pricing
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.metric_columns import read_columns
-from trainworks.record.resolved import ResolvedRun, StepTimeTerms
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.record.step_time import StepTimeTerms
 from trainworks.units import format_bytes, format_duration
 
 DOCUMENT = Path(__file__).parents[1] / "docs/reference/local-accuracy.md"

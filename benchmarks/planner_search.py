@@ -22,11 +22,12 @@ import numpy as np
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
+from trainworks.plan.layouts import Layouts
 from trainworks.plan.search import search
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Space
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 
 CALCULON_LAYOUTS_PER_S = (164, 258)
 CALCULON_HOURS = 12.6
@@ -73,11 +74,12 @@ def measure(rounds: int) -> dict[str, float]:
 
 def single_per_s(job: TrainingJob, count: int = 200) -> float:
     """Layouts per second when each is priced alone."""
-    layouts = Space(job, 1024, 1536, {}).options({"tp": 8, "pp": 8, "cp": 1, "dp": 16, "ep": 1})
+    space = Space(job, 1024, 1536, {"tp": 8, "pp": 8, "cp": 1, "ep": 1})
+    layouts = Layouts.concatenate(list(space.layouts(lambda *_: None)))
     chosen = np.random.default_rng(7).integers(len(layouts), size=count)
     started = time.process_time()
     for index in chosen:
-        predict_step_times(job, layouts.take(np.array([index])))
+        job.step_times(layouts.take(np.array([index])))
     return count / (time.process_time() - started)
 
 

@@ -38,7 +38,7 @@ from tests.users import User, common_folder, require_root
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.restarts import restarts_used
 
@@ -203,7 +203,7 @@ def _book_problems(job: JobRow, book: Path, counted: int, charged: int) -> Itera
     """What the job's own notes and its restarts say against it."""
     lives = Counter(book.read_text().split() if book.exists() else [])
     if job.state is not JobState.SUCCEEDED:
-        yield f"{job.state}: {job.cause}, {job.message}"
+        yield f"{job.state}: {job.end.cause}, {job.end.message}"
     if not lives["end"]:
         yield "its command has not reached its end"
     if lives["twice"]:

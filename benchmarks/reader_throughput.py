@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainworks.worker.data.card import DatasetCard, Shard
-from trainworks.worker.data.mixture import MixedDataset
+from trainworks.worker.data.opening import MixedDataset
 from trainworks.worker.data.order import FullShuffle, WindowShuffle
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.data.tokens import TokenDataset

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -42,24 +40,22 @@ from trainworks.config import (
 )
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
-from trainworks.config.stack_parts import fabric, images, nodes, scheduler, storage
+from trainworks.config.stack_parts import fabric, nodes, scheduler, storage
 from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
-from trainworks.measure.bench.bound import BOUNDS
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.measure.bench.verdict import BANDS, judge, unit_of
-from trainworks.measure.health import fabric_checks, gpu_checks, history_checks, host_checks, log_checks
+from trainworks.measure.bench.verdict import BANDS, BOUNDS, judge, unit_of
+from trainworks.measure.health import fabric_checks, gpu_checks, history_checks, host_checks
 from trainworks.measure.health.check import HealthCheck
-from trainworks.observe.metrics.families import FAMILIES
+from trainworks.observe.exporter import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily
-from trainworks.observe.monitoring.alert import AlertRule
-from trainworks.observe.monitoring.rules import ALERTS, RECORDED
+from trainworks.observe.monitoring.alerts import ALERTS, AlertRule
+from trainworks.observe.monitoring.rules import RECORDED
 from trainworks.record import (
     calibration,
     dev_environment,
     environment,
-    events,
     manifest,
     memory,
     metrics,
@@ -68,8 +64,10 @@ from trainworks.record import (
     resolved,
     run_dir,
     status,
+    step_time,
     usage,
 )
+from trainworks.record.events import job, log, training
 from trainworks.review.check import check_text
 from trainworks.review.registry import DOMAINS, RULES
 from trainworks.review.rule import ReviewRule
@@ -124,7 +122,8 @@ def cli_page() -> str:
     """Print every command with its help."""
     intro = (
         "`trainworks` has these commands. Data goes to stdout, messages go to stderr.\n"
-        "`TRAINWORKS_CACHE` sets the folder of tokenized data and calibrations (default: `~/.cache/trainworks`)."
+        "`TRAINWORKS_CACHE` sets the folder of tokenized data and calibrations (default: `~/.cache/trainworks`).\n"
+        "`TRAINWORKS_LOG` sets [the levels of the log](../guides/monitor.md#read-what-the-program-does), as `-v` does."
     )
     sections = [f"## trainworks {name}\n\n{_block(_help(name))}" for name in COMMANDS]
     return _page("Command line", intro, _block(_help()), *sections)
@@ -215,9 +214,9 @@ def stack_file_page() -> str:
         ("scratch", storage.Scratch),
         ("metadata", storage.MetadataArray),
         ("environments[]", parts.SoftwareEnvironment),
-        ("images[]", images.ImageRecipe),
-        ("machine_image", images.MachineImage),
-        ("kubernetes", images.KubernetesBundle),
+        ("images[]", parts.ImageRecipe),
+        ("machine_image", parts.MachineImage),
+        ("kubernetes", parts.KubernetesBundle),
         ("monitoring", parts.Monitoring),
         ("users[]", scheduler.StackUser),
     ]
@@ -302,7 +301,7 @@ def record_page() -> str:
         "What a run leaves",
         "`status`, `ls` and `report` read these files alone. All of them are plain text or JSON.",
         f"## Files\n\n{_block(_after_first_paragraph(run_dir))}",
-        f"## events.jsonl\n\n{_about(events)}\n\n"
+        f"## events.jsonl\n\n{_about(log)}\n\n"
         "Every event has `t` (seconds since the epoch), `kind` and `writer` (a process id), and these fields.",
         _event_table(),
         f"## metrics.jsonl\n\n{_about(metrics)}",
@@ -321,7 +320,7 @@ def record_page() -> str:
         _record_section(None, processes, "Processes"),
         _record_section(None, resolved, "Plan"),
         *(_record_section(None, model_shape, name) for name in ("ModelShape", "LatentAttention", "SmallParameters")),
-        _record_section(None, resolved, "StepTimeTerms"),
+        _record_section(None, step_time, "StepTimeTerms"),
         _record_section(None, memory, "MemoryTerms"),
         _record_section(None, resolved, "PlannedEvaluation"),
         *(_record_section(None, calibration, name) for name in ("Calibration", "GemmRate")),
@@ -383,26 +382,28 @@ def _text(statement: ast.stmt | None) -> str:
 
 
 def _event_table() -> str:
-    """Tabulate the kinds of events with the comment beside each."""
-    comments = _commented_strings(inspect.getsource(events))
+    """Tabulate the kinds of events with their fields."""
     rows = []
-    for kind in get_args(events.EventKind):
-        fields, _, meaning = comments[kind].partition(": ")
-        rows.append(f"| `{kind}` | {_cell(fields)} | {_cell(meaning)} |")
-    return "\n".join(["| kind | fields | when |", "|---|---|---|", *rows])
+    for event in get_args(log.Event):
+        (kind,) = get_args(event.__annotations__["kind"])
+        fields = list(_event_fields(event.__name__))
+        required, optional = (
+            ", ".join(text for text, left_out in fields if left_out is some) for some in (False, True)
+        )
+        rows.append(f"| `{kind}` | {_cell(_sentence(event.__doc__))} | {_cell(required)} | {_cell(optional)} |")
+    return "\n".join(["| kind | when | fields | optional fields |", "|---|---|---|---|", *rows])
 
 
-def _commented_strings(source: str) -> dict[str, str]:
-    """Every string literal that a comment follows on its line, and that comment with the comment lines below it."""
-    comments: dict[str, str] = {}
-    literal, line = "", 0
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.STRING:
-            literal, line = ast.literal_eval(token.string), token.start[0]
-        elif token.type == tokenize.COMMENT and token.start[0] == line:
-            comments[literal] = f"{comments.get(literal, '')} {token.string.lstrip('# ')}".lstrip()
-            line += 1
-    return comments
+def _event_fields(name: str) -> Iterator[tuple[str, bool]]:
+    """Every own or inherited field of an event with its docstring, and whether it may be missing."""
+    module = job if hasattr(job, name) else training
+    for base in map(ast.unparse, _class(module, name).bases):
+        if base not in ("TypedDict", "Stamp"):
+            yield from _event_fields(base)
+    for field, annotation, text in _fields(module, name):
+        if field != "kind":
+            meaning = f" ({text[:1].lower()}{text[1:].rstrip('.')})" if text else ""
+            yield f"`{field}`{meaning}", annotation.startswith("NotRequired")
 
 
 # Errors
@@ -516,8 +517,7 @@ _CHECKS = {
     "GPUs": gpu_checks,
     "NVLink, NICs and PCI": fabric_checks,
     "Processor, memory, limits, storage": host_checks,
-    "Kernel log": log_checks,
-    "Earlier jobs": history_checks,
+    "Kernel log and earlier jobs": history_checks,
 }
 
 

@@ -55,6 +55,7 @@ def trained(folder: Path) -> Path:
     subprocess.run([*program, "submit", "--yes", str(_EXAMPLE)], cwd=folder, check=True)
     (run,) = (folder / "runs").iterdir()
     subprocess.run([*program, "logs", "--follow", run.name], cwd=folder, check=True)
+    subprocess.run([*program, "report", run.name], cwd=folder, check=True)
     return run
 
 

@@ -14,7 +14,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.host.process import Output
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.record.environment import HostFacts
-from trainworks.record.events import append_event, read_lines_from
+from trainworks.record.events.log import append_event, read_lines_from
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
@@ -111,6 +111,9 @@ class FakeNodes(Nodes):
         self.together = False
         """Whether all nodes start again when one is lost, as those of a command do."""
 
+    def _prepare(self) -> None:
+        pass
+
     def restartable(self, exit_code: int) -> bool:
         return exit_code < 0
 
@@ -139,7 +142,7 @@ class FakeNodes(Nodes):
         life = self._lives[node].pop(0)
         agent = FakeAgent(self._clock, life)
         for kind, fields in life.says:
-            append_event(self._run_dir.events_file, kind, **fields)
+            append_event(self._run_dir.events_file, {"kind": kind, **fields})
         return agent
 
     def wait(self, timeout_s: float) -> None:
@@ -195,6 +198,12 @@ def job(kind: Any = "training", *, nodes: int = 1, max_restarts: int = 0, **sect
     work = {"workload": workload()} if kind == "training" else {"run": "true"}
     written = {"name": "demo", "recover": {"max_restarts": max_restarts}} | work | sections
     return resolved_command(run_file=RunFile.model_validate(written), processes=processes(nodes))
+
+
+def on_engine(resolved: ResolvedRun, engine: str) -> ResolvedRun:
+    """The same run on a cluster of another backend."""
+    cluster = resolved.run_file.cluster.model_copy(update={"engine": engine})
+    return resolved.model_copy(update={"run_file": resolved.run_file.model_copy(update={"cluster": cluster})})
 
 
 def spec(**changes: Any) -> JobSpec:

@@ -77,7 +77,7 @@ class PostgresServer:
         for process in [server, *server.children()]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs([server], timeout=10)
+        psutil.wait_procs([server], timeout=60)
 
     def _do(self, program: str, *arguments: str) -> None:
         programs = _programs()

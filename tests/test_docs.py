@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def arguments(typed: str) -> list[str]:
 
 @pytest.mark.parametrize("typed", list(commands()))
 def test_a_command_of_a_page_parses(typed: str) -> None:
-    name, *rest = arguments(typed)
+    name, *rest = dropwhile(lambda word: word.startswith("-"), arguments(typed))  # `-v` may stand before the command
     name = ALIASES.get(name, name)
     assert name in COMMANDS
     command = _imported(name)
@@ -147,6 +148,31 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     )
     missing = [path for path in named if not (ROOT / path).exists()]
     assert not missing
+
+
+SOURCE = ROOT / "src" / "trainworks"
+_PARTS = "|".join(sorted(path.name for path in SOURCE.iterdir() if path.is_dir()))
+
+
+def defines(dotted: str) -> bool:
+    """The source has this module, or a function, class or method of this name in it; nothing is imported."""
+    parts = dotted.split(".")
+    for depth in range(len(parts), 0, -1):
+        module = SOURCE.joinpath(*parts[:depth]).with_suffix(".py")
+        if module.is_file():
+            names = [rf"^ {{{4 * level}}}(?:class|def) {name}\b" for level, name in enumerate(parts[depth:])]
+            return all(re.search(name, module.read_text(encoding="utf-8"), re.MULTILINE) for name in names)
+    return SOURCE.joinpath(*parts).is_dir()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_name_of_the_source_that_a_page_gives_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    prefix = "" if page.name in ("CONTRIBUTING.md", "architecture.md") else r"trainworks\."  # elsewhere they are keys
+    dotted = re.findall(rf"`{prefix}((?:{_PARTS})(?:\.\w+){{2,}})`", text)
+    paths = re.findall(rf"`((?:{_PARTS})/[\w/]*(?:\.py)?)`", text)
+    assert [name for name in dict.fromkeys(dotted) if not defines(name)] == []
+    assert [path for path in dict.fromkeys(paths) if not (SOURCE / path).exists() and not (ROOT / path).exists()] == []
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

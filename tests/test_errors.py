@@ -20,7 +20,9 @@ from trainworks.errors import (
 )
 
 CLASSES = {
-    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    name: kind
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
 }
 
 

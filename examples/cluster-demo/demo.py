@@ -40,7 +40,7 @@ def boot(stack: Stack) -> None:
     addresses: dict[str, str] = {}
     for group in stack.nodes:
         accelerators = hardware_of(group).accelerators if "compute" in group.roles else None
-        gpus = accelerators.partition(":")[2] if accelerators else "0"
+        gpus = str(accelerators.count) if accelerators else "0"
         for name, address in group.addresses.items():
             addresses[name] = address
             (HALL / "disks" / name / "export").mkdir(parents=True)

@@ -9,6 +9,7 @@ is first used, and torch never is.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -18,7 +19,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "accuracy": "score",
-    "bench": "benchmarks.bench",
+    "bench": "bench",
     "calibrate": "calibrate",
     "capacity": "capacity",
     "catalog": "catalog",
@@ -33,7 +34,7 @@ _PUBLIC = {
     "drain": "nodes",
     "drill": "proving.drill",
     "edit": "resuming.editing",
-    "env": "environments.env",
+    "env": "env",
     "find_job": "jobs",
     "find_run": "run_handle",
     "find_runs": "run_handle",
@@ -45,13 +46,13 @@ _PUBLIC = {
     "jobs": "jobs",
     "logs": "observing.logs",
     "network": "network",
-    "nodes": "proving.nodes",
+    "nodes": "nodes",
     "plan": "plan",
     "prune_checkpoints": "checkpointing.checkpoints",
-    "prune_environments": "environments.prune",
-    "read_bench": "benchmarks.verdicts",
+    "prune_environments": "env",
+    "read_bench": "bench",
     "release": "jobs",
-    "remove": "retention.removal",
+    "remove": "retention",
     "report": "runs",
     "restore_checkpoint": "checkpointing.checkpoints",
     "resume": "runs",
@@ -102,3 +103,8 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+if os.environ.get("TRAINWORKS_LOG"):  # every process of ours comes by here
+    from trainworks.verbosity import inherit_log
+
+    inherit_log()

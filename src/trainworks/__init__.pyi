@@ -1,5 +1,5 @@
-from trainworks.api.benchmarks.bench import bench as bench
-from trainworks.api.benchmarks.verdicts import read_bench as read_bench
+from trainworks.api.bench import bench as bench
+from trainworks.api.bench import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
@@ -11,8 +11,8 @@ from trainworks.api.checkpointing.checkpoints import restore_checkpoint as resto
 from trainworks.api.checkpointing.checkpoints import verify_checkpoints as verify_checkpoints
 from trainworks.api.cost import cost as cost
 from trainworks.api.developing.dev import dev as dev
-from trainworks.api.environments.env import env as env
-from trainworks.api.environments.prune import prune_environments as prune_environments
+from trainworks.api.env import env as env
+from trainworks.api.env import prune_environments as prune_environments
 from trainworks.api.goodput import goodput as goodput
 from trainworks.api.jobs import describe as describe
 from trainworks.api.jobs import find_job as find_job
@@ -23,6 +23,7 @@ from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.nodes import drain as drain
+from trainworks.api.nodes import nodes as nodes
 from trainworks.api.observing.compare import compare as compare
 from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.logs import logs as logs
@@ -35,10 +36,9 @@ from trainworks.api.plan import plan as plan
 from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
-from trainworks.api.proving.nodes import nodes as nodes
 from trainworks.api.proving.review import review as review
 from trainworks.api.resuming.editing import edit as edit
-from trainworks.api.retention.removal import remove as remove
+from trainworks.api.retention import remove as remove
 from trainworks.api.run_handle import find_run as find_run
 from trainworks.api.run_handle import find_runs as find_runs
 from trainworks.api.run_handle import runs as runs

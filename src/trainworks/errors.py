@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import errno
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,6 +54,15 @@ __all__ = [
 ]
 
 
+class ErrorFacts(TypedDict):
+    """An error as data: what failed, where, the next step, and the exit code of the command line."""
+
+    message: str
+    place: str | None
+    hint: str | None
+    exit_code: int
+
+
 class TrainworksError(Exception):
     """An error with a message, an optional place (`file:line  field`) and an optional next step.
 
@@ -80,7 +89,7 @@ class TrainworksError(Exception):
             lines += ["", f"hint: {self.hint}"]
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ErrorFacts:
         """The error as data, for another process."""
         return {"message": self.message, "place": self.place, "hint": self.hint, "exit_code": self.exit_code}
 

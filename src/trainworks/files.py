@@ -1,9 +1,10 @@
-"""Atomic writes and appends of files."""
+"""Atomic writes and appends of files, and temporary folders."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from trainworks.errors import DiskFullError
 from trainworks.units import format_bytes
+
+_LOG = logging.getLogger(__name__)
 
 
 def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, mode: int = 0o644) -> None:
@@ -88,8 +91,18 @@ def take_lock(path: Path, *, shared: bool = False) -> int | None:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
+        _LOG.debug("another process has locked %s", path)
         return None
+    _LOG.debug("locked %s", path)
     return handle
+
+
+def readable_text(path: Path) -> str:
+    """The text of a file of the kernel, without blanks around it; empty if it is missing or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def bytes_in(folder: Path) -> int:
@@ -107,6 +120,19 @@ def free_bytes(path: Path) -> int:
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+@contextmanager
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder, below the machine's temporary files without a parent; it is deleted at the end of the block.
+
+    It may be renamed before.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -246,6 +246,11 @@ def format_gib(num_bytes: float) -> str:
     return f"{_three_figures(gib) if abs(gib) < 999.5 else f'{gib:,.0f}'} GiB"
 
 
+def format_share(share: float, digits: int = 0) -> str:
+    """A share as a percentage: `42 %`."""
+    return f"{100 * share:.{digits}f} %"
+
+
 def format_count(count: float) -> str:
     """Format a count with k, M, B, T and three significant figures.
 

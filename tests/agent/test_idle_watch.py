@@ -12,7 +12,7 @@ from trainworks.agent.supervisor import Supervisor
 from trainworks.config.engines import Idle
 from trainworks.jobs.state import CAUSES, Cause, JobState
 from trainworks.record.dev_environment import DevUse
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
@@ -111,7 +111,7 @@ def test_a_step_is_use(start, run_dir: RunDir) -> None:
     run = start(kind="training")
     for number in range(1, 12):
         run.at(9.0 * number, lambda number=number: append_metrics(run_dir.metrics_file, [metrics_row(number)]))
-    run.at(99.0, lambda: append_event(run_dir.events_file, "finished", step=11))
+    run.at(99.0, lambda: append_event(run_dir.events_file, {"kind": "finished", "step": 11}))
     assert run.run() is JobState.SUCCEEDED
     assert run.events("idle") == []
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 import trainworks
-from tests.fakes import resolved_command
+from tests.fakes import FakeClock, FakeNodes, resolved_command
+from trainworks.agent.node_agents import ThisMachine
+from trainworks.agent.recovery import Recovery
 from trainworks.api.proving.node_check import main
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import job_in_format, read_request
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.jobs.state import JobState
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
+from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
 
@@ -59,6 +63,16 @@ def test_a_stop_does_not_wait_for_the_check(tmp_path: Path) -> None:
     run = started(tmp_path, health="sleep 100")
     run.stop()
     assert run.wait() is JobState.STOPPED
+
+
+def test_a_stop_leaves_no_check_behind(run_dir: RunDir, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = resolved_command(node_check=("true",))
+    hosts = ThisMachine(1)
+    monkeypatch.setattr(ThisMachine, "command", lambda *_: ["sleep", "600"])
+    nodes = FakeNodes(run_dir, resolved, clock, [])
+    recovery = Recovery(run_dir, resolved, nodes, hosts, clock, is_stopping=lambda: True)
+    assert not recovery.find_unfit()
+    assert [one for one in psutil.Process().children() if one.name() == "sleep"] == []
 
 
 @pytest.mark.parametrize("language", ["jobset", "lsf", "skypilot"])

@@ -11,10 +11,11 @@ import pytest
 from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row, processes
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.layout import ResolvedLayout
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.metrics import append_metrics
-from trainworks.record.resolved import FewerNodes, Plan, ResolvedRun, StepTimeGroups
+from trainworks.record.resolved import FewerNodes, Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.record.step_time import StepTimeGroups
 
 KILLED = -signal.SIGKILL
 MET = ("attempt", {"attempt": 1, "world_size": 2, "resumed_from_step": 0})
@@ -41,7 +42,7 @@ class ElasticNodes(FakeNodes):
     def wait(self, timeout_s: float) -> None:
         super().wait(timeout_s)
         if self._run_dir.stop_file.exists() and self.any_running():
-            append_event(self._run_dir.events_file, "stopped", step=100)
+            append_event(self._run_dir.events_file, {"kind": "stopped", "step": 100})
             self._end_all(0)
 
 

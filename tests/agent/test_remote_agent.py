@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.fakes import processes, resolved_command
-from trainworks.agent.channel import Channel, accept, connect
+from trainworks import verbosity
+from trainworks.agent.allocation import Allocation
 from trainworks.agent.launch import run_mark
 from trainworks.agent.log_echo import LogEcho
-from trainworks.agent.remote_agent import FORWARDED_VARIABLES, NodeAddresses, RemoteHosts
+from trainworks.agent.remote_agent import FORWARDED_VARIABLES, Channel, RemoteHosts, accept, connect
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host.network import listen
 from trainworks.jobs.environment import agent_environment
@@ -107,11 +108,12 @@ def test_anything_but_a_message_is_the_end_of_a_channel(data: bytes) -> None:
 
 
 def test_all_variables_of_an_agent_are_forwarded(run_dir: RunDir) -> None:
-    assert set(FORWARDED_VARIABLES) == set(agent_environment(processes()) | run_mark(run_dir))
+    assert set(FORWARDED_VARIABLES) == {*agent_environment(processes()), *run_mark(run_dir), verbosity.VARIABLE}
 
 
 def test_the_first_node_runs_its_own_agent() -> None:
-    hosts = RemoteHosts(NodeAddresses(addresses=("10.0.0.1", "10.0.0.2"), names=("a", "b")), Path("/etc/trainworks"))
+    got = Allocation(job="7", nodes=("a", "b"), addresses=("10.0.0.1", "10.0.0.2"))
+    hosts = RemoteHosts(got, Path("/etc/trainworks"))
     command = ["/usr/bin/python", "-P", "-m", "trainworks.agent.command_agent", "/runs/x", "$(y)"]
     assert hosts.command(0, command) == command
     remote = hosts.command(1, command)

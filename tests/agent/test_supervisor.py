@@ -15,7 +15,7 @@ from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.jobs.state import JobState
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -123,7 +123,7 @@ def test_restarts_of_an_earlier_turn_are_used(start) -> None:
         ("state", {"state": "RUNNING"}),
         ("submitted", {"restarts": 1}),
     ):
-        append_event(run.run_dir.events_file, kind, **words)
+        append_event(run.run_dir.events_file, {"kind": kind, **words})
     assert (run.states()[-1], run.nodes.asked.starts) == ("FAILED", [0])
 
 
@@ -265,7 +265,7 @@ def test_a_node_lost_while_stopping_is_not_started_again(start) -> None:
 def notice(run: Run, left_s: float, *, ends: bool = True) -> None:
     """The cloud takes node 0 back, or advises to leave it."""
     fields = {"node": 0, "cloud": "gcp", "what": "preemption", "ends": ends, "deadline_at": run.clock.now() + left_s}
-    append_event(run.run_dir.events_file, "notice", **fields)
+    append_event(run.run_dir.events_file, {"kind": "notice", **fields})
 
 
 SAVED = ("checkpoint", {"step": 20, "stall_s": 0.0, "write_s": 10.0})
@@ -319,7 +319,7 @@ def test_the_clusters_sigterm_after_a_notice_does_not_cut_the_save_short(start) 
 def test_after_advice_to_leave_the_job_saves_and_goes_on(start) -> None:
     run = start(job(), [Life(0, 9, says=[MET])])
     run.clock.after(5, lambda: notice(run, 0.0, ends=False))
-    run.clock.after(8, lambda: append_event(run.run_dir.events_file, *FINISHED[:1], step=300))
+    run.clock.after(8, lambda: append_event(run.run_dir.events_file, {"kind": "finished", "step": 300}))
     assert run.states()[-1] == "SUCCEEDED"
     assert run.run_dir.save_request_file.exists()
 
@@ -372,7 +372,7 @@ def test_a_second_supervisor_leaves_a_run_and_its_record_alone(run_dir: RunDir) 
 
 def test_a_supervisor_whose_job_was_launched_again_elsewhere_writes_nothing_more(run_dir: RunDir, start) -> None:
     run = start(job(max_restarts=3), [Life(KILLED, 5, says=[MET]), Life(0, FOREVER)])
-    run.clock.after(2.0, lambda: append_event(run_dir.events_file, "submitted", restarts=1))
+    run.clock.after(2.0, lambda: append_event(run_dir.events_file, {"kind": "submitted", "restarts": 1}))
     assert supervise(run_dir, lambda lock: run.supervisor, signals={}) == ExitCode.SUPERSEDED
     assert read_events(run_dir.events_file)[-1]["kind"] == "submitted"
     assert run_dir.read_status().state == "RUNNING", "what follows is the other one's to say"

@@ -13,15 +13,15 @@ import pytest
 import requests
 
 from tests.worker.object_store import s3_server
-from trainworks.api.checkpointing.copier import Copier, linked
 from trainworks.api.checkpointing.copies import prune_copies
-from trainworks.api.checkpointing.places import CheckpointPlace, FolderPlace, place_of
-from trainworks.api.checkpointing.s3 import S3Place
-from trainworks.config.checkpointing.copies import CheckpointCopy
 from trainworks.config.layout import ResolvedLayout
+from trainworks.config.recovery import CheckpointCopy
 from trainworks.errors import EnvironmentProblem
 from trainworks.jobs.state import JobState
-from trainworks.record.events import read_events
+from trainworks.observe.copies.copier import Copier, linked
+from trainworks.observe.copies.places import CheckpointPlace, FolderPlace, place_of
+from trainworks.observe.copies.s3 import S3Place
+from trainworks.record.events.log import read_events
 from trainworks.record.manifest import Manifest, checksum, delete_checkpoint, read_manifest, write_manifest
 from trainworks.record.run_dir import RunDir
 
@@ -272,6 +272,16 @@ def test_a_checkpoint_that_is_deleted_before_is_left_out(run_dir: RunDir, tmp_pa
     manifest, folder = save(run_dir, 10)
     shutil.rmtree(folder)
     assert not linked(manifest, folder, tmp_path / "links")
+
+
+def test_a_copier_deletes_the_links_that_one_of_its_place_left_when_it_was_killed(
+    run_dir: RunDir, place: CheckpointPlace
+) -> None:
+    manifest, folder = save(run_dir, 10)
+    for number in (0, 1):
+        assert linked(manifest, folder, run_dir.path / f"copying-{number}")
+    Watched(run_dir, place)
+    assert [left.name for left in run_dir.path.glob("copying-*")] == ["copying-1"]
 
 
 def test_the_copy_of_a_run_that_ended_is_finished_before_its_end_is_reported(run_dir: RunDir, s3: S3Place) -> None:

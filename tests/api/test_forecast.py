@@ -17,7 +17,7 @@ from trainworks.errors import EnvironmentProblem, LayoutError, UnreachableError
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.record.resolved import ExpectedStep, Forecast
-from trainworks.report.forecast import cost_text
+from trainworks.report.local_plan import cost_text
 from trainworks.units import HOUR_S
 
 

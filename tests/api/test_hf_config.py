@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("huggingface_hub", reason="the Hub needs trainworks[train]")
 
-from trainworks.api.hf_config import hf_config
 from trainworks.errors import EnvironmentProblem
+from trainworks.measure.model_config import hf_config
 
 COMMIT = "0" * 40
 

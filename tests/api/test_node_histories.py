@@ -15,8 +15,8 @@ import pytest
 
 from tests.fakes import resolved_command, spec
 from trainworks.api.proving.health import health
-from trainworks.api.proving.nodes import avoid_failing_nodes, check_has_histories, with_history
 from trainworks.backends.backend import Backend, NodeStatus
+from trainworks.backends.node_histories import avoid_failing_nodes, check_has_histories, with_history
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.jobs.job_row import Attempt, Placement
@@ -24,6 +24,7 @@ from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import End
 from trainworks.recover.node_history import NodeHistory
 from trainworks.units import DAY_S, HOUR_S
 
@@ -50,9 +51,7 @@ def add(
     placement = tuple(Placement(name, 8.0) for name in nodes)
     start, end = NOW - ago_s, NOW - ago_s + HOUR_S
     state = JobState.FAILED if cause else JobState.SUCCEEDED
-    whole = Attempt(
-        job_id=row.id, number=1, state=state, cause=cause, started_at=start, ended_at=end, placement=placement
-    )
+    whole = Attempt(job_id=row.id, number=1, started_at=start, end=End(state, cause, at=end), placement=placement)
     store.write_attempts(row.id, [whole])
     return RunDir(folder)
 
@@ -166,7 +165,7 @@ def test_a_job_store_that_hangs_does_not_hold_the_other_checks(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = threading.Event()
-    monkeypatch.setattr("trainworks.api.proving.nodes.history_of_machine", lambda *_: answered.wait())
+    monkeypatch.setattr("trainworks.backends.node_histories.history_of_machine", lambda *_: answered.wait())
     monkeypatch.setattr("trainworks.api.proving.health._HISTORY_TIMEOUT_S", 0.01)
     found = next(each for each in health().results if each.check == "history")
     answered.set()

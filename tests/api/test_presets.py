@@ -6,11 +6,11 @@ import pytest
 
 from trainworks.api.anchor import anchor
 from trainworks.api.plan import plan
-from trainworks.api.planning.planned_model import model_shape
 from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
+from trainworks.measure.model_config import model_shape
 from trainworks.plan.shapes.presets import with_dimensions
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
@@ -81,7 +81,7 @@ DIMENSIONS = "{layers: 16, hidden: 2048, heads: 32, kv_heads: 8}"
 def test_a_fine_tuning_without_weights_is_planned_and_not_run(model: str, tuning: str, data: str) -> None:
     run_file, source = parse_run_file(FINE_TUNING.format(model=model, tuning=tuning, data=data), name="run.yaml")
     planned = plan(run_file)
-    assert planned.best[0].step_time_s > 0 and planned.best[0].memory.device_bytes > 0
+    assert planned.best[0].step_time_s > 0 and planned.best[0].memory.total_bytes > 0
     assert any("names none; to run it, set `model: {hf: FOLDER" in note for note in planned.notes)
     here = run_file.model_copy(update={"cluster": type(run_file.cluster)()})
     with pytest.raises(UsageError, match="starts from the weights of a checkpoint, and `model` names none") as refused:
@@ -93,7 +93,7 @@ def test_the_plan_of_an_adapter_has_less_memory_and_time_than_that_of_all_weight
     texts = [FINE_TUNING.format(model=DIMENSIONS, tuning=tuning, data="") for tuning in ("adapter: {}", "")]
     tuned, whole = (plan(parse_run_file(text, name="run.yaml")[0]).best[0] for text in texts)
     assert tuned.step_time_s < whole.step_time_s
-    assert tuned.memory.device_bytes < whole.memory.device_bytes
+    assert tuned.memory.total_bytes < whole.memory.total_bytes
 
 
 def test_a_checkpoint_folder_that_does_not_exist_is_refused_with_its_line() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.api.run_request import read_request
+from trainworks.api.run_request import one_run, read_request, read_run, runs_of
 from trainworks.errors import UsageError
 
 COMMAND = {"name": "t", "run": "true", "envs": {"A": "1"}}
@@ -32,8 +32,8 @@ def test_an_error_names_the_option(target: object, env: str, message: str) -> No
 def test_variables_are_set_in_every_task_of_a_pipeline(tmp_path: Path) -> None:
     file = tmp_path / "chain.yaml"
     file.write_text("name: chain\n---\nname: first\nrun: 'true'\n---\nname: second\nrun: 'true'\nenvs: {A: 1, B: 2}\n")
-    first = read_request(str(file), env=["A=3", "A=4"])
-    assert [task.run_file.envs for task in (first, *first.following)] == [{"A": "4"}, {"A": "4", "B": "2"}]
+    pipeline = read_request(str(file), env=["A=3", "A=4"])
+    assert [task.run_file.envs for task in runs_of(pipeline)] == [{"A": "4"}, {"A": "4", "B": "2"}]
 
 
 NOTE = (
@@ -46,6 +46,6 @@ def test_a_secret_that_is_written_down_is_remarked_on(monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_TOKEN", "x")
     file = tmp_path / "a.yaml"
     file.write_text("run: 'true'\nenvs: {HF_TOKEN: x, LR: 1}\n")
-    assert read_request(COMMAND, env=["HF_TOKEN=x", "LR=1"]).notes == (NOTE,)
-    assert read_request(read_request(str(file))).notes == (NOTE,)
-    assert read_request(str(file), env=["HF_TOKEN"]).notes == ()
+    assert one_run(read_request(COMMAND, env=["HF_TOKEN=x", "LR=1"])).notes == (NOTE,)
+    assert read_run(read_run(str(file))).notes == (NOTE,)
+    assert one_run(read_request(str(file), env=["HF_TOKEN"])).notes == ()

@@ -15,10 +15,8 @@ from trainworks.api.resuming.changes import ResumeChanges
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.sweeping import sweep as sweeping
-from trainworks.api.sweeping import trial_runs
 from trainworks.api.sweeping.search import OptunaSearch
-from trainworks.api.sweeping.sweep import full_key, sweep
-from trainworks.api.sweeping.trial_runs import start_trial
+from trainworks.api.sweeping.sweep import full_key, start_trial, sweep
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 from trainworks.files import take_lock
@@ -145,7 +143,7 @@ def test_a_run_directory_that_was_never_submitted_makes_room_and_a_submitted_one
         submitted.append(name)
         return Run(RunWriter(folder, make_plan(), None, name).run_dir)
 
-    monkeypatch.setattr(trial_runs, "submit", submit)
+    monkeypatch.setattr(sweeping, "submit", submit)
     trial = SweepTrial(number=0, settings={}, run_name="tiny-t000")
     RunWriter(tmp_path, make_plan(), None, "tiny-t000")
     first = start_trial(trial, RunRequest(run_file, source), tmp_path, review=False)

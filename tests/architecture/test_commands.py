@@ -12,7 +12,7 @@ import pytest
 
 import trainworks
 from trainworks.catalog.rows import KINDS
-from trainworks.cli.commands import COMMANDS, module_of
+from trainworks.cli.commands import COMMANDS, command_of
 from trainworks.cli.planning import catalog, network
 from trainworks.plan.network.topologies import TOPOLOGIES
 
@@ -52,7 +52,7 @@ HEAVY = {"jinja2", "numpy", "psutil", "pydantic", "rich", "sqlalchemy", "yaml"}
 
 @pytest.mark.parametrize("name", [name for name in PLANNING if name != "catalog"])
 def test_every_option_is_an_argument_of_the_use_case(name: str) -> None:
-    options = set(inspect.signature(module_of(name).command).parameters) - NOT_ARGUMENTS
+    options = set(inspect.signature(command_of(name)).parameters) - NOT_ARGUMENTS
     arguments = set(inspect.signature(getattr(trainworks, name)).parameters)
     assert {RENAMED.get(option, option) if name == "capacity" else option for option in options} <= arguments
 
@@ -63,7 +63,7 @@ def test_a_use_case_imports_neither_typer_nor_rich(name: str) -> None:
 
 
 def test_the_help_of_a_command_imports_no_use_case() -> None:
-    modules = [f"{module_of(name).__name__}" for name in COMMANDS]
+    modules = [command_of(name).__module__ for name in COMMANDS]
     code = f"import sys, {', '.join(modules)}; print(*{HEAVY} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 

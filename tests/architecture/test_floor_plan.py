@@ -14,7 +14,8 @@ DEEPEST = 16
 MOST_FILES = 25
 MOST_LINES = 426
 """Only goes down; 400 is the goal."""
-MOST_LINES_OF_A_COMMAND = 120
+MOST_LINES_OF_COMMANDS = 165
+"""Of a file of commands of one subject. Only goes down."""
 
 
 @pytest.mark.parametrize("strings", [False, True], ids=["imported", "imported or named in a string"])
@@ -51,9 +52,9 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert sorted(name for name, count in names.items() if count > 1) == []
 
 
-def test_a_command_is_a_short_file() -> None:
+def test_a_file_of_commands_is_short() -> None:
     lines = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "cli").rglob("*.py")}
-    assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_A_COMMAND} == {}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES_OF_COMMANDS} == {}
 
 
 @pytest.mark.parametrize("banned", ["eval", "exec"])

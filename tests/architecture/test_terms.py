@@ -8,7 +8,7 @@ from typing import get_type_hints
 from trainworks.plan.memory import Memories
 from trainworks.record.memory import MemoryAtFailure, MemoryTerms
 from trainworks.record.metrics import MetricsRow
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.record.step_time import StepTimeGroups
 
 SHARED = {field.name for field in fields(Memories)} - {"stage"}
 """Terms of memory that both a described cluster and this machine have."""

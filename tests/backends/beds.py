@@ -21,7 +21,6 @@ from tests.backends.small_backend import Site, SmallBackend, end_all
 from tests.fakes import FakeClock, resolved_command
 from tests.kubernetes.cluster import KubernetesCluster
 from trainworks.agent.launch import run_mark
-from trainworks.api.environments.kept_code import keep_code
 from trainworks.api.notices import warn
 from trainworks.backends.backend import Backend
 from trainworks.backends.kubernetes.backend import KubernetesBackend
@@ -42,11 +41,12 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.store import open_store
+from trainworks.record.code_archive import keep_code
 from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 @dataclass
@@ -315,7 +315,7 @@ class LocalBed(Bed):
     def silence(self) -> None:
         for one in self._processes():
             if any("dispatcher.lock" in file for file in _open_files(one.pid)):
-                one.kill()
+                process.kill(one.pid)
 
     def answer(self) -> None:
         wake()
@@ -329,7 +329,7 @@ class LocalBed(Bed):
 
     def close(self) -> None:
         for one in self._processes():
-            one.kill()
+            process.kill(one.pid)  # one may end with another
 
 
 def _open_files(pid: int) -> list[str]:

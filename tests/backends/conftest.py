@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,8 +12,20 @@ from tests.kubernetes.cluster import KubernetesCluster, kubernetes_cluster
 
 __all__ = ["_cluster", "backend", "cluster", "spare_the_helpers_of_other_tests"]
 
+_running = ExitStack()
+_clusters: list[KubernetesCluster] = []
 
-@pytest.fixture(scope="session")
-def _kubernetes() -> Iterator[KubernetesCluster]:
-    with kubernetes_cluster() as made:
-        yield made
+
+@pytest.fixture
+def _kubernetes() -> KubernetesCluster:
+    if not _clusters:
+        _clusters.append(_running.enter_context(kubernetes_cluster()))
+    return _clusters[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """An idle API server and its etcd cost a minute of processor time in half an hour: they end with their tests."""
+    if _clusters and (nextitem is None or nextitem.get_closest_marker("kubernetes") is None):
+        _clusters.clear()
+        _running.close()

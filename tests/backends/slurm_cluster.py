@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 import trainworks
 from tests.fakes import resolved_command
+from tests.ports import free_port
 from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.backend import JobStatus
 from trainworks.backends.slurm.backend import SlurmBackend
@@ -27,17 +27,15 @@ from trainworks.config.engines import Slurm
 from trainworks.config.run_file import RunFile
 from trainworks.deploy.sandbox.slurm import SlurmSandbox, missing_programs
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
-from trainworks.errors import PortInUseError
 from trainworks.host import process
-from trainworks.host.network import listen
 from trainworks.jobs.spec_of_run import spec_of
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.log import Event, read_events
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 _PORTS_OF_DAEMONS = 10
 _LOG = logging.getLogger(__name__)
 
@@ -172,21 +170,11 @@ def started(size: SandboxSize) -> Iterator[Cluster]:
     folder.chmod(0o755)
     sandbox = SlurmSandbox(folder / "s")
     try:
-        sandbox.up(replace(size, first_port=_free_ports(_PORTS_OF_DAEMONS + size.nodes)))
+        sandbox.up(replace(size, first_port=free_port(_PORTS_OF_DAEMONS + size.nodes)))
         yield Cluster(sandbox, folder)
     finally:
         sandbox.purge()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_ports(number: int) -> int:
-    """The first of so many, none that the kernel gives away: a node may start long after it was asked for them."""
-    while True:
-        first = random.randrange(10_000, 32_000)
-        with ExitStack() as held, suppress(PortInUseError):
-            for port in range(first, first + number):
-                held.enter_context(listen(port, "0.0.0.0"))
-            return first
 
 
 @pytest.fixture(scope="session")

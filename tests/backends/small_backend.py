@@ -15,10 +15,9 @@ from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStat
 from trainworks.backends.entering import entering
 from trainworks.errors import UnansweredError, UnreachableError, UsageError
 from trainworks.host import process
-from trainworks.jobs.dependency import parse_dependency
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, RestartLimit, earlier_turns, may_restart
@@ -170,7 +169,9 @@ class SmallBackend(Backend):
             job.nodes = tuple(free[: job.spec.max_nodes])
             events = job.run_dir.events_file
             turns = earlier_turns(read_events(events))
-            append_event(events, "submitted", nodes=len(job.nodes), hosts=list(job.nodes), restarts=turns)
+            append_event(
+                events, {"kind": "submitted", "nodes": len(job.nodes), "hosts": list(job.nodes), "restarts": turns}
+            )
             command = process.python_module("trainworks.agent.supervisor", str(job.run_dir.path), "0")
             job.supervisor = process.spawn(command, log=job.run_dir.supervisor_log, new_session=True)
 
@@ -192,7 +193,7 @@ class SmallBackend(Backend):
         cause = Cause.NODE_LOST if job.lost_node else Cause.AGENT_LOST
         if may_restart(read_events(events), RestartLimit(job.spec.max_restarts), NEXT_TURN):
             end_left_over(job.run_dir)
-            append_event(events, "state", state=JobState.QUEUED, cause=cause, message=None)
+            append_event(events, {"kind": "state", "state": JobState.QUEUED, "cause": cause, "message": None})
             job.supervisor, job.nodes, job.lost_node = None, (), False
             job.restarts += 1
             job.run_dir.write_status(RunStatus(state=JobState.QUEUED, cause=cause))

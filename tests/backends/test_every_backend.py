@@ -16,7 +16,7 @@ from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, S
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.recover.failures import first_failure
 from trainworks.recover.restarts import restarts_used
 
@@ -72,7 +72,7 @@ def nodes_of(job: Job) -> list[str]:
 def test_a_gang_starts_together_and_succeeds(bed: Bed) -> None:
     job = bed.submit(bed.job("echo rank $RANK of $WORLD_SIZE on node $NODE_RANK", nodes=4))
     row = job.end()
-    assert (row.state, row.exit_code, row.attempt, row.cause) == (JobState.SUCCEEDED, 0, 1, None)
+    assert (row.state, row.end.exit_code, row.attempt, row.end.cause) == (JobState.SUCCEEDED, 0, 1, None)
     assert [job.said(rank) for rank in range(4)] == [[f"rank {rank} of 4 on node {rank}"] for rank in range(4)]
     (attempt,) = bed.store.attempts(row.id)
     assert (attempt.state, len(attempt.placement)) == (JobState.SUCCEEDED, 4)
@@ -86,10 +86,10 @@ def test_lines_are_there_while_the_job_runs(bed: Bed) -> None:
 
 
 def test_a_stop_is_a_clean_end(bed: Bed) -> None:
-    job = bed.start(OBEYS)
+    job = bed.start(OBEYS, grace="60 s")
     job.stop()
     row = job.end()
-    assert (row.state, row.cause) == (JobState.STOPPED, None)
+    assert (row.state, row.end.cause) == (JobState.STOPPED, None)
     assert [job.said(rank)[-1] for rank in range(2)] == ["saved", "saved"]
     is_over(job)
 
@@ -111,7 +111,11 @@ def test_a_job_that_has_ended_is_left_alone_by_a_stop(bed: Bed) -> None:
 def test_a_failing_rank_ends_the_gang_and_is_named(bed: Bed) -> None:
     job = bed.submit(bed.job("echo up; test $RANK = 1 && exit 9; sleep 600", nodes=3))
     row = job.end()
-    assert (row.state, row.cause, row.exit_code, row.attempt) == (JobState.FAILED, "user_error", 9, 1)
+    (attempt,), status = bed.store.attempts(row.id), bed.record(job).read_status()
+    assert (row.state, row.end.cause, row.end.exit_code, row.attempt) == (JobState.FAILED, "user_error", 9, 1)
+    assert (row.end.hint or "").startswith("set `recover: {max_restarts: 3}`")
+    assert replace(row.end, at=None) == replace(attempt.end, at=None)
+    assert (row.end.cause, row.end.hint, row.end.exit_code) == (status.cause, status.hint, status.exit_code)
     failure = first_failure(read_events(bed.record(job).events_file))
     assert failure is not None and failure["rank"] == 1
     is_over(job)
@@ -123,7 +127,7 @@ def test_a_lost_node_ends_an_attempt_and_no_job(bed: Bed) -> None:
     bed.lose_a_node(job)
     *lost, last = bed.store.attempts(job.end().id)
     assert [one.state for one in lost] == [JobState.FAILED] * bed.requeues
-    assert {one.cause for one in lost} <= bed.causes_of_a_lost_node
+    assert {one.end.cause for one in lost} <= bed.causes_of_a_lost_node
     assert (last.state, len(last.placement)) == (JobState.SUCCEEDED, 3)
     assert not bed.requeues or lost_node not in {place.node for place in last.placement}
     times = [time for one in (*lost, last) for time in (one.started_at, one.ended_at)]
@@ -148,7 +152,8 @@ def test_a_lost_node_ends_a_job_without_restarts(bed: Bed) -> None:
     bed.lose_a_node(job)
     row = job.end()
     status = bed.record(job).read_status()
-    assert (row.state, row.cause, status.state, status.cause) == (JobState.FAILED, "node_lost", "FAILED", "node_lost")
+    assert (row.state, row.end.cause) == (JobState.FAILED, "node_lost")
+    assert (status.state, status.cause) == ("FAILED", "node_lost")
     assert times_up(job) == [1, 1, 1]
     is_over(job)
 
@@ -341,9 +346,9 @@ def test_a_job_that_waits_for_one_that_has_failed_fails_at_once(bed: Bed) -> Non
     first.end()
     second = bed.submit(bed.job("true", depends_on=[first.run_dir.run_id]))
     row, status = second.end(), second.run_dir.read_status()
-    assert (row.state, row.cause, row.attempt) == (JobState.FAILED, Cause.DEPENDENCY, 0)
-    assert row.message == f"a job it depends on did not succeed: {first.run_dir.run_id} is FAILED"
-    assert (status.state, status.cause, status.message) == ("FAILED", "dependency", row.message)
+    assert (row.state, row.end.cause, row.attempt) == (JobState.FAILED, Cause.DEPENDENCY, 0)
+    assert row.end.message == f"a job it depends on did not succeed: {first.run_dir.run_id} is FAILED"
+    assert (status.state, status.cause, status.message) == ("FAILED", "dependency", row.end.message)
 
 
 def test_nothing_that_a_user_writes_is_run_by_a_shell_of_ours(bed: Bed) -> None:

@@ -92,7 +92,7 @@ def test_a_job_that_has_ended_ends_as_its_run_directory_says(home: Home) -> None
     assert rebuilt(home, store) == {"t-1": ("FAILED", "")}
     row = store.find("t-1")
     assert row is not None
-    assert (row.cause, row.message, row.exit_code, row.ended_at) == ("oom", "rank 3", 1, 7.0)
+    assert (row.end.cause, row.end.message, row.end.exit_code, row.ended_at) == ("oom", "rank 3", 1, 7.0)
 
 
 def test_a_job_of_this_machine_that_waited_goes_back_into_its_queue(home: Home) -> None:
@@ -128,8 +128,8 @@ def test_a_job_that_its_backend_has_no_more_has_failed(home: Home) -> None:
     store = home.store()
     assert rebuilt(home, store) == {"t-1": ("FAILED", "")}
     row = store.find("t-1")
-    assert row is not None and row.message is not None
-    assert (row.cause, "slurm does not have the job any more" in row.message) == ("unknown", True)
+    assert row is not None and row.end.message is not None
+    assert (row.end.cause, "slurm does not have the job any more" in row.end.message) == ("unknown", True)
 
 
 def test_a_job_whose_backend_is_silent_is_left_out_and_the_others_are_not(home: Home) -> None:

@@ -23,9 +23,9 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
 from trainworks.recover.restarts import restarts_counted
 
 Q, S, R, P = JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTED
@@ -41,7 +41,7 @@ ROW = JobRow(
     engine="slurm",
     handle="7",
     spec=SPEC,
-    state=R,
+    end=End(R),
     submitted_at=NOW,
     changed_at=NOW,
     version=1,
@@ -80,14 +80,14 @@ def test_the_next_state_of_a_job(seen: JobState, said: JobState, then: JobState)
 def test_the_cause_is_the_run_directorys() -> None:
     status = RunStatus(state=BAD, cause="oom", message="rank 3", exit_code=1, updated_at=NOW - 5)
     step = next_step(ROW, JobStatus(state=BAD, cause=Cause.USER_ERROR, exit_code=9), status, NOW)
-    assert step is not None and step.since == NOW - 5
-    assert (step.columns["cause"], step.columns["message"], step.columns["exit_code"]) == ("oom", "rank 3", 1)
+    assert step is not None and step.end.at == NOW - 5
+    assert (step.end.cause, step.end.message, step.end.exit_code) == ("oom", "rank 3", 1)
 
 
 def test_without_a_last_word_the_cause_is_the_backends() -> None:
     step = next_step(ROW, JobStatus(state=BAD, raw="TIMEOUT", cause=Cause.TIME_LIMIT), RunStatus(state=R), NOW)
     assert step is not None
-    assert (step.columns["cause"], step.columns["message"]) == ("time_limit", "time limit reached: TIMEOUT")
+    assert (step.end.cause, step.end.message) == ("time_limit", "time limit reached: TIMEOUT")
 
 
 def test_a_success_that_the_run_does_not_confirm_is_a_failure_after_a_while() -> None:
@@ -95,16 +95,16 @@ def test_a_success_that_the_run_does_not_confirm_is_a_failure_after_a_while() ->
     ended = JobStatus(state=OK, raw="COMPLETED", ended_at=NOW)
     assert next_step(ROW, ended, RunStatus(state=R), NOW + 10) is None
     step = next_step(ROW, ended, RunStatus(state=R), NOW + 60)
-    assert step is not None and (step.state, step.columns["cause"]) == (BAD, "unknown")
-    assert "slurm says COMPLETED" in step.columns["message"]
+    assert step is not None and (step.state, step.end.cause) == (BAD, "unknown")
+    assert "slurm says COMPLETED" in (step.end.message or "")
     assert next_step(ROW, ended, RunStatus(state=OK, exit_code=0), NOW).state is OK  # type: ignore[union-attr]
 
 
 def test_a_job_that_its_backend_forgot_has_failed_only_after_a_while() -> None:
     assert next_step(ROW, None, RunStatus(state=R), NOW + 10) is None
     step = next_step(ROW, None, RunStatus(state=R), NOW + 60)
-    assert step is not None and (step.state, step.columns["cause"]) == (BAD, "unknown")
-    assert "slurm does not know job 7" in step.columns["message"]
+    assert step is not None and (step.state, step.end.cause) == (BAD, "unknown")
+    assert "slurm does not know job 7" in (step.end.message or "")
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_a_job_that_its_backend_lost_in_a_crash_is_submitted_again(
     run_dir = queue.run_dir()
     row = queue.submit(run_dir)
     if state is R:
-        append_event(run_dir.events_file, "submitted", nodes=1, hosts=["small1"], restarts=0)
-        append_event(run_dir.events_file, "state", state=R, cause=None, message=None)
+        append_event(run_dir.events_file, {"kind": "submitted", "nodes": 1, "hosts": ["small1"], "restarts": 0})
+        append_event(run_dir.events_file, {"kind": "state", "state": R, "cause": None, "message": None})
         run_dir.write_status(RunStatus(state=R))
         queue.store.move(row.id, JobState.STARTING, now=NOW)
         queue.store.move(row.id, R, now=NOW)
@@ -310,7 +310,7 @@ def test_a_job_that_its_backend_may_have_is_not_called_stopped(queue: Queue) -> 
 def test_a_retry_that_fails_leaves_the_job_as_it_was(queue: Queue) -> None:
     run_dir = queue.run_dir()
     row = queue.submit(run_dir)
-    queue.store.move(row.id, BAD, now=NOW, cause="oom", message="rank 3", exit_code=1)
+    queue.store.move(row.id, End(BAD, "oom", "rank 3", exit_code=1), now=NOW)
     run_dir.write_status(RunStatus(state=BAD, cause="oom"))
     before = queue.row()
     queue.site.answers = False
@@ -332,7 +332,7 @@ def test_a_cut_off_submission_that_is_refused_later_has_failed_and_says_why(
     monkeypatch.setattr(SmallBackend, "submit", refuse)
     assert queue.look() == []
     row = queue.row()
-    assert (row.state, row.cause, row.message) == (BAD, "launch_failed", "Invalid partition name specified")
+    assert (row.state, row.end.cause, row.end.message) == (BAD, "launch_failed", "Invalid partition name specified")
     assert run_dir.read_status().state == BAD
     monkeypatch.undo()
     again = hand_over_again(queue.store, queue.backend, queue.row(), queue.clock)
@@ -358,7 +358,7 @@ def test_a_job_that_waits_for_a_failed_one_never_reaches_the_backend(queue: Queu
     first = queue.submit(queue.run_dir(1))
     queue.store.move(first.id, BAD, now=NOW)
     row = queue.submit(queue.run_dir(2), depends_on=("t-1",))
-    assert (row.state, row.cause, row.message) == (
+    assert (row.state, row.end.cause, row.end.message) == (
         BAD,
         "dependency",
         "a job it depends on did not succeed: t-1 is FAILED",
@@ -374,7 +374,7 @@ def test_a_cut_off_submission_whose_dependency_fails_meanwhile_fails_as_one_that
     queue.store.add(waits, run_dir=str(queue.run_dir(2).path), owner="ada", engine="small", now=NOW)
     queue.store.move(first.id, BAD, now=NOW)
     assert queue.look() == []
-    assert (queue.row(2).state, queue.row(2).cause, list(queue.site.jobs)) == (BAD, "dependency", ["1"])
+    assert (queue.row(2).state, queue.row(2).end.cause, list(queue.site.jobs)) == (BAD, "dependency", ["1"])
 
 
 def test_a_job_that_waits_for_none_is_refused(queue: Queue) -> None:
@@ -407,7 +407,7 @@ def test_a_job_ends_once_its_whole_record_is_here(queue: Queue, monkeypatch: pyt
     assert not queue.row().state.is_final
     queue.clock.sleep(1)
     queue.look()
-    assert (queue.row().state, queue.row().cause) == (BAD, Cause.OOM)
+    assert (queue.row().state, queue.row().end.cause) == (BAD, Cause.OOM)
 
 
 def test_the_reason_to_wait_is_the_backends(queue: Queue) -> None:
@@ -446,7 +446,7 @@ def test_a_job_whose_run_directory_is_gone_before_it_was_submitted_has_failed(qu
         queue.store.add(spec, run_dir=str(run_dir.path), owner="ada", engine="small", cluster=words, now=NOW)
     shutil.rmtree(gone.path)
     assert queue.look() == []
-    assert (queue.row(1).state, queue.row(1).cause, queue.row(2).handle) == (BAD, "launch_failed", "1")
+    assert (queue.row(1).state, queue.row(1).end.cause, queue.row(2).handle) == (BAD, "launch_failed", "1")
     assert not gone.path.exists()
 
 

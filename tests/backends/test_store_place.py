@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 
 from trainworks.backends.store_place import (
-    clean_up,
     dispatcher_address,
     dispatcher_lock,
     dispatcher_log,
-    store_folder,
     store_url,
 )
 from trainworks.errors import EnvironmentProblem
-from trainworks.files import take_lock
 from trainworks.host.folders import cache_folder, data_folder
 
 
@@ -70,19 +67,6 @@ def test_a_dispatcher_is_woken_up_in_its_own_folder_however_long_its_path() -> N
         assert door.recv(8) == b"."
     assert (dispatcher_lock().parent / "wake-up").is_socket()
     assert dispatcher_lock().parent.stat().st_mode & 0o777 == 0o700
-
-
-def test_files_of_earlier_versions_are_removed_unless_they_are_in_use() -> None:
-    old = [store_folder() / name for name in ("dispatcher.lock", "dispatcher.log")]
-    for file in old:
-        file.touch()
-    lock = take_lock(old[0])
-    assert lock is not None
-    clean_up()
-    assert all(file.exists() for file in old)
-    os.close(lock)
-    clean_up()
-    assert not any(file.exists() for file in old)
 
 
 @pytest.mark.parametrize("place", [data_folder, cache_folder])

@@ -122,7 +122,7 @@ def test_a_job_runs_as_the_user_who_submitted_it(shared: tuple[User, User]) -> N
     root, ann = shared
     busy(root)
     run_id = submit(ann, "who", "id -u > who")
-    assert wait_for(ann, run_id, "SUCCEEDED", "FAILED").message is None
+    assert wait_for(ann, run_id, "SUCCEEDED", "FAILED").end.message is None
     assert (ann.home / "who").read_text().strip() == str(ann.uid)
 
 
@@ -191,7 +191,7 @@ def test_a_row_does_not_make_a_dispatcher_execute_the_run_of_another_user(
     ann.run(["cp", "-r", str(folder), str(copy)]) if way == "folder" else ann.run(["ln", "-s", str(folder), str(copy)])
     forged = forge(open_store(url), run_id, uid=0, run_dir=copy, host=row.host)
     job = wait_for(root, str(forged), "FAILED")
-    assert f"belongs to uid {ann.uid}" in job.message
+    assert f"belongs to uid {ann.uid}" in (job.end.message or "")
     assert not (ann.home / "ran").exists()
 
 
@@ -200,7 +200,7 @@ def test_a_folder_that_others_can_write_is_not_executed(apart: tuple[User, ...])
     run_id = submit(ann, "open", "true", job={"hold": True})
     (ann.home / "runs" / run_id).chmod(0o777)
     ann.ok("release", run_id)
-    assert "other users can write" in wait_for(ann, run_id, "FAILED").message
+    assert "other users can write" in wait_for(ann, run_id, "FAILED").end.message
 
 
 def test_a_job_of_another_machine_is_left_to_it(shared: tuple[User, User]) -> None:
@@ -258,7 +258,7 @@ def test_what_a_user_held_is_free_when_everything_of_the_job_was_killed(apart: t
     second = submit(bob, "second", "true", resources={"cpus": cores})
     until(lambda: seen(bob, second), lambda job: job.reason == "Resources")
     for one in process.processes_with({"HOME": str(ann.home)}):
-        one.send_signal(signal.SIGKILL)
+        process.kill(one.pid)
     wait_for(bob, second, "SUCCEEDED")
 
 

@@ -16,7 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 import trainworks
-from trainworks.api.benchmarks.bench import parse_setting
+from trainworks.api.bench import parse_setting
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.node import node_name

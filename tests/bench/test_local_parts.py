@@ -13,10 +13,16 @@ import pytest
 
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.measure.bench import storage
-from trainworks.measure.bench.compiled import compiled
+from trainworks.measure.bench.host_programs import (
+    CACHE_MULTIPLE,
+    cache_bytes,
+    compiled,
+    cpu_list,
+    measure_mpi,
+    measure_triad,
+    numa_nodes,
+)
 from trainworks.measure.bench.measurement import Quantity
-from trainworks.measure.bench.memory import CACHE_MULTIPLE, cache_bytes, cpu_list, measure_triad, numa_nodes
-from trainworks.measure.bench.mpi import measure_mpi
 from trainworks.measure.bench.storage import JOBS, fio_arguments, measure_storage
 
 POSSIBLE_MEMORY = (1e8, 2e13)
@@ -138,7 +144,7 @@ def test_a_triad_that_the_kernel_ends_for_lack_of_memory_is_not_measured_with_th
     ends = tmp_path / "triad"
     ends.write_text("#!/bin/sh\nkill -9 $$\n")
     ends.chmod(0o755)
-    monkeypatch.setattr("trainworks.measure.bench.memory.compiled", lambda *_, **__: str(ends))
-    monkeypatch.setattr("trainworks.measure.bench.memory.cache_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("trainworks.measure.bench.host_programs.compiled", lambda *_, **__: str(ends))
+    monkeypatch.setattr("trainworks.measure.bench.host_programs.cache_bytes", lambda _: 1 << 20)
     with pytest.raises(EnvironmentProblem, match="not enough free memory for three arrays"):
         measure_triad(full=False)

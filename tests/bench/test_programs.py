@@ -12,15 +12,13 @@ import torch
 import torch.distributed as dist
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.measure.bench.host_programs import measure_host_link, measure_mpi
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.measure.bench.memory import measure_host_link
-from trainworks.measure.bench.mpi import measure_mpi
-from trainworks.measure.bench.program_output import read_part
+from trainworks.measure.bench.node import read_part
 from trainworks.record.measured.bench import BenchRequest, BenchSetting
-from trainworks.worker.bench import link_programs
-from trainworks.worker.bench.link_programs import RankPlace
-from trainworks.worker.bench.nccl_tests import measure_with_nccl_tests
-from trainworks.worker.bench.pairs import measure_pairs
+from trainworks.worker.bench import pairs
+from trainworks.worker.bench.collectives import measure_with_nccl_tests
+from trainworks.worker.bench.pairs import RankPlace, measure_pairs
 
 DATA = Path(__file__).parents[1] / "data" / "bench"
 
@@ -160,7 +158,7 @@ def test_perftest_measures_the_links_of_rdma_devices(
         port = tmp_path / "infiniband" / device / "ports" / "1"
         port.mkdir(parents=True)
         (port / "state").write_text(state)
-    monkeypatch.setattr(link_programs, "_DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(pairs, "_DEVICES", tmp_path / "infiniband")
     rate = f'[ "$1" = --version ] && echo "Version: 6.06" && exit; [ "$2" = mlx5_3 ] && cat {DATA}/ib_write_bw.txt'
     installed.add("ib_write_bw", rate)
     installed.add_output("ib_write_lat", "ib_write_lat.txt")
@@ -181,7 +179,7 @@ def two_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "infiniband" / device / "ports" / "1" / "state").write_text("4: ACTIVE")
         card.mkdir(parents=True)
         (tmp_path / "infiniband" / device / "device").symlink_to(card)
-    monkeypatch.setattr(link_programs, "_DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(pairs, "_DEVICES", tmp_path / "infiniband")
     return tmp_path / "pci"
 
 
@@ -200,7 +198,7 @@ def test_rdma_devices_are_those_of_nccl_in_natural_order(
     rule: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_IB_HCA", rule)
-    assert link_programs.rdma_devices() == names
+    assert pairs.rdma_devices() == names
 
 
 @pytest.mark.parametrize(
@@ -210,8 +208,8 @@ def test_rdma_devices_are_those_of_nccl_in_natural_order(
 def test_a_rank_measures_the_rdma_device_next_to_its_gpu(
     two_switches: Path, gpu: str | None, local_rank: int, device: str
 ) -> None:
-    devices = link_programs.rdma_devices()
-    assert link_programs.rail_device(devices, two_switches / gpu if gpu else None, local_rank) == device
+    devices = pairs.rdma_devices()
+    assert pairs.rail_device(devices, two_switches / gpu if gpu else None, local_rank) == device
 
 
 @pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
@@ -229,6 +227,6 @@ def test_iperf3_measures_tcp_unless_the_built_in_programs_are_asked_for(built_in
 def test_a_program_that_fails_leaves_the_link_to_the_built_in_one(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_programs, "_START_S", 0.3)
+    monkeypatch.setattr(pairs, "_START_S", 0.3)
     installed.add("iperf3", "exit 1")
     assert all(each.tool.startswith("trainworks") for each in link_between_two())

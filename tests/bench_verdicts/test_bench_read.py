@@ -102,21 +102,17 @@ def test_a_stack_file_is_what_a_node_should_have() -> None:
 
 
 @pytest.mark.parametrize("option", ["--expect", "--cluster"])
-def test_a_stack_of_several_kinds_of_nodes_is_refused_at_its_option(tmp_path: Path, option: str) -> None:
+def test_a_stack_of_several_kinds_of_nodes_is_refused_at_its_line(tmp_path: Path, option: str) -> None:
     path = described(tmp_path, "stack")
     data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     other = {"hosts": "old[01-02]", "address": "10.10.9.1", "roles": ["compute"], "machine": "DGX H100"}
     Path(path).write_text(yaml.safe_dump(data | {"nodes": [*data["nodes"], other]}), encoding="utf-8")
     error = invoke(LINKS, option, path).exception
     assert isinstance(error, UsageError)
-    assert "are not of one kind with accelerators: p4d.24xlarge, DGX H100" in error.message
-    assert error.place == option
-
-
-def test_a_stack_file_names_no_scheduler_to_run_a_benchmark_with() -> None:
-    with pytest.raises(ArgumentError, match="says no scheduler") as found:
-        trainworks.bench("memory", cluster="examples/cluster/stack.yaml")
-    assert (found.value.argument, "--expect" in (found.value.hint or "")) == ("cluster", True)
+    assert "not of one kind with accelerators" in error.message
+    assert "(p4d.24xlarge), `old[01-02]` (DGX H100)" in error.message
+    assert error.place is not None
+    assert error.place.startswith(f"{path}:")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from trainworks.catalog.bounds import OPERATIONS, RankGroup, bus_factor, busbw_bound, group_of
+from trainworks.catalog.bounds import Operation, RankGroup, bus_factor, busbw_bound, group_of
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.host.processor import Processors, processors
 from trainworks.measure.bench.expected import Yardstick, expected_value
@@ -90,7 +91,7 @@ def test_every_quantity_has_a_band_with_its_reason(quantity: Quantity) -> None:
     assert band.why
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", get_args(Operation))
 @pytest.mark.parametrize(
     "cluster", ["8x A100-SXM-80GB", "4x p5.48xlarge", "2x GB200 NVL72", "16 nodes of DGX H100", "8x MI300X", "8x L40S"]
 )

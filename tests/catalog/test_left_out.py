@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trainworks
-from trainworks.api.deploying.stack import check_stack
+from trainworks.api.deploying import check_stack
 from trainworks.catalog.left_out import left_out, term_of_package
 from trainworks.cli.app import app
 from trainworks.errors import RunFileError, UsageError

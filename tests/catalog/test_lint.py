@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from trainworks.catalog import market_rules
-from trainworks.catalog.accelerator_rules import FLOPS_PER_CLOCK
+from trainworks.catalog import lint as lint_module
 from trainworks.catalog.catalog import Catalog, load_catalog
+from trainworks.catalog.hardware_rules import FLOPS_PER_CLOCK
 from trainworks.catalog.lint import RULES, LintFinding, lint
 from trainworks.catalog.rows import Kind
 
 SHIPPED = load_catalog()
-DATA = Path(market_rules.__file__).parent / "data"
+DATA = Path(lint_module.__file__).parent / "data"
 
 
 def with_changed(kind: Kind, name: str, **fields: Any) -> Catalog:
@@ -191,7 +191,7 @@ def test_a_proposal_without_its_words_is_caught() -> None:
 
 
 def test_a_term_that_hides_behind_a_name_of_the_catalogue_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(market_rules, "has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
+    monkeypatch.setattr(lint_module, "has", lambda kind, name: (kind, name) == ("links", "ChatGPT"))
     assert new_findings(SHIPPED)["term-hides-nothing"].value == "`ChatGPT`"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from trainworks.cli.commands import COMMANDS, module_of
+from trainworks.cli.commands import COMMANDS, command_of
 
 IMPORT_ALL_WITHOUT_TORCH = """
 import importlib, importlib.abc, pkgutil, sys
@@ -61,10 +61,10 @@ def test_without_a_command_it_prints_its_help_as_a_usage_error() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_module_with_words_about_it(name: str) -> None:
-    module = module_of(name)
-    assert module.__doc__ == f"`trainworks {name}`."
-    assert module.command.__doc__
+def test_every_command_has_words_about_it_and_its_module_names_it(name: str) -> None:
+    function = command_of(name)
+    assert function.__doc__
+    assert re.search(rf"`(trainworks )?{name}`", sys.modules[function.__module__].__doc__ or "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -77,8 +77,8 @@ def test_the_help_of_a_command_begins_with_its_summary(name: str) -> None:
 def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     folder = Path(trainworks.__file__).parent / "cli"
     text = "\n".join(path.read_text() for path in folder.parent.rglob("*.py"))
-    commands = {name.replace("-", "_") for name in COMMANDS}
-    files = {path.stem for path in folder.rglob("*.py")} - {"__init__", "__main__", "app", "job_store"} - commands
+    commands = {command_of(name).__module__.rpartition(".")[2] for name in COMMANDS}
+    files = {path.stem for path in folder.rglob("*.py")} - {"__init__", "__main__", "app"} - commands
     assert {stem for stem in files if not re.search(rf"trainworks\.cli\.(\w+\.)?{stem} import", text)} == set()
 
 

@@ -43,7 +43,7 @@ def write_job(home: Path, **keys: object) -> str:
 
 def ended(home: Path, run_id: str) -> dict[str, object]:
     """The job, once it has ended."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         jobs = json.loads(call(home, "ps", "--all", "--json").stdout)
         found = next((job for job in jobs if job["run_id"] == run_id), {"state": "none"})

@@ -11,7 +11,7 @@ import pytest
 
 from trainworks.api import calibrate as calibrate_use_case
 from trainworks.api.planning.described import plan_cluster
-from trainworks.cli.planning import calibrate as calibrate_command
+from trainworks.cli.planning.accuracy import calibrate_command
 from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
 from trainworks.plan.cluster.layout import check_against, parse_layout
@@ -44,7 +44,7 @@ def written(tmp_path: Path, text: str = RUN) -> Path:
 
 
 def calibrated(tmp_path: Path, text: str = RUN, **options: Any) -> None:
-    calibrate_command.command(written(tmp_path, text), **({"on": ON, "layout": LAYOUT} | options))
+    calibrate_command(written(tmp_path, text), **({"on": ON, "layout": LAYOUT} | options))
 
 
 def refusal(tmp_path: Path, text: str = RUN, **options: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli.planning.capacity import command
+from trainworks.cli.planning.capacity import capacity_command
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 
@@ -105,7 +105,7 @@ def test_the_page_has_a_dot_for_every_policy(small: str, tmp_path: Path) -> None
 def test_a_wrong_request_is_one_usage_error_with_a_next_step(small: str, options: dict[str, Any], error: str) -> None:
     price = {"accelerators_per_node", "node"} & options.keys() or not options
     with pytest.raises(UsageError) as found:
-        command(Path(small), **(options if price else {"node": "DGX H100"} | options))
+        capacity_command(Path(small), **(options if price else {"node": "DGX H100"} | options))
     assert error in found.value.message
     assert found.value.hint or "plot" in options
 
@@ -124,7 +124,7 @@ def test_a_wrong_request_is_one_usage_error_with_a_next_step(small: str, options
 def test_a_wrong_file_is_a_usage_error(tmp_path: Path, name: str, content: bytes, error: str) -> None:
     (tmp_path / name.replace("b.", "c.")).write_bytes(content)
     with pytest.raises(UsageError) as found:
-        command(tmp_path / name, node="DGX H100")
+        capacity_command(tmp_path / name, node="DGX H100")
     assert error in found.value.message
 
 
@@ -137,4 +137,4 @@ def test_the_place_of_a_wrong_cell_is_printed_and_the_exit_code_is_that_of_a_usa
 
 def test_a_page_that_cannot_be_written_is_a_problem_of_the_machine(small: str) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot write"):
-        command(Path(small), node="DGX H100", plot=Path("/proc/page.html"))
+        capacity_command(Path(small), node="DGX H100", plot=Path("/proc/page.html"))

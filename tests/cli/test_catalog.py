@@ -10,7 +10,7 @@ import typer
 from tests.cli.test_app import trainworks_program
 from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.rows import KINDS, read_rows
-from trainworks.cli.planning import catalog as catalog_command
+from trainworks.cli.planning.catalog import catalog_command
 
 
 def catalog(*arguments: str) -> str:
@@ -55,7 +55,7 @@ def test_a_finding_that_nothing_explains_is_a_failed_check(
     finding = LintFinding("links", "NVLink3", "sum-of-lanes", "600 GB/s", "12 lanes of 25 GB/s", "both directions")
     monkeypatch.setattr("trainworks.api.catalog.lint", lambda: [finding])
     with pytest.raises(typer.Exit) as raised:
-        catalog_command.command(catalog_command.CatalogAction.LINT)
+        catalog_command("lint")
     assert raised.value.exit_code == 1
     assert capsys.readouterr().out.splitlines()[-1] == "1 finding(s), and 0 that the data explain"
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner, Result
 import trainworks
 from tests.plan.shapes import layout
 from trainworks.agent.launch import take_run
-from trainworks.api.checkpointing import files as module
 from trainworks.api.run_handle import Run
 from trainworks.cli.app import app
-from trainworks.config.checkpointing.copies import CheckpointCopy
+from trainworks.config.recovery import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
-from trainworks.record.events import append_event
+from trainworks.observe.copies import places as module
+from trainworks.record.events.log import append_event
 from trainworks.record.manifest import MANIFEST, Manifest, checksum, write_manifest
 from trainworks.record.run_dir import RunDir
 
@@ -63,12 +63,18 @@ def test_the_places_that_wait_for_the_newest_checkpoint_are_named(run: Run, tmp_
     run.run_dir.write_resolved(resolved.model_copy(update={"run_file": changed}))
     far, store = str(tmp_path / "far" / run.id), f"s3://bucket/runs/{run.id}"
     assert run.pending_copies() == [far, store]
-    append_event(run.run_dir.events_file, "checkpoint_copied", step=20, to=far, bytes=1, seconds=0.1)
-    append_event(run.run_dir.events_file, "checkpoint_copied", step=30, to=store, bytes=1, seconds=0.1)
+    append_event(
+        run.run_dir.events_file, {"kind": "checkpoint_copied", "step": 20, "to": far, "bytes": 1, "seconds": 0.1}
+    )
+    append_event(
+        run.run_dir.events_file, {"kind": "checkpoint_copied", "step": 30, "to": store, "bytes": 1, "seconds": 0.1}
+    )
     waited = CliRunner().invoke(app, ["wait", run.id])
     assert waited.stdout == f"{run.id} SUCCEEDED\n"
     assert waited.stderr == f"{run.id}: the newest checkpoint is still to be copied to {far}\n"
-    append_event(run.run_dir.events_file, "checkpoint_copied", step=30, to=far, bytes=1, seconds=0.1)
+    append_event(
+        run.run_dir.events_file, {"kind": "checkpoint_copied", "step": 30, "to": far, "bytes": 1, "seconds": 0.1}
+    )
     assert run.pending_copies() == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.test_app import trainworks_program
-from trainworks.api.cost_inputs import parse_assumptions
+from trainworks.api.cost import parse_assumptions
 from trainworks.cli.app import app
 from trainworks.errors import TrainworksError, UsageError
 

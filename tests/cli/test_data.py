@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from tests.worker.chat_data import CHATML, letters_tokenizer, write_chats
 from trainworks.api.anchor import anchor
 from trainworks.cli.app import app
-from trainworks.config.load import load_run_file
+from trainworks.config.run_description import load_tasks
 from trainworks.errors import MissingExtraError, TrainworksError, UsageError
 from trainworks.host.folders import cache_folder
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytest.importorskip("tokenizers", reason="preparing data needs trainworks[train]")
 
@@ -47,7 +47,7 @@ def run_finds(run_file, events):
     """What a run prepares from a run file, with its own functions."""
     from trainworks.worker.data.preparation import prepare_for_run
 
-    workload = anchor(*load_run_file(run_file), on_nodes=True).run_file.workload
+    workload = anchor(*load_tasks(run_file)[0], on_nodes=True).run_file.workload
     folders = prepare_for_run(
         workload.data, cache_folder("data"), events, model_vocabulary=10**6, evaluation=workload.eval
     )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
-from trainworks.cli.planning import goodput as goodput_command
+from trainworks.cli.options import check_writable
+from trainworks.cli.planning.goodput import goodput_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.report.rendering import page as page_renderer
 
@@ -42,7 +43,7 @@ def forecast(capsys: pytest.CaptureFixture[str]):
 
     def run(run_file: Path | None = None, **options: Any) -> dict[str, Any]:
         given = options if run_file else ON | options
-        goodput_command.command(run_file, **({"trials": 50} | given), as_json=True)
+        goodput_command(run_file, **({"trials": 50} | given), as_json=True)
         read: dict[str, Any] = json.loads(capsys.readouterr().out)
         return read
 
@@ -93,7 +94,7 @@ def test_every_refusal_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
     blocks = []
     for changed in REFUSED:
         with pytest.raises(UsageError) as raised:
-            goodput_command.command(**(ON | changed))
+            goodput_command(**(ON | changed))
         blocks.append(f"{', '.join(f'{key}={value}' for key, value in changed.items())}\n{raised.value.render()}\n")
     golden("goodput_errors.txt", "\n".join(blocks))
 
@@ -233,13 +234,12 @@ def test_a_page_that_cannot_be_written_is_the_machine_s_fault(
 ) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
-    checked = goodput_command.check_writable
 
     def check_then_remove(plot: Path | None, option: str) -> None:
-        checked(plot, option)
+        check_writable(plot, option)
         shutil.rmtree(folder)
 
-    monkeypatch.setattr(goodput_command, "check_writable", check_then_remove)
+    monkeypatch.setattr("trainworks.cli.planning.goodput.check_writable", check_then_remove)
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         forecast(plot=folder / "page.html")
 
@@ -248,5 +248,5 @@ def test_a_run_on_this_machine_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(SMALL.replace("cluster: 2 nodes of 8x A100-SXM-80GB over 8x HDR\n", ""))
     with pytest.raises(UsageError, match="described cluster") as raised:
-        goodput_command.command(path)
+        goodput_command(path)
     assert raised.value.place is not None

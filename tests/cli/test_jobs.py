@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from tests.fakes import spec
 from trainworks.api.run_handle import Run
-from trainworks.api.run_request import array_members, read_request
+from trainworks.api.run_request import jobs_of, read_request
 from trainworks.backends.store_place import store_url
 from trainworks.cli.app import app
 from trainworks.errors import InfeasibleError, RunFileError, TrainworksError, UnknownRunError, UsageError
@@ -26,6 +26,7 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import End
 from trainworks.units import HOUR_S
 
 DID_NOT_SUCCEED = "a job it depends on did not succeed"
@@ -79,7 +80,7 @@ def seen(run_id: str) -> dict[str, object]:
 
 def wait_for(run_id: str, *states: JobState) -> dict[str, object]:
     """Until the job is in one of these states."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while seen(run_id)["state"] not in states:
         assert time.monotonic() < deadline, seen(run_id)
         time.sleep(0.05)
@@ -88,7 +89,7 @@ def wait_for(run_id: str, *states: JobState) -> dict[str, object]:
 
 def wait_for_reason(run_id: str, reason: str) -> None:
     """Until the dispatcher has said why the job waits."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while seen(run_id)["reason"] != reason:
         assert time.monotonic() < deadline, seen(run_id)
         time.sleep(0.05)
@@ -258,12 +259,13 @@ def test_a_job_avoids_the_node_that_failed_under_others(folder: Path) -> None:
     store = open_store(store_url())
     for hours in (1, 2):
         began, run_dir = time.time() - hours * HOUR_S, f"{folder}/lost-{hours}"
-        about: dict[str, Any] = {"engine": "local", "host": this_host(), "state": JobState.FAILED}
-        store.restore(spec(), run_dir=run_dir, owner="ada", submitted_at=began, now=began, **about)
-        job, ended = store.find(run_dir), {"state": JobState.FAILED, "cause": "node_lost", "ended_at": began}
+        about: dict[str, Any] = {"engine": "local", "columns": {"host": this_host()}}
+        ended = End(JobState.FAILED, "node_lost", at=began)
+        store.restore(spec(), run_dir=run_dir, owner="ada", submitted_at=began, end=ended, **about)
+        job = store.find(run_dir)
         assert job is not None
         held = (Placement(bad, 1.0),)
-        store.write_attempts(job.id, [Attempt(job_id=job.id, number=1, started_at=began, placement=held, **ended)])
+        store.write_attempts(job.id, [Attempt(job_id=job.id, number=1, started_at=began, placement=held, end=ended)])
     (row,) = (line for line in run("nodes").splitlines() if line.startswith(f"{bad} "))
     assert "2, score 3.0" in row
     run_ids = [submit("sleep 60", job=job) for job in ({}, {"avoid_failing_nodes": True})]
@@ -371,7 +373,7 @@ def test_a_batch_script_with_an_array_is_submitted_as_its_jobs() -> None:
     Path("sweep.sh").write_text("#!/bin/bash\n#SBATCH --array=3,7%1\necho $SLURM_ARRAY_TASK_ID\n")
     with pytest.raises(UsageError, match="`--array=3,7%1` in the script makes several jobs"):
         run("run", "sweep.sh")
-    members = array_members(read_request("sweep.sh"))
+    members = jobs_of(read_request("sweep.sh"))
     assert [member.run_file.envs["SLURM_ARRAY_TASK_ID"] for member in members] == ["3", "7"]
     assert [member.run_file.envs["SLURM_ARRAY_TASK_MAX"] for member in members] == ["7", "7"]
 
@@ -419,7 +421,7 @@ def test_whoever_says_no_submits_nothing() -> None:
     Path("job.yaml").write_text("name: a\nrun: 'true'\n")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("trainworks.cli.launch.typer.confirm", lambda *text, **options: False)
-        patched.setattr("trainworks.cli.forecast._is_at_a_terminal", lambda console: True)
+        patched.setattr("trainworks.cli.launch._is_at_a_terminal", lambda console: True)
         assert run("submit", "job.yaml") == ""
     assert not Path("runs").exists()
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.cli.test_app import trainworks_program
-from trainworks.api.run_request import job_in_format, read_request
+from trainworks.api.run_request import job_in_format, read_request, runs_of
 from trainworks.config.load import parse_run_file
-from trainworks.config.pipeline import parse_tasks
+from trainworks.config.run_description import parse_tasks
 
 RUN = """\
 num_nodes: 2
@@ -95,7 +95,7 @@ def test_the_run_file_of_a_foreign_file_is_the_same_job(
     request = read_request(name)
     written = job_in_format(request, "run-file")
     assert [run_file for run_file, _ in parse_tasks(written, name="x.yaml")] == [
-        one.run_file for one in (request, *request.following)
+        one.run_file for one in runs_of(request)
     ]
     comments = [line for line in written.splitlines() if line.startswith("# ")]
     assert all(any(line.startswith(remark) for line in comments) for remark in remarks)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.test_app import trainworks_program
 from trainworks import files
-from trainworks.cli.planning import network as network_command
+from trainworks.cli.planning.network import network_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 
 RUN = """\
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_said_with_the_limit_and_the_next_step(golden) -> None:
     for asked in WRONG:
         sixteen = {} if not asked or "run_file" in asked else {"on": SIXTEEN[1]}
         with pytest.raises(UsageError) as error:
-            network_command.command(**(sixteen | asked))
+            network_command(**(sixteen | asked))
         written = ", ".join(f"{name}={value}" for name, value in asked.items())
         answers.append(f"{written or 'nothing'}\n{error.value.render()}\n")
     golden("network_errors.txt", "\n".join(answers))
@@ -179,14 +179,14 @@ def test_a_file_that_cannot_be_written_is_a_problem_of_the_environment(
 
     monkeypatch.setattr(files, "write_atomic", refuse)
     with pytest.raises(expected) as problem:
-        network_command.command(on=SIXTEEN[1], draw=tmp_path / "network.svg")
+        network_command(on=SIXTEEN[1], draw=tmp_path / "network.svg")
     assert problem.value.place == "--draw"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("watts", ["inf", "nan"])
 def test_a_power_that_no_switch_has_is_refused(watts: str) -> None:
     with pytest.raises(UsageError, match="is not a power in watts"):
-        network_command.command(on=SIXTEEN[1], switch_power=float(watts))
+        network_command(on=SIXTEEN[1], switch_power=float(watts))
 
 
 def test_a_switch_whose_ports_are_written_in_bytes_is_noted() -> None:

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from trainworks.cli.app import app
-from trainworks.config.load import load_run_file
+from trainworks.config.run_description import load_tasks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DESCRIBED = [path for path in sorted(EXAMPLES.glob("*.yaml")) if load_run_file(path)[0].cluster.engine == "described"]
+DESCRIBED = [path for path in sorted(EXAMPLES.glob("*.yaml")) if load_tasks(path)[0][0].cluster.engine == "described"]
 
 
 def planned(example: Path, *options: str) -> Any:

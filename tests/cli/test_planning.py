@@ -14,9 +14,9 @@ from trainworks.api.anchor import anchor
 from trainworks.api.launching import workload_plan
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.plan import plan
-from trainworks.api.planning.planned_model import model_shape
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
+from trainworks.measure.model_config import model_shape
 from trainworks.record.calibration import CalibrationRequest
 
 RUN = """\

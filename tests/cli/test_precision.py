@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainworks.errors import MissingExtraError, UsageError
-from trainworks.plan.run.precision import check_precision, default_precision
+from trainworks.plan.run.trainable import check_precision, default_precision
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.report.local_plan import emulation_note
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.conftest import RunWriter, make_plan
-from trainworks.api.observing.profile import profile_request
+from trainworks.api.observing.why import profile_request
 from trainworks.errors import UsageError
 from trainworks.host import process
 from trainworks.record.profile import ProfileRequest, write_request

@@ -15,7 +15,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFailedError
 from trainworks.jobs.state import JobState
 from trainworks.plan.run.plan import make_plan
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.manifest import Manifest, write_manifest
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
@@ -40,7 +40,10 @@ def failed(tmp_path: Path) -> RunDir:
     run_dir = create_run_dir(tmp_path / "runs", "demo")
     run_dir.write_resolved(planned())
     append_metrics(run_dir.metrics_file, [metrics_row(step, memory_peak_bytes=10**9) for step in range(1, 21)])
-    append_event(run_dir.events_file, "failure", t=LAUNCH_AT, rank=1, node=0, cause="oom", message="out of memory")
+    append_event(
+        run_dir.events_file,
+        {"kind": "failure", "t": LAUNCH_AT, "rank": 1, "node": 0, "cause": "oom", "message": "out of memory"},
+    )
     run_dir.write_status(RunStatus(state="FAILED", cause="oom", message="out of memory", exit_code=1, updated_at=1.0))
     run_dir.rank_log(0).write_text("loss 4.0\n")
     run_dir.rank_log(1).write_text("loss 4.0\nMemoryError")
@@ -70,9 +73,9 @@ def test_a_plan_reads_like_this(golden, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_status_names_damaged_checkpoints_until_they_are_saved_again(failed: RunDir) -> None:
     damage = {"folder": "x", "file": ".metadata", "problem": "missing", "fallback_step": 10}
-    append_event(failed.events_file, "checkpoint_damaged", step=20, **damage)
+    append_event(failed.events_file, {"kind": "checkpoint_damaged", "step": 20, **damage})
     assert "checkpoint of step 20 is damaged: .metadata: missing; resuming from step 10" in read(failed, "status")
-    append_event(failed.events_file, "checkpoint", step=20)
+    append_event(failed.events_file, {"kind": "checkpoint", "step": 20})
     assert "damaged" not in read(failed, "status")
 
 
@@ -149,7 +152,7 @@ def test_a_failed_run_is_resumed_from_its_newest_checkpoint_that_is_not_damaged(
         failed.checkpoint(step).mkdir()
         write_manifest(failed.checkpoint(step), Manifest(step=step, layout=layout(), **about))
     assert "the checkpoint of step 20 is complete" in (error_of(failed, JobState.FAILED).hint or "")
-    append_event(failed.events_file, "checkpoint_damaged", step=20)
+    append_event(failed.events_file, {"kind": "checkpoint_damaged", "step": 20})
     assert "the checkpoint of step 10 is complete" in (error_of(failed, JobState.FAILED).hint or "")
 
 

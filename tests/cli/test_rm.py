@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import trainworks
-from trainworks.api.retention import removal
+from trainworks.api import retention
 from trainworks.cli.app import app
 from trainworks.errors import EnvironmentProblem, NotOwnerError, RunFailedError, UsageError
 
@@ -54,7 +54,7 @@ def test_checkpoints_go_and_the_record_stays() -> None:
 def test_runs_go_by_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = trainworks.run(["true"]), trainworks.run(["true"])
     end = new.status.updated_at
-    monkeypatch.setattr(removal.time, "time", lambda: end + 60)
+    monkeypatch.setattr(retention.time, "time", lambda: end + 60)
     status = old.run_dir.read_status()
     old.run_dir.write_status(status.model_copy(update={"updated_at": end - 100}))
     assert call("rm", "--older-than", "90 s", "--dry-run").stdout.startswith(f"{old.id} SUCCEEDED")
@@ -77,10 +77,10 @@ def test_a_run_that_runs_stays() -> None:
 
 def test_a_run_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, me = trainworks.run(["true"]), os.getuid()
-    monkeypatch.setattr(removal.os, "getuid", lambda: me + 1)
+    monkeypatch.setattr(retention.os, "getuid", lambda: me + 1)
     with pytest.raises(NotOwnerError, match="belongs to another user"):
         trainworks.remove(ended)
-    assert removal.ended_before(age_s=-60.0) == []
+    assert retention.ended_before(age_s=-60.0) == []
 
 
 @pytest.mark.parametrize(("arguments", "words"), [((), "no run is named"), (("x",), "no run `x`")])
@@ -101,7 +101,7 @@ def test_what_a_killed_deletion_left_goes_with_the_next_and_is_never_a_run(monke
         raise OSError(5, "Input/output error", str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(removal.shutil, "rmtree", killed)
+        patched.setattr(retention.shutil, "rmtree", killed)
         with pytest.raises(EnvironmentProblem, match="cannot delete"):
             trainworks.remove(first)
     assert names() == [second.id] and len(list(first.path.parent.iterdir())) == 2

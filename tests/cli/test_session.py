@@ -15,7 +15,7 @@ pytest.importorskip("sklearn", reason="the example reads digits of scikit-learn"
 
 from tests.fakes import read_rows
 from tests.faults.launcher import Program, finished, wait_until
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 LOOP = ("run", "--nproc", "2", "--", "python", "session_loop.py")

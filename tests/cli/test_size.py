@@ -12,13 +12,13 @@ from tests.cli.test_app import trainworks_program
 from trainworks.api.inputs import load_run
 from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.planning.described import plan_cluster
-from trainworks.api.run_request import read_request
+from trainworks.api.proposal import stack_yaml
+from trainworks.api.run_request import read_run
 from trainworks.api.sizing.plans import PlanCache
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.config.load import load_run_file
+from trainworks.config.run_description import load_tasks
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.plan.prediction import Prediction
-from trainworks.plan.sizing.least_cost import least_usd
+from trainworks.plan.sizing.result import least_usd
 
 RUN = """\
 name: llama-2-7b
@@ -72,18 +72,18 @@ def test_owning_is_an_alternative_where_its_hours_are_given(run_file: Path) -> N
 def test_the_written_run_file_plans_as_the_proposal_did(run_file: Path) -> None:
     folder, only = run_file.parent, ("--only", "p5.48xlarge", "--contract", "on-demand", "--budget", "5000 USD")
     told = json.loads(size("run.yaml", *only, "--deadline", "6h", "--write", "sized.yaml", "--json", folder=folder))
-    written, source = load_run_file(folder / "sized.yaml")
+    written, source = load_tasks(folder / "sized.yaml")[0]
     planned = plan_cluster(written, source, learned=())
-    again, chosen = planned.best[0], Prediction.model_validate(told["layout"])
-    assert (again.layout, again.memory) == (chosen.layout, chosen.memory)
-    assert again.terms_s == pytest.approx(chosen.terms_s, rel=1e-3)
+    again, chosen = planned.best[0].model_dump(mode="json"), told["layout"]
+    assert (again["layout"], again["memory"]) == (chosen["layout"], chosen["memory"])
+    assert again["terms_s"] == pytest.approx(chosen["terms_s"], rel=1e-3)
     assert planned.job.cluster.num_nodes == told["proposal"]["num_nodes"]
     assert (written.goal.deadline, written.goal.budget) == (6 * 3600, 5000)
-    assert written.workload == load_run_file(run_file)[0].workload
+    assert written.workload == load_tasks(run_file)[0][0].workload
 
 
 def test_a_proposal_of_a_run_in_python_is_a_run_again(run_file: Path) -> None:
-    run = load_run_file(run_file)[0]
+    run = load_tasks(run_file)[0][0]
     proposal = trainworks.size(run, only=["p5.48xlarge"], contract=["on-demand"])
     written = proposal.run_file
     assert (written.workload, written.goal) == (run.workload, run.goal)
@@ -114,7 +114,7 @@ def test_a_sized_run_can_be_planned_priced_and_submitted_with_the_same_figures(
     assert planned.job.cluster.num_nodes == nodes
     assert planned.best[0].step_time_s == pytest.approx(step_s, rel=1e-3)
     assert trainworks.cost(written).comparison.lines
-    prepared = prepare(read_request(written), folder=Path("runs"), queued=True).with_forecast(ask=False)
+    prepared = prepare(read_run(written), folder=Path("runs"), queued=True).with_forecast(ask=False)
     forecast, asked = prepared.resolved.forecast, prepared.spec
     assert (asked.max_nodes, asked.node.accelerators, asked.node.accelerator) == (nodes, 8, "H100-SXM-80GB")
     assert asked.time_limit_s == 4 * 3600
@@ -159,6 +159,21 @@ def test_nodes_that_are_bought_for_a_run_are_the_fewest_that_meet_its_goal(run_f
     assert proposal.chosen.num_nodes == 8
     bought = [each.purchase.value for each in proposal.sized.alternatives if each.meets(proposal.request.goal)]
     assert proposal.chosen.purchase.value == min(bought) and len(bought) > 1
+
+
+def test_stack_and_order_list_have_the_nodes_that_are_bought_and_a_partition_for_the_time_limit(run_file: Path) -> None:
+    run_file.write_text(RUN.replace("data: {", "data: {source: python-stdlib, ").replace("1.6B", "400B"))
+    options = {"engine": "slurm", "only": ["DGX A100 80GB"], "deadline": "20d", "assume": {"node power": 7000}}
+    bought = trainworks.size(run_file, contract=["own"], **options)
+    nodes = bought.chosen.num_nodes + bought.chosen.spares
+    assert bought.chosen.spares > 0 and bought.run_file.job.time_limit == 20 * 24 * 3600
+    stack = stack_yaml(bought)
+    assert f"gpu[01-{nodes}]" in stack and "20-00:00:00" in stack
+    assert f"compute,DGX A100 80GB,{nodes},,,7000,{nodes * 7000}\n" in bought.bill_csv
+    rented = trainworks.size(run_file, contract=["on-demand"], **{**options, "only": ["p4de.24xlarge"]})
+    assert rented.bill_csv.splitlines()[1:] == [
+        f"compute,{rented.chosen.candidate.node},{rented.chosen.num_nodes},,,7000,{rented.chosen.num_nodes * 7000}"
+    ]
 
 
 def test_a_model_that_is_too_small_for_many_nodes_gets_a_few(run_file: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.test_app import trainworks_program
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.cli.planning import goodput as goodput_command
-from trainworks.cli.planning import storage as storage_command
+from trainworks.cli.planning.goodput import goodput_command
+from trainworks.cli.planning.storage import storage_command
 from trainworks.errors import TrainworksError
 from trainworks.plan.reliability.defaults import usual_node_mttf
 
@@ -51,7 +51,7 @@ def nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(tmp_path: Path, text: str = TEXT, **options: Any) -> None:
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    storage_command.command(tmp_path / "run.yaml", **options)
+    storage_command(tmp_path / "run.yaml", **options)
 
 
 def answer(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str = TEXT, **options: Any) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def test_storage_and_goodput_count_with_the_same_failures(tmp_path: Path, capsys
     told = answer(tmp_path, capsys)["demand"]
     fleet = usual_node_mttf(parse_cluster("DGX H100").accelerator).value
     assert told["work_lost"] == pytest.approx(1.5 * told["checkpoint_interval_s"] * 16 / fleet)
-    goodput_command.command(run_file=tmp_path / "run.yaml", as_json=True, trials=10)
+    goodput_command(run_file=tmp_path / "run.yaml", as_json=True, trials=10)
     forecast = json.loads(capsys.readouterr().out)
     assert told["checkpoint_interval_s"] == forecast["checkpoint_interval_s"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.config.load import LATER, load_run_file, parse_run_file
+from trainworks.config.load import LATER, parse_run_file
+from trainworks.config.run_description import load_tasks
 from trainworks.config.skypilot_task import NOT_A_JOB
 from trainworks.errors import LayoutError, RunFileError, UsageError
 
@@ -175,14 +176,14 @@ def test_a_layout_that_does_not_fit_is_located_in_the_file() -> None:
 def test_a_file_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(GOOD)
     with pytest.raises(UsageError) as refused:
-        load_run_file(tmp_path / "tran.yaml")
+        load_tasks(tmp_path / "tran.yaml")[0]
     assert refused.value.hint == f"did you mean `{tmp_path}/train.yaml`?"
 
 
 def test_a_folder_is_no_run_file_and_the_hint_names_one_in_it(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(GOOD)
     with pytest.raises(UsageError) as refused:
-        load_run_file(tmp_path)
+        load_tasks(tmp_path)[0]
     assert refused.value.message == f"`{tmp_path}` is a folder, not a run file"
     assert refused.value.hint == f"name `{tmp_path}/train.yaml` in it"
 
@@ -190,7 +191,7 @@ def test_a_folder_is_no_run_file_and_the_hint_names_one_in_it(tmp_path: Path) ->
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"name: \xff\n")
     with pytest.raises(UsageError, match=r"run\.yaml`: not text in UTF-8$"):
-        load_run_file(tmp_path / "run.yaml")
+        load_tasks(tmp_path / "run.yaml")[0]
 
 
 def test_problems_come_in_the_order_of_a_file_written_in_another_order() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.jobs.formats.jobs import HOSTILE, expanded, pods, run
 from tests.jobs.formats.test_formats import FORMATS, LARGE, ON_KUBERNETES
 from trainworks.api.inputs import load_run
-from trainworks.config.manifests.load import is_manifest, parse_run_description
-from trainworks.config.manifests.words import shell_text
+from trainworks.config.manifests.container import shell_text
+from trainworks.config.run_description import is_manifest, parse_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFileError
 from trainworks.jobs.program import program_of
@@ -64,13 +64,13 @@ def container(**keys: Any) -> dict[str, Any]:
 
 
 def read(text: str) -> tuple[RunFile, list[str]]:
-    run_file, source = parse_run_description(text, name="job.yaml")
+    run_file, source = parse_tasks(text, name="job.yaml")[0]
     return run_file, source.unused
 
 
 def refused(text: str) -> list[str]:
     with pytest.raises(RunFileError) as error:
-        parse_run_description(text, name="job.yaml")
+        parse_tasks(text, name="job.yaml")[0]
     return [f"{problem.place}: {problem.message}; {problem.hint}" for problem in error.value.problems]
 
 
@@ -253,7 +253,7 @@ def test_an_elastic_job_meets_at_the_address_of_trainworks_and_its_range_is_name
     ],
 )
 def test_patches_of_a_trainjobs_runtime_are_those_of_its_pods(patches: Any) -> None:
-    run_file, source = parse_run_description(trainjob(**patches), name="job.yaml")
+    run_file, source = parse_tasks(trainjob(**patches), name="job.yaml")[0]
     assert run_file.cluster.kubernetes.service_account == "ada"
     assert next(iter(patches)) in source.place(("cluster", "kubernetes", "service_account"))
 
@@ -353,7 +353,7 @@ def test_a_manifest_with_one_wrong_value_is_read_or_refused(data: st.DataObject)
 def test_other_documents_are_named_and_their_secrets_kept_out() -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"token": "hf_secret"}}
     text = yaml.safe_dump(secret) + "---\n" + jobset() + "---\n# nothing\n"
-    run_file, source = parse_run_description(text, name="job.yaml")
+    run_file, source = parse_tasks(text, name="job.yaml")[0]
     assert source.unused == ["job.yaml:2  kind: `Secret` is not created: use `kubectl apply`"]
     assert "hf_secret" not in source.text + run_file.model_dump_json()
     assert source.place(("num_nodes",)) == "job.yaml:17  spec.replicatedJobs.0.template.spec.parallelism"
@@ -415,7 +415,7 @@ def test_a_written_manifest_is_read_back_as_the_same_job(keys: dict[str, Any], o
             | {"engine": "kubernetes", "kubernetes": {"image": "ghcr.io/ada/train:1"} | options},
         }
     )
-    again, source = parse_run_description(FORMATS[language](job), name="job.yaml")
+    again, source = parse_tasks(FORMATS[language](job), name="job.yaml")[0]
     assert source.unused == []
     assert same(again) == same(written)
 

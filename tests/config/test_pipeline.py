@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.config.pipeline import parse_tasks
+from trainworks.config.run_description import parse_tasks
 from trainworks.errors import RunFileError
 
 CHAIN = "name: chain\n---\nname: train\nrun: a\nresources: {use_spot: true}\n---\nname: eval\nrun: b\n"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.plan.shapes import workload
-from trainworks.config.load import load_run_file
 from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFor
+from trainworks.config.run_description import load_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError, UsageError
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_interval_in_seconds_survives_json(seconds: int) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_every_example_is_a_run_file(example: Path) -> None:
-    assert load_run_file(example)[0].name
+    assert load_tasks(example)[0][0].name
 
 
 def test_there_are_examples() -> None:
@@ -389,7 +389,7 @@ def test_a_bad_value_of_the_software_is_one_error_with_its_place(tmp_path: Path,
     job = "task: causal-lm, model: {preset: llama3-8b}, data: {sequence_length: 64}, global_batch: 8"
     file.write_text(f"name: a\nworkload: {{{job}, train_for: 9 steps}}\nsoftware:\n  {block}\n")
     with pytest.raises(UsageError) as refused:
-        load_run_file(file)
+        load_tasks(file)[0]
     error = refused.value
     assert message in f"{error.message} {error.hint} {error.place}"
     assert f"{file}:4" in (error.place or "")

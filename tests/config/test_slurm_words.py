@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.config.slurm.slurm_words import expand_nodes, parse_slurm_memory, parse_slurm_time
+from trainworks.config.slurm.sbatch_amounts import expand_nodes, parse_slurm_memory, parse_slurm_time
 from trainworks.errors import QuantityError
 
 SMALL = st.integers(0, 400)

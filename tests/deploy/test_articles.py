@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from trainworks.api.deploying.stack import render_stack
+from trainworks.api.deploying import render_stack
 
 STACK = """name: gpus
 os: Ubuntu 22.04

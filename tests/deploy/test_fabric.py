@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainworks.api.deploying.stack import check_stack, render_stack
+from trainworks.api.deploying import check_stack, render_stack
 from trainworks.config.stack import load_stack
-from trainworks.deploy.fabric.open_sm import open_sm_files
-from trainworks.deploy.fabric.rails import switches
+from trainworks.deploy.fabric.hosts import open_sm_files
+from trainworks.deploy.fabric.switches import switches
 from trainworks.errors import RunFileError
 
 EXAMPLE = Path("examples/cluster/stack-roce.yaml")

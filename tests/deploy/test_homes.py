@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainworks.api.deploying.stack import check_stack, render_stack
+from trainworks.api.deploying import check_stack, render_stack
 from trainworks.errors import RunFileError
 
 ROCE = Path("examples/cluster/stack-roce.yaml")

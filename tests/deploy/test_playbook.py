@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trainworks.api.deploying import stack
+from trainworks.api import deploying
 from trainworks.cli.app import app
 from trainworks.deploy.playbook import HostCounts, PlaybookRun, TaskResult, run_playbook
 from trainworks.deploy.rollout import Batch
@@ -85,8 +85,8 @@ def test_a_playbook_that_cannot_be_read_is_an_error(project: Path) -> None:
 @pytest.mark.parametrize(("step", "code"), [("diff", 1), ("apply", 0)])
 def test_results_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, code: int) -> None:
     result, counts = TaskResult("a", "changed", "Write the settings", "/etc/x"), HostCounts("a", 3, 1, 0, 0)
-    monkeypatch.setattr(stack, "run_playbook", lambda into, **options: PlaybookRun((result,), (counts,)))
-    monkeypatch.setattr(stack, "batches", lambda *order: [Batch(("a",), computes=False)])
+    monkeypatch.setattr(deploying, "run_playbook", lambda into, **options: PlaybookRun((result,), (counts,)))
+    monkeypatch.setattr(deploying, "batches", lambda *order: [Batch(("a",), computes=False)])
     arguments = ["deploy", step, str(STACK), "--into", str(tmp_path / "project"), "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == code, done.output

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import trainworks
-from trainworks.api.deploying.proposal import stack_yaml
-from trainworks.api.deploying.stack import check_stack, render_stack
+from trainworks.api.deploying import check_stack, render_stack
+from trainworks.api.proposal import stack_yaml
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.stack import load_stack
 from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.deploy.fabric.network import networks_of
-from trainworks.deploy.fabric.rails import rails, switches
+from trainworks.deploy.fabric.switches import rails, switches
 from trainworks.deploy.hardware import gres_of, hardware_of
 from trainworks.deploy.proposed_stack import proposed_stack
 from trainworks.deploy.rollout import batches

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainworks.api.deploying.stack import render_stack
+from trainworks.api.deploying import render_stack
 from trainworks.errors import RunFileError
 
 EXAMPLE = Path("examples/cluster/stack-roce.yaml")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from trainworks.api.deploying import stack as deploying
+from trainworks.api import deploying
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
 from trainworks.config.stack_parts.storage import SharedMount

@@ -17,11 +17,11 @@ from tests.fakes import resolved_command
 from trainworks.agent.bridge import bridge
 from trainworks.api.developing.attach import forward_port, run_in_job
 from trainworks.backends.entering import entering_here
-from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_forward
+from trainworks.backends.kubernetes.output import kubectl_exec, kubectl_port_forward
 from trainworks.backends.skypilot.backend import SkyPilotBackend
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.cli.runs import port_forward
+from trainworks.cli.runs.attach import port_forward_command
 from trainworks.config.engines import Kubernetes, Slurm
 from trainworks.config.run_file import Cluster
 from trainworks.errors import UsageError
@@ -116,8 +116,6 @@ def test_a_port_of_a_job_is_reached_until_the_job_ends_and_its_commands_with_it(
         if (tmp_path / "port").exists():
             break
     words = entering_here(started.run_dir, ["sh", "-c", "echo in; exec sleep 600"], 0)
-    inside = subprocess.Popen(words, stdout=subprocess.PIPE)
-    assert inside.stdout is not None and inside.stdout.readline() == b"in\n"
     answers: list[bytes] = []
 
     def ask(port: int) -> None:
@@ -128,9 +126,10 @@ def test_a_port_of_a_job_is_reached_until_the_job_ends_and_its_commands_with_it(
 
         threading.Thread(target=get).start()
 
-    assert forward_port(started, int((tmp_path / "port").read_text()), 0, on_ready=ask) == 0
-    assert inside.wait(60) == -signal.SIGKILL
-    inside.stdout.close()
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as inside:
+        assert inside.stdout is not None and inside.stdout.readline() == b"in\n"
+        assert forward_port(started, int((tmp_path / "port").read_text()), 0, on_ready=ask) == 0
+    assert inside.returncode == -signal.SIGKILL
     started.wait()
     assert answers == [b"hello"]
 
@@ -138,4 +137,4 @@ def test_a_port_of_a_job_is_reached_until_the_job_ends_and_its_commands_with_it(
 @pytest.mark.parametrize("ports", ["0", "99:x", "70000", "1:2:3", "-1", ""])
 def test_what_is_no_port_is_refused(ports: str) -> None:
     with pytest.raises(UsageError, match="is not a port"):
-        port_forward.command("lm-1", ports)
+        port_forward_command("lm-1", ports)

@@ -97,7 +97,7 @@ def test_a_lock_file_that_lacks_a_dependency_is_refused(cache: Path, locked) -> 
 def test_a_workload_finds_trainworks_behind_the_packages_of_its_lock_file(cache: Path, tmp_path: Path) -> None:
     _, digest = make_wheel(tmp_path / "wheels", "psutil", "99.0")
     built = build(wanted(write_lock(tmp_path, ("psutil", "99.0", digest))), trains=True)
-    code = "import psutil, trainworks.record.events; print(psutil.__version__)"
+    code = "import psutil, trainworks.record.events.log; print(psutil.__version__)"
     assert subprocess.run([built.python, "-c", code], capture_output=True, text=True, check=True).stdout == "99.0\n"
     assert {"psutil": "99.0"}.items() <= {one.name: one.version for one in built.facts.distributions}.items()
 

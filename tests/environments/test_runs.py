@@ -11,11 +11,11 @@ import pytest
 
 import trainworks
 from tests.environments.wheels import make_wheel, write_lock
-from trainworks.api.environments.env import RunPackages
-from trainworks.api.environments.files import with_image, without_packages
+from trainworks.agent.environments.files import with_image, without_packages
+from trainworks.api.env import RunPackages
 from trainworks.config.load import parse_run_file
 from trainworks.errors import RunFileError, UsageError
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.run_environment import Distribution, NodeEnvironment
 
 MODULE = """

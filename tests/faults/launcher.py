@@ -115,7 +115,8 @@ class Program:
 
     def processes(self) -> list[psutil.Process]:
         """Everything alive that this program started."""
-        return [process for process in psutil.process_iter() if _is_marked(process, self.mark)]
+        marked = [pid for pid in psutil.pids() if _is_marked(pid, self.mark)]
+        return [process for process in map(_process, marked) if process is not None]
 
     def assert_nothing_left(self) -> None:
         """No process outlives its run, give or take the time to end on a busy machine; none ends by itself so soon.
@@ -150,11 +151,19 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> No
         time.sleep(0.03)
 
 
-def _is_marked(process: psutil.Process, mark: str) -> bool:
+def _is_marked(pid: int, mark: str) -> bool:
+    """Whether a process that lives has the mark; a zombie has no environment, and another user's is not readable."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TRAINWORKS_TEST") == mark
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return f"TRAINWORKS_TEST={mark}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
         return False
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _is_dispatcher(process: psutil.Process) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from tests.faults.launcher import finished, interrupt, output, wait_until
 from trainworks.files import take_lock
 from trainworks.host import process
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 SHOW = (

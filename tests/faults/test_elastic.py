@@ -7,13 +7,13 @@ import pytest
 
 from tests.fakes import read_rows
 from tests.faults.launcher import finished, wait_until
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = pytest.mark.slow
 ELASTIC = {
     "cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1},
     "job": {"min_nodes": 1},
-    "workload__train_for": "1200 steps",
+    "workload__train_for": "600 steps",
     "checkpoint__every": "100 steps",
 }
 

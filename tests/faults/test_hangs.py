@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.conftest import SHORT
 from tests.faults.launcher import finished
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 TIMEOUT = {"recover__hang_timeout": "4s"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.faults.launcher import finished, wait_until
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: sum(range(20000)); time.sleep(0.002)\n"

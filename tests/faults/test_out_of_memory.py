@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 LARGE = {

@@ -30,7 +30,7 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.recover.restarts import restarts_used
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     for found in of_queue(Path(os.environ["TRAINWORKS_DATA"])):
-        found.kill()
+        process.kill(found.pid)  # one may end with another
 
 
 def of_queue(data: Path) -> list[psutil.Process]:
@@ -132,12 +132,12 @@ def test_no_job_is_lost_and_none_runs_twice_whoever_is_killed(folder: Path) -> N
         time.sleep(chance.uniform(0.0, 0.25))
         wake()
         for found in dispatchers(folder):
-            found.send_signal(signal.SIGKILL)
+            process.kill(found.pid)
             kills += 1
     said_yes = {number for number, child in children.items() if child.wait(PATIENCE_S) == 0}
     jobs = wait_for_all()
     written = book(folder)
-    assert [(job.id, job.cause, job.message) for job in jobs if job.state is not JobState.SUCCEEDED] == []
+    assert [(job.id, job.end.cause, job.end.message) for job in jobs if job.state is not JobState.SUCCEEDED] == []
     assert [line for line, count in written.items() if count > 1] == []
     assert len(jobs) == len([line for line in written if line.startswith("begin")]) == len(written) / 2
     assert all(written[f"end {number}"] == 1 for number in said_yes), "a job that was accepted is lost"
@@ -235,7 +235,7 @@ def test_a_full_disk_below_the_store_refuses_a_job_and_loses_none(
     assert [(job.state, job.attempt) for job in jobs] == [(JobState.SUCCEEDED, 1)] * 2
     assert book(folder) == {"begin 0": 1, "end 0": 1, "begin 1": 1, "end 1": 1}
     for found in of_queue(disk / "data"):  # before the disk goes
-        found.kill()
+        process.kill(found.pid)
 
 
 def slow_script(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:

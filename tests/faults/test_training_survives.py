@@ -16,7 +16,7 @@ from tests.faults.conftest import STEPS
 from tests.faults.launcher import finished, interrupt, wait_until
 from tests.metadata_service import metadata_service
 from tests.worker.object_store import s3_server
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.recover.memory_checkpoints import memory_folder
 from trainworks.recover.restarts import restarts_used

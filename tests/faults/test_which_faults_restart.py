@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.conftest import SHORT
 from tests.faults.launcher import finished
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TWO_NODES = {"cluster": {"engine": "local", "nodes": 2, "processes_per_node": 1}}

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import trainworks
 from tests.health.machine import Machine, healthy
-from trainworks.api.proving.drain import drain_unhealthy
-from trainworks.api.proving.health import fleet_health, health
+from trainworks.api.proving.health import drain_unhealthy, fleet_health, health
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError

@@ -19,10 +19,10 @@ def test_a_process_holds_no_more_than_its_peak():
 
 
 def test_the_peak_of_another_process_is_seen_and_of_none_that_is_gone():
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    assert memory.peak_bytes(child.pid) > 0
-    child.kill()
-    child.wait()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        peak_bytes = memory.peak_bytes(child.pid)
+        child.kill()
+    assert peak_bytes > 0
     assert memory.peak_bytes(child.pid) == 0
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainworks.host.process_tree import ProcessTree
+from trainworks.host import process
+from trainworks.host.process_tree import ProcessTree, children_of
 
 BURN = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
 """300 ms of a core."""
@@ -36,6 +37,15 @@ class Shell:
         while self._process.stdout.readline() != "done\n":
             pass
 
+    def begin_to_sleep(self, command: str = "") -> int:
+        """Let a child run a command and then sleep; returns its id once it sleeps and the command's end is counted."""
+        self.do(f"({command or ':'}; exec sleep 60) &")
+        while not (asleep := [pid for pid, title in children_of(self.pid).items() if title == "sleep 60"]):
+            time.sleep(0.01)
+        while process.state(asleep[0]) != "S":
+            time.sleep(0.01)
+        return asleep[0]
+
     def end(self) -> None:
         """End it, and what it left."""
         os.killpg(self.pid, signal.SIGKILL)
@@ -54,15 +64,15 @@ def burn(before: str = "") -> str:
 
 
 def uses_more(tree: ProcessTree, cpu_s: float) -> bool:
-    """Whether the tree uses more processor time than this within a minute, however busy the machine is."""
-    deadline = time.monotonic() + 60
+    """Whether the tree comes to use more processor time than this, however busy the machine is."""
+    deadline = time.monotonic() + 240
     while tree.look().cpu_s <= cpu_s and time.monotonic() < deadline:
         time.sleep(0.05)
     return tree.look().cpu_s > cpu_s
 
 
 def test_sleeping_uses_nothing(shell: Shell) -> None:
-    shell.do("sleep 60 &")
+    shell.begin_to_sleep()
     tree = ProcessTree(shell.pid)
     before = tree.look()
     time.sleep(0.3)
@@ -87,9 +97,9 @@ def test_a_grandchild_that_has_ended_counts(shell: Shell) -> None:
 
 def test_a_child_that_ends_is_not_counted_again_with_its_parent(shell: Shell) -> None:
     tree = ProcessTree(shell.pid)
-    shell.do(f"({burn()}; sleep 60) & sleep 1.2")
+    child = shell.begin_to_sleep(burn())
     seen = tree.look().cpu_s
-    shell.do(f"kill $(pgrep -P {shell.pid}); wait")
+    shell.do(f"kill {child}; wait")
     assert seen >= 0.25 and tree.look().cpu_s - seen < 0.1
 
 
@@ -115,9 +125,9 @@ def test_children_that_nobody_waits_for_count_while_they_live(shell: Shell) -> N
 
 def test_what_is_written_counts_and_is_not_counted_again(shell: Shell) -> None:
     tree = ProcessTree(shell.pid)
-    shell.do("(head -c 3000000 /dev/zero > /dev/null; sleep 60) & sleep 0.5")
+    child = shell.begin_to_sleep("head -c 3000000 /dev/zero > /dev/null")
     seen = tree.look().io_bytes
-    shell.do(f"kill $(pgrep -P {shell.pid}); wait")
+    shell.do(f"kill {child}; wait")
     after = tree.look().io_bytes
     assert seen is not None and after is not None
     assert 6_000_000 <= seen < 7_000_000 and after - seen < 100_000
@@ -137,9 +147,10 @@ def test_a_marked_process_that_is_not_below_counts(shell: Shell) -> None:
 def test_an_unmarked_one_does_not_count(shell: Shell) -> None:
     tree = ProcessTree(shell.pid, {"TRAINWORKS_TEST_MARK": f"{shell.pid}"})
     before = tree.look().cpu_s
-    with subprocess.Popen([sys.executable, "-c", BURN + "time.sleep(60)"]) as other:
+    command = [sys.executable, "-c", BURN + "print(flush=True); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         try:
-            time.sleep(0.6)
+            assert other.stdout is not None and other.stdout.readline() == b"\n"
             assert tree.look().cpu_s == before
         finally:
             other.kill()

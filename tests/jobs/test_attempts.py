@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.backends.reported_attempts import attempts_of
+from trainworks.backends.next_state import attempts_of
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import End, RunStatus
 
@@ -25,7 +26,7 @@ JOB = JobRow(
     owner="ada",
     engine="slurm",
     spec=SPEC,
-    state=JobState.RUNNING,
+    end=End(JobState.RUNNING),
     submitted_at=0.0,
     changed_at=0.0,
     version=1,
@@ -60,7 +61,7 @@ def test_a_lost_node_and_a_preemption_end_attempts_with_their_causes() -> None:
         submitted(120.0),
         state(130.0, "SUCCEEDED"),
     ]
-    told = [(one.state, one.cause, one.started_at, one.ended_at) for one in attempts_of(JOB, events)]
+    told = [(one.state, one.end.cause, one.started_at, one.ended_at) for one in attempts_of(JOB, events)]
     assert told == [
         (JobState.FAILED, "node_lost", 10.0, 30.0),
         (JobState.PREEMPTED, "preempted", 91.0, 95.0),
@@ -70,18 +71,18 @@ def test_a_lost_node_and_a_preemption_end_attempts_with_their_causes() -> None:
 
 def test_an_earlier_attempt_ends_as_its_supervisor_recorded(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
-    ended = RunStatus(state="QUEUED", cause="killed", message="by SIGKILL", hint="look", exit_code=137)
-    append_event(run_dir.events_file, "submitted", hosts=["node1"])
-    run_dir.enter(ended, ended_at=30.0)
-    append_event(run_dir.events_file, "submitted", hosts=["node2"], restarts=1)
+    ended = End("QUEUED", "killed", "by SIGKILL", hint="look", exit_code=137, at=30.0)
+    append_event(run_dir.events_file, {"kind": "submitted", "hosts": ["node1"]})
+    run_dir.enter(RunStatus.of(ended, updated_at=31.0), ended_at=ended.at)
+    append_event(run_dir.events_file, {"kind": "submitted", "hosts": ["node2"], "restarts": 1})
     events = read_events(run_dir.events_file)
-    assert End.of_event(events[1]) == End(**ended.model_dump(include=set(End.model_fields)))
+    assert End.of_event(events[1]) == ended
     first, _ = attempts_of(JOB, events)
-    assert (first.cause, first.message, first.exit_code) == ("killed", "by SIGKILL", 137)
+    assert first.end == replace(ended, state="FAILED", at=max(30.0, first.started_at))
 
 
 def test_an_event_of_an_older_version_has_no_exit_code() -> None:
-    assert End.of_event(state(1.0, "FAILED", "oom")) == End(state="FAILED", cause="oom")
+    assert End.of_event(state(1.0, "FAILED", "oom")) == End("FAILED", "oom", at=1.0)
 
 
 def test_an_attempt_that_was_cut_off_ended_before_the_next_one() -> None:

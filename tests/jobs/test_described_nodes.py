@@ -21,7 +21,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.described_nodes import check_worker, with_described_nodes
-from trainworks.jobs.formats.devices import device_of
+from trainworks.jobs.formats.manifest import device_of
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.spec_of_run import spec_of
 

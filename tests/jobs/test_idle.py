@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainworks.agent.watches import Idleness, Quiet, idleness, is_quiet, quiet_after
 from trainworks.config.engines import Idle
-from trainworks.jobs.idle import Idleness, Quiet, idleness, is_quiet, quiet_after
 from trainworks.record.usage import NodeUsage
 
 LIMITS = Idle()

@@ -27,6 +27,7 @@ from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.jobs.tables import metadata
+from trainworks.record.status import End
 
 SPEC = JobSpec(
     run_id="demo-1",
@@ -135,9 +136,9 @@ def test_a_job_that_was_started_is_not_started_again(store: JobStore) -> None:
 def test_an_attempt_ends_with_its_job(store: JobStore) -> None:
     job = add(store)
     store.start(job, (), now=3.0)
-    assert store.move(job.id, JobState.FAILED, now=9.0, cause="oom", exit_code=1)
+    assert store.move(job.id, End(JobState.FAILED, "oom", hint="ask for less", exit_code=1), now=9.0)
     (attempt,) = store.attempts(job.id)
-    assert (attempt.state, attempt.cause, attempt.ended_at, attempt.exit_code) == (JobState.FAILED, "oom", 9.0, 1)
+    assert attempt.end == End("FAILED", "oom", hint="ask for less", exit_code=1, at=9.0)
 
 
 def test_an_attempt_that_lost_its_place_has_ended(store: JobStore) -> None:
@@ -384,6 +385,27 @@ def test_a_store_knows_that_another_file_took_its_place(tmp_path: Path) -> None:
     assert not store.is_replaced()
     open_store(f"sqlite:///{tmp_path / 'jobs.db'}")
     assert store.is_replaced()
+
+
+@pytest.mark.parametrize("is_made_again", [True, False])
+def test_a_file_that_is_deleted_while_it_is_opened_is_not_taken_for_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    url, bring = f"sqlite:///{tmp_path / 'jobs.db'}", database._bring_up_to_date
+    open_store(url).close()
+
+    def deleted(engine: sa.Engine) -> None:
+        bring(engine)
+        monkeypatch.setattr(database, "_bring_up_to_date", bring)
+        (tmp_path / "jobs.db").unlink()
+        if is_made_again:
+            open_store(url).close()
+
+    monkeypatch.setattr(database, "_bring_up_to_date", deleted)
+    opened = open_store(url, keep_connection=True)
+    add(open_store(url))
+    assert [job.run_id for job in opened.search()] == ["demo-1"] and not opened.is_replaced()
+    opened.close()
 
 
 def test_a_job_that_has_ended_gives_way_to_a_new_one_in_a_directory_of_its_name(store: JobStore) -> None:

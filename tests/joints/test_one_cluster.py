@@ -17,16 +17,17 @@ import yaml
 
 import trainworks
 from tests.plan.shapes import workload
-from trainworks.api.deploying.proposal import stack_yaml
-from trainworks.api.deploying.stack import render_stack
+from trainworks.api.deploying import render_stack
 from trainworks.api.planning.described import forecast
+from trainworks.api.proposal import stack_yaml
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.stack_cluster import cluster_of_stack, read_cluster
 from trainworks.config.run_file import RunFile
-from trainworks.config.slurm.slurm_words import expand_nodes
+from trainworks.config.slurm.sbatch_amounts import expand_nodes
 from trainworks.config.stack import Stack, load_stack
 from trainworks.config.stack_parts.words import FILL_IN
-from trainworks.deploy.fabric.network import described_cluster, networks_of
+from trainworks.deploy.fabric.network import networks_of
 from trainworks.deploy.proposed_stack import proposed_stack
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.described_nodes import with_described_nodes
@@ -77,8 +78,22 @@ class Views:
         assert self.stack
         return render_stack(self.path)
 
-    def run_file(self, **keys: object) -> RunFile:
-        return RunFile.model_validate({"name": "demo", "cluster": {"engine": "slurm", "of": self.text}} | keys)
+    def run_file(self, of: str | None = None, **keys: object) -> RunFile:
+        return RunFile.model_validate({"name": "demo", "cluster": {"engine": "slurm", "of": of or self.text}} | keys)
+
+    @cached_property
+    def planned(self) -> ClusterPlan:
+        return self.plan(self.text)
+
+    def plan(self, of: str) -> ClusterPlan:
+        planned = trainworks.plan(self.run_file(of, workload=self.workload), without_learning=True)
+        assert isinstance(planned, ClusterPlan)
+        return planned
+
+    @property
+    def workload(self) -> dict[str, object]:
+        work = workload(global_batch=self.words.num_accelerators * 8, precision="bf16")
+        return work.model_dump(exclude_defaults=True)
 
 
 @pytest.fixture(scope="module", params=words())
@@ -87,8 +102,8 @@ def views(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def hardware(cluster: ClusterDescription) -> str:
-    """All numbers of a cluster."""
-    return cluster.same_hardware()
+    """All numbers of a cluster, without the names of topology and switch that a stack file has decided."""
+    return cluster.model_copy(update={"topology": "auto", "switch": None, "spare_slots": 0}).same_hardware()
 
 
 def test_its_name_describes_it_again(views: Views) -> None:
@@ -117,7 +132,7 @@ def test_its_network_joins_all_of_its_adapters(views: Views) -> None:
 
 
 def test_its_stack_describes_the_same_cluster_and_network(views: Views) -> None:
-    assert hardware(described_cluster(views.stack)) == hardware(views.words)
+    assert hardware(cluster_of_stack(views.stack)) == hardware(views.words)
     (network,) = networks_of(views.stack)
     assert len(network.names) == views.words.num_nodes
     assert (network.design is None) is (views.network is None)
@@ -163,18 +178,15 @@ def test_health_and_bench_expect_it_of_its_nodes(views: Views) -> None:
     expected = expectation_of(views.words)
     assert (expected.accelerators, expected.accelerator) == (views.words.accelerators_per_node, views.words.accelerator)
     assert expected.nics in (None, views.words.nics)
-    of_stack = expectation_of(described_cluster(views.stack))
+    of_stack = expectation_of(cluster_of_stack(views.stack))
     for name in ("accelerators", "accelerator", "nics", "nic_bytes_per_s"):
         assert getattr(expected, name) in (None, getattr(of_stack, name)), name
 
 
 def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
     """As planned, as priced, and as told before a submission."""
-    cluster = views.words
-    work = workload(global_batch=cluster.num_accelerators * 8, precision="bf16")
-    run_file = views.run_file(workload=work.model_dump(exclude_defaults=True))
-    planned = trainworks.plan(run_file, without_learning=True)
-    assert isinstance(planned, ClusterPlan)
+    cluster, planned = views.words, views.planned
+    run_file = views.run_file(workload=views.workload)
     assert hardware(planned.job.cluster.model_copy(update={"spread_share": cluster.spread_share})) == hardware(cluster)
     told = forecast(run_file, None, None, learning=False)
     assert told is not None
@@ -187,3 +199,21 @@ def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
         hour = trainworks.cost(on=views.text, hours_per_year=1).comparison
         cheapest = min(line.costs["on-demand"].value for line in hour.lines if "on-demand" in line.costs)
         assert cheapest == pytest.approx(offered.value * cluster.num_accelerators)
+
+
+def test_its_stack_file_is_the_same_cluster_for_every_command(views: Views) -> None:
+    assert views.stack
+    file, cluster = str(views.path), read_cluster(str(views.path))
+    assert hardware(cluster) == hardware(views.words)
+    if views.network is not None:
+        design = trainworks.network(on=file).design
+        for field in fields(NetworkDesign):
+            mine, theirs = (getattr(each, field.name) for each in (design, views.network.design))
+            assert field.name == "cluster" or mine == theirs, field.name
+    assert views.plan(file).best[0].step_time_s == views.planned.best[0].step_time_s
+    completed = with_described_nodes(views.run_file(file, run="true"))
+    assert hardware(parse_cluster(completed.cluster.of or "")) == hardware(views.words)
+    spec = spec_of(completed, run_id="demo-1", working_folder="/")
+    assert (spec.min_nodes, spec.node.accelerators) == (cluster.num_nodes, cluster.accelerators_per_node)
+    mine, theirs = (trainworks.cost(on=on, hours_per_year=1).comparison.lines for on in (file, views.text))
+    assert [line.costs for line in mine] == [line.costs for line in theirs]

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.pods_as_processes import NAMESPACE, condition
+from tests.ports import free_port
 from trainworks.backends.kubernetes.backend import KubernetesBackend
 from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError, NotServed
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UnreachableError
-from trainworks.host.network import listen
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -57,7 +57,8 @@ class KubernetesCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._etcd_port, self._port = _free_ports(3)[::2]
+        self._etcd_port = free_port(3)
+        self._port = self._etcd_port + 2
         self._binary = api_server()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.kubeconfig = folder / "kubeconfig"
@@ -195,15 +196,6 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> No
     while not condition():
         assert time.monotonic() < deadline, "timed out"
         time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    """In a row."""
-    while True:
-        with listen() as free:
-            first = free.getsockname()[1]
-        if first + count < 65_536 and not any(_listens(first + offset) for offset in range(count)):
-            return [first + offset for offset in range(count)]
 
 
 def _listens(port: int) -> bool:

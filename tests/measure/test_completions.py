@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import job
-from trainworks.measure.completions import OpenLayout, best_completion, completions
+from trainworks.measure.completions import best_completion, completions
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.space import Fixed
+from trainworks.plan.step_time import TrainingJob
 
 LLAMA = job()
-OPEN = OpenLayout(
-    dp=4, dp_shard=4, zero=1, tp=2, pp=4, cp=1, ep=1,
-    interleave=None, micro_batch=None, recompute=None, sequence_parallel=True,
-)  # fmt: skip
+OPEN = {"dp": 4, "dp_shard": 4, "zero": 1, "tp": 2, "pp": 4, "cp": 1, "ep": 1, "sequence_parallel": 1}
 
 
-def filled(open_layout: OpenLayout = OPEN, global_batch: int = 64, **options: Any) -> Layouts:
-    return completions(open_layout, layers=32, global_batch=global_batch, **options)
+def filled(decided: Fixed = OPEN, global_batch: int = 64, **options: Any) -> Layouts:
+    return completions(decided, layers=32, global_batch=global_batch, **options)
 
 
 def device_bytes(of: TrainingJob, layouts: Layouts) -> np.ndarray:
@@ -36,8 +33,8 @@ def device_bytes(of: TrainingJob, layouts: Layouts) -> np.ndarray:
 
 def test_every_completion_has_the_known_degrees() -> None:
     layouts = filled()
-    for name in ("dp", "dp_shard", "zero", "tp", "pp", "cp", "ep", "sequence_parallel"):
-        assert (getattr(layouts, name) == getattr(OPEN, name)).all()
+    for name, degree in OPEN.items():
+        assert (getattr(layouts, name) == degree).all()
 
 
 def test_what_is_open_takes_every_value_in_every_combination() -> None:
@@ -49,7 +46,7 @@ def test_what_is_open_takes_every_value_in_every_combination() -> None:
 
 @given(micro_batch=st.sampled_from([1, 2, 4]), recompute=st.sampled_from(Recompute), interleave=st.sampled_from([1, 2]))
 def test_what_is_known_is_kept(micro_batch: int, recompute: Recompute, interleave: int) -> None:
-    layouts = filled(replace(OPEN, micro_batch=micro_batch, recompute=recompute, interleave=interleave))
+    layouts = filled(OPEN | {"micro_batch": micro_batch, "recompute": recompute, "interleave": interleave})
     row = layouts.row(0)
     assert (len(layouts), row["micro_batch"], row["recompute"], row["interleave"]) == (
         1,
@@ -68,7 +65,7 @@ def test_micro_batches_divide_what_a_rank_gets(per_rank: int) -> None:
 
 @pytest.mark.parametrize(("pp", "layers"), [(1, 32), (4, 31)])
 def test_blocks_that_cannot_be_cut_stay_one_chunk(pp: int, layers: int) -> None:
-    layouts = completions(replace(OPEN, pp=pp), layers=layers, global_batch=64)
+    layouts = completions(OPEN | {"pp": pp}, layers=layers, global_batch=64)
     assert (layouts.interleave == 1).all()
 
 
@@ -84,21 +81,21 @@ def test_the_best_completion_is_the_fastest_that_fits(cluster: str) -> None:
     everything = completions(OPEN, layers=40, global_batch=64, can_offload="GH" in cluster)
     fitting = everything.take(device_bytes(of, everything) <= 1.25 * of.cluster.accelerator.memory_bytes)
     assert len(chosen) == 1
-    assert times.total_s == pytest.approx(predict_step_times(of, fitting).total_s.min(), rel=1e-12)
+    assert times.total_s == pytest.approx(of.step_times(fitting).total_s.min(), rel=1e-12)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_where_nothing_fits_the_fastest_near_the_smallest_is_taken(pp: int) -> None:
-    of, known = job("llama3.1-405b"), replace(OPEN, pp=pp)
+    of, known = job("llama3.1-405b"), OPEN | {"pp": pp}
     _, times = best_completion(of, known, global_batch=64)
     everything = completions(known, layers=126, global_batch=64)
     used = device_bytes(of, everything)
     assert used.min() > 1.25 * of.cluster.accelerator.memory_bytes
     near = everything.take(used <= 1.25 * used.min())
-    assert times.total_s == pytest.approx(predict_step_times(of, near).total_s.min(), rel=1e-12)
+    assert times.total_s == pytest.approx(of.step_times(near).total_s.min(), rel=1e-12)
 
 
 def test_a_layout_without_anything_open_is_taken_as_it_is() -> None:
-    known = replace(OPEN, micro_batch=8, recompute=Recompute.NONE, interleave=1)
+    known = OPEN | {"micro_batch": 8, "recompute": Recompute.NONE, "interleave": 1}
     chosen, _ = best_completion(job("llama3.1-405b"), known, global_batch=64)
     assert chosen.row(0) == filled(known).row(0)

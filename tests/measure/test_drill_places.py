@@ -21,7 +21,7 @@ from trainworks.host import process
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.place import OnThisMachine
 from trainworks.measure.drill.victims import Victim, agents_of, main
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
@@ -67,7 +67,7 @@ def test_every_fault_can_be_injected_somewhere_or_says_why_not() -> None:
 def run_dir(tmp_path: Path) -> RunDir:
     made = create_run_dir(tmp_path, "d")
     made.write_resolved(resolved_command(made.run_id))
-    append_event(made.events_file, "submitted", hosts=["n1", "n2"])
+    append_event(made.events_file, {"kind": "submitted", "hosts": ["n1", "n2"]})
     return made
 
 
@@ -99,7 +99,7 @@ def test_slurm_requeues_a_preempted_job_and_sets_a_lost_node_down(run_dir: RunDi
 def test_a_victim_is_found_beside_the_ranks_and_hit_once(run_dir: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     marked = os.environ | {"TRAINWORKS_RUN_DIR": str(run_dir.path)}
     rank = process.spawn(["sleep", "60"], log=run_dir.path / "log", env=marked)
-    append_event(run_dir.events_file, "attempt", attempt=1, pids=[rank.pid])
+    append_event(run_dir.events_file, {"kind": "attempt", "attempt": 1, "pids": [rank.pid]})
     assert main(str(run_dir.path), "rank", "0", str(int(signal.SIGKILL)), "0") == 0
     assert float(capfd.readouterr().out) > 0 and rank.wait(30) == -signal.SIGKILL
     assert main(str(run_dir.path), "agent", "0", "9", "0") == 3

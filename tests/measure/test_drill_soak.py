@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from trainworks.measure.drill.drill_fault import DrillFault
+from trainworks.measure.drill.drill_report import Goodput, Soak, UsageSample, counting_steps, soak_goodput
 from trainworks.measure.drill.outcome import FaultOutcome
-from trainworks.measure.drill.soak import Goodput, Soak, UsageSample, counting_steps, soak_goodput
 
 CYCLE_S, RESTART_S, EVERY = 40.0, 4.0, 5
 """A fault after every 40 steps of one second; a checkpoint every 5 of them."""

@@ -10,7 +10,7 @@ from tests.measure.rows import run_row
 from trainworks.catalog.models import preset
 from trainworks.errors import UsageError
 from trainworks.measure.measured_runs import read_run
-from trainworks.measure.row_model import read_model
+from trainworks.measure.row_settings import read_model
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
 EXPERTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.measure.row_software import read_software
+from trainworks.measure.row_settings import read_software
 from trainworks.measure.scoring import PredictedRun, predict_memory
 from trainworks.plan.software import Software
 

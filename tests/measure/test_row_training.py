@@ -8,8 +8,7 @@ import pytest
 
 from tests.measure.rows import run_row
 from tests.measure.test_measured_runs import PUBLISHED
-from trainworks.measure.measured_memory import read_memory
-from trainworks.measure.measured_runs import COLUMNS, read_run
+from trainworks.measure.measured_runs import COLUMNS, read_memory, read_run
 from trainworks.measure.scoring import PredictedRun, Refusal, predict_memory, predict_run
 from trainworks.measure.tables import read_table
 
@@ -136,7 +135,7 @@ def test_offloading_is_read_from_its_columns_or_from_words_that_say_what(
     changes: dict[str, str], offloading: tuple[int | None, bool]
 ) -> None:
     layout = read_run(row(**changes)).layout
-    assert (layout.offload, layout.offload_optimizer) == offloading
+    assert (layout.get("offload"), bool(layout["offload_optimizer"])) == offloading
     assert read_memory(row(**changes)).run.layout == layout
 
 

@@ -21,7 +21,7 @@ from tests.observe.conftest import RunningRun
 from tests.observe.monitoring import Monitoring, answer, running_program, when_it_listens
 from tests.observe.prometheus import values
 from tests.observe.test_node_metrics import BusyNvml
-from tests.observe.webhook import free_port
+from tests.ports import free_port
 from tests.report.conftest import STEP_TERMS
 from trainworks.api.observing.exporter import NodeMetrics, write_metrics
 from trainworks.config.run_file import RunFile
@@ -110,7 +110,7 @@ def test_a_dead_node_mutes_its_gpus_and_exporters(monitoring: Monitoring) -> Non
     ]
     with monitoring.alerting():
         post_alerts(monitoring.alertmanager, alerts)
-        monitoring.wait()
+        monitoring.wait(alerts=2)
     found = {(labels["alertname"], labels["node"]) for labels in monitoring.webhook.firing}
     assert found == {("NodeDown", "node1"), ("GpuTooHot", "node2")}
 
@@ -192,7 +192,7 @@ def test_every_query_of_a_dashboard_has_its_data(
     ):
         monitoring.wait()
         clock.sleep(2)  # for another reading of the GPUs' activity
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while (empty := queries_without_data(monitoring.prometheus)) and time.monotonic() < deadline:
             time.sleep(1)
     assert empty == set()

@@ -11,8 +11,8 @@ from tests.health.machine import AMD_PCI, Machine, busy_amd, nic
 from tests.observe.prometheus import judge, values
 from tests.observe.test_node_metrics import BusyNvml, of_gpu
 from trainworks.api.observing.exporter import NodeMetrics
-from trainworks.observe.metrics.amd_gpus import amd_gpu_samples
 from trainworks.observe.metrics.family import exposition
+from trainworks.observe.metrics.gpus import amd_gpu_samples
 
 
 @pytest.fixture

@@ -21,18 +21,18 @@ from tests.fakes import FakeClock
 from tests.kubernetes.pod_security import violations
 from tests.observe.prometheus import judge, program
 from trainworks.api.observing import monitor
-from trainworks.api.observing.listening import EXPORTER_ADDRESS, listen_address
 from trainworks.api.observing.monitor import follow_nodes, render_monitoring, rendered_dashboards
 from trainworks.backends.backend import NodeStatus
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, MissingExtraError, UnreachableError, UsageError
+from trainworks.host.listening import EXPORTER_ADDRESS, listen_address
 from trainworks.host.users import this_host
-from trainworks.observe.metrics.families import FAMILIES
-from trainworks.observe.monitoring.alert import AlertRule
+from trainworks.observe.exporter import FAMILIES
+from trainworks.observe.monitoring.alerts import ALERTS, AlertRule
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.prometheus import target_files
-from trainworks.observe.monitoring.rules import ALERTS, RECORDED
-from trainworks.observe.monitoring.zabbix_triggers import DISCOVERIES, IN_ZABBIX, ITEMS, TRIGGERS
+from trainworks.observe.monitoring.rules import RECORDED
+from trainworks.observe.monitoring.zabbix import GROUPS, IN_ZABBIX
 
 OURS = {family.name for group in FAMILIES.values() for family in group}
 OF_NODE_EXPORTER = {
@@ -119,13 +119,12 @@ def test_identifiers_of_the_template_are_its_own_and_stay_the_same() -> None:
 
 
 def test_zabbix_reads_what_exists() -> None:
-    series = [item.series for group in ITEMS.values() for item in group] + [
-        metric for _, metric, _ in DISCOVERIES.values()
-    ]
+    series = [item.series for group in GROUPS.values() for item in group.items]
+    series += [group.metric for group in GROUPS.values() if group.metric]
     assert {METRIC.findall(text)[0] for text in series} <= OURS
-    keys = {kind: {item.key for item in group} for kind, group in ITEMS.items()}
-    for kind, triggers in TRIGGERS.items():
-        assert all(set(re.findall(r"{(\w+)}", trigger.expression)) <= keys[kind] for trigger in triggers)
+    for group in GROUPS.values():
+        keys = {item.key for item in group.items}
+        assert all(set(re.findall(r"{(\w+)}", trigger.expression)) <= keys for trigger in group.triggers)
 
 
 def test_alertmanager_accepts_its_configuration(rendered: Path) -> None:

@@ -19,7 +19,7 @@ from trainworks.errors import ArgumentError
 from trainworks.jobs.job_row import Placement
 from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
-from trainworks.observe.metrics.families import FAMILIES
+from trainworks.observe.exporter import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily, exposition
 from trainworks.observe.metrics.gpus import GPU_FAMILIES, GpuReader
 
@@ -240,5 +240,5 @@ def test_an_unknown_collector_is_refused_with_the_nearest() -> None:
 
 def test_label_values_and_help_are_escaped_and_a_doubled_series_counts_once() -> None:
     family = MetricFamily("up", "Two\nlines \\.", labels=("name",))
-    text = exposition([family.of(1, 'a"b\\c\nd'), family.of(float("inf"), "x"), family.of(2, "x")])
+    text = exposition([family.sample(1, 'a"b\\c\nd'), family.sample(float("inf"), "x"), family.sample(2, "x")])
     assert text == ('# HELP up Two lines \\\\.\n# TYPE up gauge\nup{name="a\\"b\\\\c\\nd"} 1\nup{name="x"} +Inf\n')

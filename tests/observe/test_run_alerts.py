@@ -15,7 +15,7 @@ from tests.observe.prometheus import judge, values
 from tests.observe_why.conftest import calibration
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.monitor import render_monitoring
-from trainworks.observe.monitoring.run_alerts import RUN_ALERTS
+from trainworks.observe.monitoring.alerts import RUN_ALERTS
 from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
 
 SLOW, LOSSES = "RunStepAbovePlan", "RunGoodputBelowPlan"

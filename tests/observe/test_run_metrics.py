@@ -50,6 +50,19 @@ def test_the_parts_of_a_step_add_up(running: RunningRun, metrics: NodeMetrics, c
         assert sum(parts) == pytest.approx(of("stdlib-lm-1", found)[f"{prefix}step_seconds"])
 
 
+def test_a_wait_for_data_is_a_share_of_the_step_without_its_checkpoint_and_evaluation(
+    running: RunningRun, metrics: NodeMetrics, clock: FakeClock
+) -> None:
+    waits = {"data_s": 0.3, "compute_s": 0.5, "communication_s": 0.1, "optimizer_s": 0.1}
+    running.attempt().steps(10, **waits, checkpoint_s=2.0, evaluation_s=30.0, callback_s=5.0)
+    assert of("stdlib-lm-1", read(metrics, clock))["data_wait_ratio"] == pytest.approx(0.3)
+
+
+def test_a_run_without_a_step_waits_for_no_data_yet(folder: Path, metrics: NodeMetrics, clock: FakeClock) -> None:
+    RunningRun(folder).launch().state("RUNNING")
+    assert "data_wait_ratio" not in of("stdlib-lm-1", read(metrics, clock))
+
+
 def test_prometheus_has_no_complaint(running: RunningRun, metrics: NodeMetrics) -> None:
     judge("promtool", "check", "metrics", text=metrics.text())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -28,10 +27,3 @@ class _Post(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         """Nothing."""
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

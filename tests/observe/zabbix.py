@@ -7,24 +7,24 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from tests.ports import free_port
 from tests.postgres import postgres_url
 
 _SERVER, _FRONTEND = Path("/usr/sbin/zabbix_server"), Path("/usr/share/zabbix")
 _SCHEMA = Path("/usr/share/zabbix-server-pgsql")
 _PACKAGES = "zabbix-server-pgsql zabbix-frontend-php php-cli php-pgsql"
+_PATIENCE_S = 240.0
 _WEBHOOK = """
 var request = new HttpRequest();
 request.addHeader('Content-Type: application/json');
@@ -64,7 +64,7 @@ class Zabbix:
         body = {"jsonrpc": "2.0", "method": method, "params": parameters, "auth": self._token, "id": 1}
         headers = {"Content-Type": "application/json-rpc"}
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as found:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as found:
             answer = json.load(found)
         assert "error" not in answer, answer["error"]
         return answer["result"]
@@ -111,39 +111,33 @@ def running_zabbix(folder: Path) -> Iterator[Zabbix]:
     database = sa.make_url(postgres_url("zabbix"))
     place, name = str(database.query["host"]), str(database.database)
     _load_schema(place, name)
-    ports = _free_port(20_000), _free_port(24_000)
-    server = _server(folder, place, name, ports[0])
-    frontend = _frontend(folder, place, name, *ports)
-    try:
-        zabbix = Zabbix(ports[1])
+    port = free_port(2)  # the server refuses those above 32767
+    with _running(_server(folder, place, name, port)), _running(_frontend(folder, place, name, port, port + 1)):
+        zabbix = Zabbix(port + 1)
         zabbix.login()
         yield zabbix
-    finally:
-        for process in (frontend, server):  # a server that stops slowly leaves children behind
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
-def until(ask: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+@contextmanager
+def _running(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    with process:
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # a server that stops slowly leaves children behind
+
+
+def until(ask: Callable[[], Any], what: str) -> Any:
     """The first answer that is not empty."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             if found := ask():
                 return found
-        except (urllib.error.URLError, ConnectionError, json.JSONDecodeError):
+        except (OSError, json.JSONDecodeError):
             pass
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {_PATIENCE_S:.0f} s for {what}"
         time.sleep(0.5)
-
-
-def _free_port(first: int) -> int:
-    """The first free port from this one on; the server refuses ports above 32767."""
-    for port in range(first, 32_767):
-        with suppress(OSError), socket.socket() as found:
-            found.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port")
 
 
 def _load_schema(place: str, name: str) -> None:

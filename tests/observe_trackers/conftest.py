@@ -12,7 +12,7 @@ from tests.fakes import LAUNCH_AT, job, metrics_row
 from tests.report.conftest import make_plan
 from trainworks.host import process
 from trainworks.jobs.state import JobState
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -32,15 +32,17 @@ class RecordedRun:
         self.run_dir.write_resolved(self.resolved)
         self.attempt = 0
         self.state: JobState = JobState.STARTING
-        append_event(self.run_dir.events_file, "submitted", nodes=1, processes_per_node=1, restarts=0)
+        append_event(
+            self.run_dir.events_file, {"kind": "submitted", "nodes": 1, "processes_per_node": 1, "restarts": 0}
+        )
         data = {"num_tokens": 9, "fingerprint": "f00d", "seconds": 1.0, "cached": False}
-        append_event(self.run_dir.events_file, "data_ready", **data)
+        append_event(self.run_dir.events_file, {"kind": "data_ready", **data})
 
     def train(self, first: int, last: int, **changes: Any) -> None:
         """Record the steps from `first` to `last` as a new attempt."""
         self.attempt += 1
         kinds = {"attempt": self.attempt, "world_size": 1, "resumed_from_step": first - 1}
-        append_event(self.run_dir.events_file, "attempt", **kinds)
+        append_event(self.run_dir.events_file, {"kind": "attempt", **kinds})
         self.enter(JobState.RUNNING)
         rows = [
             metrics_row(step, attempt=self.attempt, loss=4.0 / step + self.attempt, **changes)
@@ -56,7 +58,7 @@ class RecordedRun:
         status = supervisor | {"supervisor_host": socket.gethostname(), "updated_at": LAUNCH_AT + 100}
         self.run_dir.write_status(RunStatus.model_validate(status | why | {"state": state}))
         known = {"cause": None, "message": None} | {key: why[key] for key in ("cause", "message") if key in why}
-        append_event(self.run_dir.events_file, "state", state=state, **known)
+        append_event(self.run_dir.events_file, {"kind": "state", "state": state, **known})
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_a_variable_that_is_not_set_is_refused_before_the_start(folder: Path, mo
 def test_a_tracker_without_its_library_is_refused_before_the_start(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainworks.observe.libraries.TRACKER_LIBRARIES", {"mlflow": "no_such_library"})
+    monkeypatch.setattr("trainworks.observe.following.TRACKER_LIBRARIES", {"mlflow": "no_such_library"})
     monkeypatch.setattr("trainworks.api.observing.observers.TRACKER_LIBRARIES", {"mlflow": "no_such_library"})
     with pytest.raises(MissingExtraError) as refused:
         trainworks.run({"name": "demo", "run": "true", "track": ["mlflow"]}, folder=folder)

@@ -13,10 +13,9 @@ from tests.observe_trackers.conftest import RecordedRun
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.state import JobState
 from trainworks.observe.following import PATIENCE_S, SettledState, follow, secrets_of
-from trainworks.observe.trackers.content import parameters_of
-from trainworks.observe.trackers.feed import Feed
+from trainworks.observe.trackers.feed import Feed, parameters_of
 from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun, Tracker
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.manifest import Manifest, write_manifest
 from trainworks.record.usage import NodeUsage
 
@@ -209,7 +208,7 @@ def test_the_lineage_has_data_commit_and_program(recorded: RecordedRun, server: 
 
 def test_variables_and_recipients_of_messages_stay_here(runs: Path, server: Server) -> None:
     run = RecordedRun(runs, kind="command", envs={"HF_TOKEN": "hunter22"}, notify=["json://host/secret"])
-    append_event(run.run_dir.events_file, "failure", detail="401 for token hunter22")
+    append_event(run.run_dir.events_file, {"kind": "failure", "detail": "401 for token hunter22"})
     run.enter(JobState.SUCCEEDED)
     feed_of(run, server).send()
     sent = json.dumps([call for call in server.calls if call[0] != "open"], default=str)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 import urllib.request
@@ -15,6 +14,7 @@ import pytest
 
 from tests.observe_trackers.conftest import RecordedRun
 from tests.observe_trackers.test_feed import manifest
+from tests.ports import free_port
 from trainworks.config.track import MLflow, Track
 from trainworks.errors import EnvironmentProblem
 from trainworks.jobs.state import JobState
@@ -34,8 +34,7 @@ class MLflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.uri = f"http://127.0.0.1:{self._port}"
         self.start()
 

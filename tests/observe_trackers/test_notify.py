@@ -21,10 +21,9 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import append_text
 from trainworks.jobs.state import JobState
-from trainworks.observe.delivery import apprise_delivery
 from trainworks.observe.following import follow
-from trainworks.observe.notify import Outbox, RunLook, RunMessage, danger_message, waiting_message
-from trainworks.record.events import append_event, read_events
+from trainworks.observe.notify import Outbox, RunLook, RunMessage, apprise_delivery, danger_message, waiting_message
+from trainworks.record.events.log import append_event, read_events
 from trainworks.report.runs.run_progress import state_of
 
 pytest.importorskip("apprise")
@@ -86,7 +85,7 @@ def test_the_end_of_a_run_is_told_once(recorded: RecordedRun, webhook: Webhook) 
 
 def test_a_failure_says_why_and_what_to_do(recorded: RecordedRun, webhook: Webhook) -> None:
     why = {"cause": "gpu_fault", "message": "XID 79: GPU fell off the bus"}
-    append_event(recorded.run_dir.events_file, "failure", rank=3, node=0, **why)
+    append_event(recorded.run_dir.events_file, {"kind": "failure", "rank": 3, "node": 0, **why})
     recorded.enter(JobState.FAILED, **why, hint="replace GPU 3")
     messenger(recorded, webhook.url).send()
     (post,) = webhook.posts
@@ -141,7 +140,9 @@ def test_only_the_chosen_occasions_are_told(recorded: RecordedRun, webhook: Webh
 def test_a_resumed_run_tells_its_second_end(recorded: RecordedRun, webhook: Webhook) -> None:
     recorded.enter(JobState.FAILED, cause="oom", message="out of memory")
     messenger(recorded, webhook.url).send()
-    append_event(recorded.run_dir.events_file, "submitted", nodes=1, processes_per_node=1, restarts=0)
+    append_event(
+        recorded.run_dir.events_file, {"kind": "submitted", "nodes": 1, "processes_per_node": 1, "restarts": 0}
+    )
     recorded.train(21, 30)
     recorded.enter(JobState.SUCCEEDED)
     messenger(recorded, webhook.url).send()
@@ -177,7 +178,9 @@ def test_a_token_comes_from_the_environment_and_stays_out_of_messages_and_errors
     assert "401 for *** of ***" in webhook.posts[0]["message"]
     webhook.answer = 500
     recorded.enter(JobState.SUCCEEDED)
-    append_event(recorded.run_dir.events_file, "submitted", nodes=1, processes_per_node=1, restarts=0)
+    append_event(
+        recorded.run_dir.events_file, {"kind": "submitted", "nodes": 1, "processes_per_node": 1, "restarts": 0}
+    )
     with pytest.raises(EnvironmentProblem) as failed:
         messenger(recorded, url).send()
     assert "s3cret" not in failed.value.message
@@ -256,7 +259,7 @@ def test_a_resume_does_not_move_the_deadline_of_messages_and_metrics(runs: Path,
     run = RecordedRun(runs, goal={"deadline": "1h"})
     launch_at = read_events(run.run_dir.events_file)[0]["t"]
     run.train(1, 20)
-    resumed = json.dumps({"t": launch_at + 3600, "kind": "submitted", "restarts": 0})
+    resumed = json.dumps({"t": launch_at + 3600, "kind": "submitted", "nodes": 1, "restarts": 0})
     append_text(run.run_dir.events_file, resumed + "\n")
     run.train(21, 40)
     clock = FakeClock(launch_at + 3700)

@@ -9,8 +9,8 @@ import pytest
 import trainworks
 from tests.observe_why.conftest import Planned
 from tests.report.conftest import RunWriter
-from trainworks.api.observing.compare import RunComparison
 from trainworks.api.run_handle import Run
+from trainworks.report.runs.run_comparison import RunComparison
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_time
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.compute import device_rates
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.parameters import block_matmul_parameters, resized
+from trainworks.plan.parameters import attention_parameters, dense_mlp_parameters, resized
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
@@ -92,7 +92,7 @@ def test_tp_makes_a_large_block_faster(name: str) -> None:
 def test_a_block_is_never_faster_than_its_products_at_the_full_rate(micro_batch: int, tp: int, cp: int) -> None:
     tokens = micro_batch * LENGTH / cp
     rate = device_rates(accelerator("H100-SXM"), "bf16").product_flops_per_s
-    forward = 2 * block_matmul_parameters(LLAMA) * tokens / tp / rate
+    forward = 2 * (attention_parameters(LLAMA) + dense_mlp_parameters(LLAMA)) * tokens / tp / rate
     times = block(micro_batch=micro_batch, tp=tp, cp=cp)
     assert times.forward_s >= forward
     assert times.backward_s >= 2 * forward

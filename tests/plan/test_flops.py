@@ -18,7 +18,6 @@ from trainworks.plan.flops import (
     flops_per_token_by_convention,
     hardware_flops_per_token,
     layers_matmul_parameters,
-    model_flops_per_sequence,
     model_flops_per_token,
 )
 from trainworks.plan.layouts import Recompute
@@ -75,7 +74,7 @@ def test_forward_is_a_third_of_the_flops_that_pytorch_counts(name: str) -> None:
     pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     tokens = torch.arange(LENGTH)[None] % 100
     counted = counted_forward_flops(CONFIGS[name], input_ids=tokens)
-    assert model_flops_per_sequence(shape(name), LENGTH) / 3 == pytest.approx(counted, rel=1e-3)
+    assert LENGTH * model_flops_per_token(shape(name), LENGTH) / 3 == pytest.approx(counted, rel=1e-3)
 
 
 @pytest.mark.parametrize("config", [VIT, VIT | {"patch_size": 4}, preset("vit-b16") | {"num_hidden_layers": 1}])
@@ -84,7 +83,7 @@ def test_an_image_costs_what_pytorch_counts(config: dict[str, Any]) -> None:
     pytest.importorskip("transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
     image = torch.zeros(1, 3, config["image_size"], config["image_size"])
     shape = shape_of_hf_config(config)
-    forward = model_flops_per_sequence(shape, shape.max_sequence_length) / 3
+    forward = shape.max_sequence_length * model_flops_per_token(shape, shape.max_sequence_length) / 3
     assert forward == pytest.approx(counted_forward_flops(config, pixel_values=image), rel=1e-12)
 
 
@@ -92,7 +91,9 @@ def test_an_image_costs_what_pytorch_counts(config: dict[str, Any]) -> None:
 def test_vision_transformers_have_their_published_multiply_adds(name: str, billions: float) -> None:
     """Torchvision's table of models; a multiply-add is two FLOPs, and a step is three forwards."""
     shape = shape_of_hf_config(preset(name))
-    assert model_flops_per_sequence(shape, shape.max_sequence_length) / 6e9 == pytest.approx(billions, rel=1e-4)
+    assert shape.max_sequence_length * model_flops_per_token(shape, shape.max_sequence_length) / 6e9 == pytest.approx(
+        billions, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", MEGATRON)

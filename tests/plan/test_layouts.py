@@ -13,7 +13,7 @@ from tests.plan.jobs import BATCH, JOBS, layouts, random_layouts
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 
 MANY = random_layouts(300)
 
@@ -36,8 +36,8 @@ def same(one: object, other: object) -> bool:
 def test_pricing_many_layouts_at_once_is_pricing_each_alone(name: str) -> None:
     some = MANY.take(slice(list(JOBS).index(name), None, len(JOBS)))
     alone = [some.take(slice(index, index + 1)) for index in range(len(some))]
-    times = [predict_step_times(JOBS[name], one) for one in alone]
-    together = predict_step_times(JOBS[name], some)
+    times = [JOBS[name].step_times(one) for one in alone]
+    together = JOBS[name].step_times(some)
     assert same(together, StepTimes(*map(np.concatenate, zip(*map(values, times), strict=True))))
 
 
@@ -55,7 +55,7 @@ def values(record: object) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_every_layout_has_a_time_and_a_memory(name: str) -> None:
-    for record in (predict_step_times(JOBS[name], MANY), memories(JOBS[name], MANY)):
+    for record in (JOBS[name].step_times(MANY), memories(JOBS[name], MANY)):
         assert all(np.isfinite(array).all() and (array >= 0).all() for array in values(record))
         assert all(array.shape == (len(MANY),) for array in values(record))
 
@@ -64,8 +64,8 @@ def test_every_layout_has_a_time_and_a_memory(name: str) -> None:
 def test_the_order_of_layouts_means_nothing(order: list[int]) -> None:
     job = JOBS["dense"]
     some = MANY.take(slice(0, 40))
-    shuffled = predict_step_times(job, some.take(np.array(order)))
-    assert (shuffled.total_s == predict_step_times(job, some).total_s[order]).all()
+    shuffled = job.step_times(some.take(np.array(order)))
+    assert (shuffled.total_s == job.step_times(some).total_s[order]).all()
 
 
 @given(st.integers(1, 400))

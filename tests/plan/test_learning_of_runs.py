@@ -10,7 +10,8 @@ from tests.report.conftest import make_plan
 from trainworks.plan.cluster.learning import with_learning
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step
 from trainworks.record.measured.past_run import FinishedRun
-from trainworks.record.resolved import Plan, StepTimeGroups
+from trainworks.record.resolved import Plan
+from trainworks.record.step_time import StepTimeGroups
 
 
 def plan(communication_s: float = 0.5) -> Plan:

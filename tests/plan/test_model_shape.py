@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.plan.shapes import shape
 from trainworks.config.model import Model
 from trainworks.errors import UsageError
-from trainworks.plan.shapes.transformer import model_flops_per_token, shape_of_hf_config, shape_of_model
+from trainworks.plan.flops import model_flops_per_token
+from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 
 LLAMA_2_7B = {
     "model_type": "llama",

@@ -20,7 +20,7 @@ from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import SearchResult, fits, limit_bytes, pareto_front, preferred_s, search, search_layouts
 from trainworks.plan.space import Space
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 LLAMA = job(sequence_length=4096)
@@ -107,7 +107,7 @@ def test_the_search_prices_what_plain_loops_enumerate(nodes: str, gibibytes: flo
     fitting = [row for row in expected if fits_alone(of, row)]
     assert (found.evaluated, found.fitting) == (len(expected), len(fitting))
     space = Space(of, of.cluster.num_accelerators, 4, {})
-    filled = Layouts.concatenate([space.options(mesh) for mesh in space.meshes(lambda *_: None)])
+    filled = Layouts.concatenate([*space.layouts(lambda *_: None)])
     assert keys(rows_of(filled)) == keys(expected)
     assert keys(rows(found)) <= keys(fitting)
 
@@ -220,7 +220,7 @@ def test_every_layout_is_legal(result: SearchResult) -> None:
 
 
 def test_the_times_and_memories_are_those_of_the_layouts(result: SearchResult) -> None:
-    assert (result.times.total_s == predict_step_times(LLAMA, result.layouts).total_s).all()
+    assert (result.times.total_s == LLAMA.step_times(result.layouts).total_s).all()
 
 
 def test_every_layout_that_was_priced_fits_or_is_counted_as_rejected(result: SearchResult) -> None:

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 
 from tests.plan.families import CONFIGS
 from tests.plan.jobs import known, layouts, tiny
-from trainworks.plan.parameters import num_expert_layers, num_parameters, output_parameters
+from trainworks.plan.parameters import (
+    dense_blocks,
+    num_expert_layers,
+    num_parameters,
+    output_parameters,
+    stage_blocks,
+    stage_parameters,
+)
 from trainworks.plan.shapes.transformer import shape_of_hf_config
-from trainworks.plan.states import dense_blocks, stage_blocks, stage_parameters
 
 DECODERS = [name for name in CONFIGS if not name.startswith(("vit", "bert"))]
 

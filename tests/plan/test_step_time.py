@@ -18,7 +18,7 @@ from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import resized
 from trainworks.plan.software import Software
-from trainworks.plan.step_time import TrainingJob, predict_step_times
+from trainworks.plan.step_time import TrainingJob
 
 MANY = random_layouts(300, seed=2)
 LLAMA = job()
@@ -28,7 +28,7 @@ DEGREES = st.sampled_from([2, 4, 8])
 
 def step(of: TrainingJob = LLAMA, global_batch: int = BATCH, **degrees: Any) -> StepTimes:
     """One step of one layout."""
-    return predict_step_times(of, layouts(global_batch, **degrees))
+    return of.step_times(layouts(global_batch, **degrees))
 
 
 def seconds(of: TrainingJob = LLAMA, global_batch: int = BATCH, **degrees: Any) -> float:
@@ -42,7 +42,7 @@ def with_every(option: str, value: float) -> Layouts:
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_terms_add_up(name: str) -> None:
-    times = predict_step_times(JOBS[name], MANY)
+    times = JOBS[name].step_times(MANY)
     terms = np.sum([getattr(times, field.name) for field in fields(times)], axis=0)
     assert np.allclose(times.total_s, terms, rtol=1e-12)
 
@@ -53,20 +53,20 @@ def test_no_layout_beats_the_data_sheet(name: str) -> None:
     of = JOBS[name]
     flops = BATCH * of.sequence_length * causal_flops_per_token(of.shape, of.sequence_length)
     peak = of.cluster.accelerator.peak_flops_per_s[of.precision]  # type: ignore[index]
-    assert (predict_step_times(of, MANY).total_s > flops / (peak * MANY.world_size)).all()
+    assert (of.step_times(MANY).total_s > flops / (peak * MANY.world_size)).all()
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_twice_the_batch_takes_at_most_twice_as_long(name: str) -> None:
-    once = predict_step_times(JOBS[name], MANY).total_s
-    twice = predict_step_times(JOBS[name], replace(MANY, accum=2 * MANY.accum)).total_s
+    once = JOBS[name].step_times(MANY).total_s
+    twice = JOBS[name].step_times(replace(MANY, accum=2 * MANY.accum)).total_s
     assert (once < twice).all()
     assert (twice <= 2 * once * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_the_work_of_a_step_grows_with_its_micro_batches(name: str) -> None:
-    once, twice = (predict_step_times(JOBS[name], replace(MANY, accum=n * MANY.accum)) for n in (1, 2))
+    once, twice = (JOBS[name].step_times(replace(MANY, accum=n * MANY.accum)) for n in (1, 2))
     assert np.allclose(twice.forward_s, 2 * once.forward_s)
     assert np.allclose(twice.bubble_s, once.bubble_s)
 
@@ -80,18 +80,18 @@ def test_one_accelerator_talks_to_nobody() -> None:
     ("term", "degree"), [("tp_s", "tp"), ("cp_s", "cp"), ("ep_s", "ep"), ("pp_s", "pp"), ("bubble_s", "pp")]
 )
 def test_a_degree_of_one_costs_no_communication(term: str, degree: str) -> None:
-    times = predict_step_times(JOBS["experts"], MANY)
+    times = JOBS["experts"].step_times(MANY)
     assert (getattr(times, term)[getattr(MANY, degree) == 1] == 0).all()
     assert (getattr(times, term)[getattr(MANY, degree) > 1] > 0).all()
 
 
 def test_replicas_of_data_have_gradients_to_exchange() -> None:
-    times = predict_step_times(LLAMA, MANY)
+    times = LLAMA.step_times(MANY)
     assert ((times.dp_s > 0) == (MANY.dp * MANY.cp > 1)).all()
 
 
 def test_what_is_not_computed_again_takes_no_time() -> None:
-    times = predict_step_times(LLAMA, MANY)
+    times = LLAMA.step_times(MANY)
     assert ((times.recompute_s > 0) == (MANY.recompute > 0)).all()
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_computed_again_takes_no_time() -> None:
 def test_recomputation_never_makes_a_step_faster(name: str) -> None:
     """Unless activations have to leave the device, which takes longer the more of them are kept."""
     none, selective, full = (
-        predict_step_times(JOBS[name], replace(with_every("recompute", kind), offload=0 * MANY.offload)).total_s
+        JOBS[name].step_times(replace(with_every("recompute", kind), offload=0 * MANY.offload)).total_s
         for kind in Recompute
     )
     assert (none <= selective * (1 + 1e-12)).all()
@@ -150,7 +150,7 @@ def test_a_last_stage_with_a_block_less_has_time_for_the_logits() -> None:
 def test_software_that_overlaps_is_never_slower(name: str) -> None:
     of = JOBS[name]
     apart, overlapped = (replace(of, software=replace(of.software, overlap=value)) for value in (False, True))
-    assert (predict_step_times(overlapped, MANY).total_s <= predict_step_times(apart, MANY).total_s).all()
+    assert (overlapped.step_times(MANY).total_s <= apart.step_times(MANY).total_s).all()
 
 
 def test_sharded_weights_travel_once_per_micro_batch() -> None:
@@ -212,7 +212,7 @@ def test_the_optimizer_of_a_step_does_not_grow_with_the_batch() -> None:
 def test_coefficients_are_an_argument() -> None:
     slower = replace(COEFFICIENTS, step_s=COEFFICIENTS.step_s + 1.0)
     once = layouts()
-    added = predict_step_times(LLAMA, once, slower).total_s - predict_step_times(LLAMA, once).total_s
+    added = LLAMA.step_times(once, slower).total_s - LLAMA.step_times(once).total_s
     assert float(added[0]) == pytest.approx(1.0)
 
 

@@ -7,13 +7,13 @@ from typing import get_args
 import pytest
 
 from trainworks.api.plan import plan
-from trainworks.api.planning.planned_model import model_shape
 from trainworks.catalog.models import known_model, preset_names
 from trainworks.config.load import parse_run_file
 from trainworks.config.model import Architecture
 from trainworks.config.run_file import Workload
+from trainworks.measure.model_config import model_shape
+from trainworks.plan.shapes.presets import Vocabulary, default_vocabulary
 from trainworks.plan.shapes.transformer import shape_of_hf_config
-from trainworks.plan.shapes.vocabulary import Vocabulary, default_vocabulary
 
 DENSE_32B = "layers: 64, hidden: 5120, heads: 40, kv_heads: 8, feed_forward: 27648, tie_embeddings: false"
 RUN = """

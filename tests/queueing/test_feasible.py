@@ -10,8 +10,7 @@ from hypothesis import given
 
 from tests.queueing.queues import NODES, SHAPES, node, nodes, shape
 from trainworks.errors import InfeasibleError
-from trainworks.queueing.feasible import check_feasible, what_fits
-from trainworks.queueing.reasons import needs_text
+from trainworks.queueing.reasons import check_feasible, needs_text, shrink_to_fit
 from trainworks.queueing.snapshot import GangShape, NodeInfo
 
 GB = 10**9
@@ -96,14 +95,14 @@ def test_excluded_nodes_do_not_count() -> None:
 
 @given(NODES, SHAPES)
 def test_what_would_fit_is_feasible(on: list[NodeInfo], of: GangShape) -> None:
-    smaller = what_fits(of, on)
+    smaller = shrink_to_fit(of, on)
     if smaller is not None:
         check_feasible(smaller, on)
 
 
 @given(NODES, SHAPES)
 def test_what_fits_already_is_not_made_smaller(on: list[NodeInfo], of: GangShape) -> None:
-    smaller = what_fits(of, on)
+    smaller = shrink_to_fit(of, on)
     try:
         check_feasible(of, on)
     except InfeasibleError:

@@ -61,34 +61,34 @@ def test_equal_files_give_equal_bytes_whatever_their_times(tree: Path) -> None:
     os.utime(tree / "train.py", (1, 1))
     assert pack(tree, limit_bytes=10**6) == first
     (tree / "train.py").chmod(0o755)
-    assert pack(tree, limit_bytes=10**6).digest != first.digest
+    assert pack(tree, limit_bytes=10**6)[1].digest != first[1].digest
 
 
 def test_what_is_unpacked_is_what_was_packed(tree: Path, tmp_path: Path) -> None:
     (tree / "link").symlink_to("data/keep.txt")
     archive = pack(tree, limit_bytes=10**6)
-    unpack(archive.data, tmp_path / "copy")
+    unpack(archive[0], tmp_path / "copy")
     assert pack(tmp_path / "copy", limit_bytes=10**6) == archive
 
 
 def test_a_copy_is_linked_while_its_files_are_as_they_were_unpacked(tree: Path, tmp_path: Path) -> None:
     (tree / "link").symlink_to("data/keep.txt")
     archive = pack(tree, limit_bytes=10**6)
-    unpack(archive.data, tmp_path / "first")
+    unpack(archive[0], tmp_path / "first")
     (tmp_path / "first/result.txt").write_text("of the first job")
-    assert link(tmp_path / "first", tmp_path / "second", num_files=archive.num_files)
+    assert link(tmp_path / "first", tmp_path / "second", num_files=archive[1].num_files)
     assert pack(tmp_path / "second", limit_bytes=10**6) == archive
     assert (tmp_path / "first/train.py").samefile(tmp_path / "second/train.py")
     with (tmp_path / "first/train.py").open("a") as file:
         file.write("# changed by the first job")
-    assert not link(tmp_path / "first", tmp_path / "third", num_files=archive.num_files)
+    assert not link(tmp_path / "first", tmp_path / "third", num_files=archive[1].num_files)
     assert not (tmp_path / "third").exists()
 
 
 def test_secrets_are_left_out_and_named(tree: Path) -> None:
     (tree / ".env").write_text("TOKEN=x")
     archive = pack(tree, limit_bytes=10**6)
-    assert (archive.left_out, archive.num_files) == ((".env",), len(_FILES))
+    assert (archive[1].left_out, archive[1].num_files) == ((".env",), len(_FILES))
 
 
 def test_the_ignore_file_of_trainworks_has_the_last_word(tree: Path) -> None:
@@ -123,10 +123,10 @@ def test_a_pipe_and_too_many_bytes_are_refused(tree: Path) -> None:
 def test_a_kill_while_unpacking_leaves_no_folder_and_what_it_leaves_is_removed_by_the_next_start(
     tree: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.tgz").write_bytes(pack(tree, limit_bytes=10**6).data)
+    (tmp_path / "a.tgz").write_bytes(pack(tree, limit_bytes=10**6)[0])
     script = (
         "import os, signal, pathlib, trainworks.record.code_archive as c\n"
-        "c._flush = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "c.os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
         "c.unpack(pathlib.Path('a.tgz').read_bytes(), pathlib.Path('copy'))\n"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False).returncode == -9

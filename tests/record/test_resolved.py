@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes import processes
 from trainworks.record.memory import MemoryTerms
-from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.step_time import StepTimeTerms
 
 
 def test_the_world_size_is_nodes_times_processes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trainworks.config.recovery import Guard
 from trainworks.jobs.state import TRANSITIONS, JobState
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
 from trainworks.recover.decisions import (
     Action,
     NodeStanding,

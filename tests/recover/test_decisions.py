@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainworks.jobs.state import CAUSES, Cause
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
 from trainworks.recover.decisions import (
     TRANSIENT,
     UNPROVEN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.recover.elasticity import MissingNode, going_on_pays, price_of_going_on, price_of_waiting
+from trainworks.recover.decisions import MissingNode, going_on_pays, price_of_going_on, price_of_waiting
 
 HOUR = 3600.0
 

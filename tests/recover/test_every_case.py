@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from trainworks.jobs.state import CAUSES, Cause
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
 from trainworks.recover.decisions import (
     TRANSIENT,
     UNPROVEN,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.recover.failures import describe_failure, explains_exit, first_failure, since_user_start
+from trainworks.recover.failures import describe_failure, explains_exit, first_failure, latest_launch_events
 
 
 def failure(t: float, cause: str = "user_error") -> dict[str, Any]:
@@ -80,9 +80,9 @@ def test_a_failure_that_was_final_says_why() -> None:
 
 def test_another_turn_of_a_job_is_not_a_new_start_by_the_user() -> None:
     first, turn, resumed = event("submitted", 1.0), event("submitted", 2.0) | {"restarts": 1}, event("submitted", 3.0)
-    assert since_user_start([first, turn]) == [first, turn]
-    assert since_user_start([first, turn, resumed]) == [resumed]
-    assert since_user_start([]) == []
+    assert latest_launch_events([first, turn]) == [first, turn]
+    assert latest_launch_events([first, turn, resumed]) == [resumed]
+    assert latest_launch_events([]) == []
 
 
 @pytest.mark.parametrize(

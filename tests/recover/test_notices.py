@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.recover.notices import answer_notice
+from trainworks.recover.decisions import answer_notice
 
 SPOT = {"kind": "notice", "node": 1, "cloud": "aws", "what": "spot interruption (terminate)", "ends": True}
 
@@ -32,23 +32,25 @@ def test_the_decision(left_s, saves_s, interval_s, grace_s, saves) -> None:
     events = [saved(10 * (index + 1), each) for index, each in enumerate(saves_s)]
     notice = SPOT | {"deadline_at": 1000.0 + left_s}
     answer = answer_notice(notice, events, now=1000.0, logging_interval_s=interval_s, grace_s=grace_s)
-    assert answer.saves is saves
+    assert answer["saves"] is saves
 
 
 def test_the_words_say_what_is_done_and_why() -> None:
     arguments = {"now": 1000.0, "logging_interval_s": 1.0, "grace_s": 120.0}
     notice = SPOT | {"deadline_at": 1030.0}
-    assert answer_notice(notice, [saved(400, 4.0)], **arguments).words == (
+    assert answer_notice(notice, [saved(400, 4.0)], **arguments)["message"] == (
         "AWS: spot interruption (terminate) of node 1 in 30 s; saving, which needs up to 7 s"
     )
-    assert answer_notice(notice, [saved(400, 40.0)], **arguments).words == (
+    assert answer_notice(notice, [saved(400, 40.0)], **arguments)["message"] == (
         "AWS: spot interruption (terminate) of node 1 in 30 s; no emergency checkpoint, which needs up to 52 s: "
         "it continues from step 400"
     )
-    assert answer_notice(notice, [], **arguments).words.endswith("in 30 s; saving, though no save was measured yet")
+    assert answer_notice(notice, [], **arguments)["message"].endswith(
+        "in 30 s; saving, though no save was measured yet"
+    )
 
 
 def test_without_a_deadline_the_grace_of_the_job_is_the_limit() -> None:
     notice = SPOT | {"deadline_at": None}
     answer = answer_notice(notice, [], now=1000.0, logging_interval_s=1.0, grace_s=60.0)
-    assert answer.left_s == 60.0
+    assert answer["left_s"] == 60.0

@@ -40,6 +40,7 @@ def agent(node: int | None) -> dict[str, Any]:
 
 STARTING = state("STARTING")
 RANKS = {"kind": "ranks_started"}
+COMMAND = [STARTING, {"kind": "attempt", "attempt": 1}]
 LIFE = [STARTING, RANKS, {"kind": "attempt", "attempt": 1}]
 
 
@@ -58,6 +59,11 @@ LIFE = [STARTING, RANKS, {"kind": "attempt", "attempt": 1}]
         ([submitted(), *LIFE, {"kind": "resized"}, RANKS, {"kind": "resized"}, RANKS], 0),
         ([submitted(), *LIFE, agent(1), {"kind": "resized"}, RANKS, RANKS], 2),
         ([submitted(), *LIFE, state("QUEUED", "node_lost"), submitted(1), *LIFE, RANKS], 2),
+        ([submitted(), *LIFE, agent(1), state("QUEUED", "node_lost"), submitted(1), *LIFE], 1),
+        ([submitted(), *COMMAND, agent(None), state("QUEUED", "node_lost"), submitted(1), *COMMAND], 1),
+        ([submitted(), *COMMAND, agent(None), *COMMAND, state("QUEUED", "node_lost"), submitted(1), *COMMAND], 2),
+        ([submitted(), *LIFE, agent(1), RANKS, state("QUEUED", "node_lost"), submitted(1), *LIFE], 2),
+        ([submitted(), *LIFE, agent(1), submitted(1), *LIFE, submitted(1), *LIFE], 2),
         ([submitted(), *LIFE, RANKS, state("FAILED", "killed"), submitted(), *LIFE], 0),
     ],
 )

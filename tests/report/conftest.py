@@ -11,16 +11,17 @@ import pytest
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import RunFile
 from trainworks.record.environment import HostFacts
-from trainworks.record.events import EventKind, append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.ledger import Ledger
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.metrics import MetricsRow, append_metrics
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
+from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
+from trainworks.record.step_time import StepTimeGroups
 from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.summary import Report, build_report
 
@@ -113,9 +114,9 @@ class RunWriter:
         self.at += seconds
         return self
 
-    def event(self, kind: EventKind, **fields: Any) -> RunWriter:
+    def event(self, kind: str, **fields: Any) -> RunWriter:
         """Write an event now."""
-        append_event(self.run_dir.events_file, kind, **{"t": self.at, **fields})
+        append_event(self.run_dir.events_file, {"kind": kind, "t": self.at, **fields})
         return self
 
     def launch(self, *, start_s: float = 3.0, **fields: Any) -> RunWriter:

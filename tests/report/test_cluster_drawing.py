@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.backends.backend import NodeStatus
-from trainworks.report.observing.cluster_drawing import cluster_picture
+from trainworks.report.overview import cluster_picture
 
 nodes = st.builds(
     NodeStatus,

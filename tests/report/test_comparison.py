@@ -14,7 +14,7 @@ from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.resolved import PlannedLayout
 from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.comparison import warmup_steps
-from trainworks.report.runs.wording import comparison_rows
+from trainworks.report.wording import comparison_rows
 
 RunStart = Callable[..., Any]
 
@@ -68,6 +68,11 @@ def test_a_long_run_names_what_made_it_long(start_run: RunStart) -> None:
     findings = run.steps(150, communication_s=0.012).finish().report().comparison.findings
     assert findings[0].startswith("run time was 2.3 times the plan: 40 s planned")
     assert findings[0].endswith("most of it is restarts: 1m 0s")
+
+
+def test_a_run_that_was_disturbed_for_a_while_names_its_slower_steps(start_run: RunStart) -> None:
+    run = start_run().launch().steps(100).checkpoint().steps(50, compute_s=0.6).steps(150).finish()
+    assert run.report().comparison.findings[0].endswith("most of it is slower steps: 31.4 s")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +131,28 @@ def test_only_steps_of_the_newest_layout_are_compared_with_its_plan(start_run: R
     assert comparison.step_time_terms[0].measured == pytest.approx(0.08)
     assert comparison.memory.measured == 900_000_000
     assert (comparison.num_steps, comparison.num_other_steps) == (145, 150)
+
+
+OWN = make_plan().layout
+WRITTEN = OWN.model_dump(mode="json")
+READS_THE_SAME = OWN.model_copy(update={"grad_accum_steps": 2 * OWN.grad_accum_steps}).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("first", "newest", "others"),
+    [
+        pytest.param(WRITTEN, WRITTEN, 0, id="the layout of the plan"),
+        pytest.param(READS_THE_SAME, WRITTEN, 150, id="a layout that reads the same"),
+        pytest.param(ONE_RANK, ONE_RANK, 0, id="an older record, in other words than today's"),
+        pytest.param(ONE_RANK, "two processes, micro-batch 8", 150, id="an older record with two layouts"),
+        pytest.param(OWN.describe(), WRITTEN, 0, id="an older record that this version resumed"),
+    ],
+)
+def test_attempts_are_told_apart_by_their_layouts(
+    start_run: RunStart, first: object, newest: object, others: int
+) -> None:
+    run = start_run().launch(layout=first).steps(150).event("stopped", step=150).launch(layout=newest).steps(150)
+    assert run.report().comparison.num_other_steps == others
 
 
 def with_accelerators(run: RunWriter, *energies_j: float | None) -> RunWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.plan.cost.comparison import compare
 from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import fact
+from trainworks.report.rendering import renderer
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
     NO_BREAK,
@@ -40,6 +42,13 @@ from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Mark
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document, render_text
 from trainworks.results import Result
+
+
+@pytest.mark.parametrize("shown", [build_document, renderer.to_json], ids=["document", "json"])
+def test_every_type_of_result_is_registered_by_the_module_of_its_subject(shown: Any) -> None:
+    for subject in set(renderer._SUBJECTS.values()):
+        import_module(f"trainworks.report.{subject}")
+    assert {kind.__name__ for kind in shown.registry} == {*renderer._SUBJECTS, "object"}
 
 
 def document(*blocks: Block, title: str = "demo", **more: Any) -> Document:

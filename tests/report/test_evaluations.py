@@ -11,12 +11,12 @@ from rich.console import Console
 from tests.report.conftest import RunWriter, make_plan
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.runs import RunSnapshot, run_samples
-from trainworks.observe.trackers.content import point_of
+from trainworks.observe.trackers.feed import point_of
 from trainworks.record.metrics import EvaluationResult
 from trainworks.record.resolved import PlannedEvaluation
+from trainworks.report.live import LineView
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document
-from trainworks.report.runs.live import LineView
 from trainworks.report.runs.run_progress import RunFollower
 
 RunStart = Callable[..., RunWriter]

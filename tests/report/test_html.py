@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainworks.record.memory import MemoryTerms
-from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.step_time import StepTimeTerms
 
 RunStart = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
 from trainworks.report.jobs import list_document
 
 
@@ -37,7 +37,7 @@ def test_a_job_is_listed_though_its_run_directory_is_closed_to_the_reader(run_di
         owner="ada",
         engine="slurm",
         spec=JobSpec(run_id="demo-1", name="demo", min_nodes=1, max_nodes=1, node=NodeResources()),
-        state=JobState.RUNNING,
+        end=End(JobState.RUNNING),
         submitted_at=900.0,
         changed_at=900.0,
         version=1,

@@ -13,8 +13,7 @@ from tests.lanes import examples
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
-from trainworks.report.network_drawing import network_dot, network_svg
-from trainworks.report.network_graph import Graph, network_graph
+from trainworks.report.network_drawing import Graph, network_dot, network_graph, network_svg
 
 few = settings(max_examples=examples(25))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.plan.shapes import calibration
-from trainworks.report.runs.out_of_memory import finding, remedy_lines
+from trainworks.report.runs.outcome import finding, remedy_lines
 
 MEMORY = {
     "limited_by": "accelerator",

@@ -11,11 +11,11 @@ from tests.fakes import LAUNCH_AT, metrics_row
 from trainworks.agent.current_state import current_state
 from trainworks.host import process
 from trainworks.jobs.state import JobState
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.report.runs.live import LineView
+from trainworks.report.live import LineView
 from trainworks.report.runs.run_progress import RunFollower
 
 
@@ -62,7 +62,7 @@ def test_an_empty_run_was_created_and_has_no_figures(follower: RunFollower) -> N
 
 
 def test_an_event_is_new_once(run_dir: RunDir, follower: RunFollower) -> None:
-    append_event(run_dir.events_file, "stopped", step=7)
+    append_event(run_dir.events_file, {"kind": "stopped", "step": 7})
     assert [len(follower.look().new_events) for _ in range(2)] == [1, 0]
 
 
@@ -106,30 +106,33 @@ def test_the_largest_memory_is_kept_from_interval_to_interval(run_dir: RunDir, f
 
 def test_the_newest_checkpoint_is_known(run_dir: RunDir, follower: RunFollower) -> None:
     for step in (50, 100):
-        append_event(run_dir.events_file, "checkpoint", step=step, t=LAUNCH_AT + step)
+        append_event(run_dir.events_file, {"kind": "checkpoint", "step": step, "t": LAUNCH_AT + step})
     assert (follower.look().checkpoint_step, follower.look().checkpoint_at) == (100, LAUNCH_AT + 100)
 
 
 def test_the_newest_checkpoint_is_one_that_is_not_damaged(run_dir: RunDir, follower: RunFollower) -> None:
     for step in (50, 100):
-        append_event(run_dir.events_file, "checkpoint", step=step, t=LAUNCH_AT + step)
-    append_event(run_dir.events_file, "checkpoint_damaged", step=100)
+        append_event(run_dir.events_file, {"kind": "checkpoint", "step": step, "t": LAUNCH_AT + step})
+    append_event(run_dir.events_file, {"kind": "checkpoint_damaged", "step": 100})
     assert (follower.look().checkpoint_step, list(follower.look().damaged_checkpoints)) == (50, [100])
-    append_event(run_dir.events_file, "checkpoint", step=100, t=LAUNCH_AT + 200)
+    append_event(run_dir.events_file, {"kind": "checkpoint", "step": 100, "t": LAUNCH_AT + 200})
     assert (follower.look().checkpoint_step, follower.look().damaged_checkpoints) == (100, {})
 
 
 def test_tokenizing_is_shown_until_the_data_is_ready(run_dir: RunDir, follower: RunFollower) -> None:
-    append_event(run_dir.events_file, "data_progress", done_bytes=0, total_bytes=40_000_000)
+    append_event(run_dir.events_file, {"kind": "data_progress", "done_bytes": 0, "total_bytes": 40_000_000})
     console = Console(file=io.StringIO(), width=120)
     view = LineView(console, 300)
     view.show(follower.look(), LAUNCH_AT)
-    append_event(run_dir.events_file, "data_progress", done_bytes=10_000_000, total_bytes=40_000_000)
+    append_event(run_dir.events_file, {"kind": "data_progress", "done_bytes": 10_000_000, "total_bytes": 40_000_000})
     for at in (LAUNCH_AT, LAUNCH_AT + 1.0):
         view.show(follower.look(), at)
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "tokenizing 40.0 MB of text; later runs find its tokens in the cache",
         "tokenized 10.0 MB of 40.0 MB",
     ]
-    append_event(run_dir.events_file, "data_ready", folder="x", num_tokens=1, fingerprint="", seconds=1, cached=False)
+    append_event(
+        run_dir.events_file,
+        {"kind": "data_ready", "folder": "x", "num_tokens": 1, "fingerprint": "", "seconds": 1, "cached": False},
+    )
     assert follower.look().data_total_bytes == 0

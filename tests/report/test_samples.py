@@ -13,16 +13,16 @@ from rich.console import Console
 
 from tests.plan.shapes import calibration
 from tests.report.conftest import RunWriter
-from trainworks.api.planning.planned_model import model_shape
-from trainworks.config.load import load_run_file
+from trainworks.config.run_description import load_tasks
+from trainworks.measure.model_config import model_shape
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.pricing import run_job
 from trainworks.record.processes import Processes
+from trainworks.report.live import LineView
 from trainworks.report.local_plan import LAYOUTS
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import render_text
-from trainworks.report.runs.live import LineView
 from trainworks.report.runs.run_progress import RunFollower
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ Shape = tuple[str, ...]
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> list[Shape]:
     """All lines that `trainworks run` of the example prints: plan, progress and report."""
-    run_file, _ = load_run_file(EXAMPLE)
+    run_file, _ = load_tasks(EXAMPLE)[0]
     assert run_file.workload is not None
     workload = run_file.workload.model_copy(update={"precision": "bf16"})
     run_file = run_file.model_copy(update={"workload": workload})

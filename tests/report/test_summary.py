@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trainworks.errors import EnvironmentProblem
 from trainworks.report.runs.part import printable
 from trainworks.report.runs.summary import Report, build_report
-from trainworks.report.runs.wording import headline
+from trainworks.report.wording import headline
 
 RunStart = Callable[..., Any]
 

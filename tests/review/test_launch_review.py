@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 import trainworks
 from trainworks.api.proving.review import review_launch
 from trainworks.cli.app import app
-from trainworks.config.load import load_run_file
+from trainworks.config.run_description import load_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.review.check import check_text
@@ -162,7 +162,7 @@ def test_a_working_folder_that_cannot_be_is_left_to_the_run(folder: Path, workdi
 def test_scripts_are_looked_for_in_the_working_folder(folder: Path) -> None:
     (folder / "run.yaml").write_text(f"name: slow\nworkdir: {folder}\nrun: bash train.sh\n")
     (folder / "elsewhere").mkdir()
-    report = review_launch(*load_run_file(folder / "run.yaml"))
+    report = review_launch(*load_tasks(folder / "run.yaml")[0])
     assert [finding.rule for finding in report.findings] == ["TW207"]
 
 

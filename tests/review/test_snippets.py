@@ -13,8 +13,7 @@ import pytest
 
 import trainworks
 from trainworks.config.slurm.sbatch import load_batch_script
-from trainworks.review.check import check_text
-from trainworks.review.fix import fixed_text
+from trainworks.review.check import check_text, fixed_text
 from trainworks.review.registry import RULES
 from trainworks.review.rule import ReviewRule
 

@@ -62,7 +62,7 @@ class Server:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if token is not None:
             sent.setdefault("Authorization", f"Bearer {token}")
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=240)
         connection.putrequest(method, path, skip_accept_encoding=True, skip_host="Host" in sent)
         data = body.encode() if isinstance(body, str) else body
         for name, value in (sent | ({"Content-Length": str(len(data))} if method == "POST" else {})).items():

@@ -17,6 +17,7 @@ from tests.serve.conftest import ADMIN, Server
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
+from trainworks.record.status import End
 from trainworks.report.jobs import list_document
 from trainworks.report.rendering.page import render_page
 
@@ -113,7 +114,7 @@ def job(state: JobState) -> JobRow:
         uid=os.getuid() + 1,
         engine="kubernetes",
         spec=spec,
-        state=state,
+        end=End(state),
         reason="resources",
         detail="waits for 16 nodes with accelerators of /scratch/cluster/partition/of/a/very/long/name",
         reachable=False,

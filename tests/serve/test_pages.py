@@ -51,11 +51,10 @@ def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, t
 
 def test_every_reader_tells_that_a_supervisor_was_killed_and_the_first_one_writes_it(server: Server) -> None:
     run_dir = RunWriter(server.runs, make_plan(), None, name="lost").launch().steps(10).run_dir
-    killed = subprocess.Popen(["sleep", "600"])
-    pid, started_at = process.identity(killed.pid)
-    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
-    killed.kill()
-    killed.wait()
+    with subprocess.Popen(["sleep", "600"]) as killed:
+        pid, started_at = process.identity(killed.pid)
+        run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+        killed.kill()
     lock, run = take_lock(run_dir.lock_file), trainworks.find_run(run_dir.run_id, server.runs)
     assert lock is not None  # as a rank that is still ending has it
     for command in (["status", run.id], ["ls"]):
@@ -219,7 +218,7 @@ def test_costs_are_by_month_and_owner(server: Server) -> None:
 
 
 def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, trained: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
     connection.request("GET", f"/live?run={trained}", headers={"Authorization": f"Bearer {ADMIN}"})
     stream = connection.getresponse()
     assert stream.getheader("content-type", "").startswith("text/event-stream")

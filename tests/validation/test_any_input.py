@@ -119,19 +119,20 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Work]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("TRAINWORKS_DATA", raising=False)
     monkeypatch.setattr(space, "MAX_LAYOUTS", MOST_LAYOUTS)
-    counted, splits, price = Work(), space.Space._splits, search._price
+    counted, splits, chunks = Work(), space.Space._splits, search._split_in_chunks
 
     def count_splits(*arguments: Any) -> Iterator[tuple[int, int, int]]:
         for found in splits(*arguments):
             counted.meshes += 1
             yield found
 
-    def count_layouts(job: Any, layouts: Any, *rest: Any) -> None:
-        counted.layouts += len(layouts)
-        price(job, layouts, *rest)
+    def count_layouts(parts: Any) -> Iterator[Any]:
+        for layouts in chunks(parts):
+            counted.layouts += len(layouts)
+            yield layouts
 
     monkeypatch.setattr(space.Space, "_splits", count_splits)
-    monkeypatch.setattr(search, "_price", count_layouts)
+    monkeypatch.setattr(search, "_split_in_chunks", count_layouts)
     yield counted
 
 

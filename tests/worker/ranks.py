@@ -70,7 +70,7 @@ def on_ranks(  # noqa: PLR0915  (start, wait, end)
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
-                fine, result = _received(pipe)
+                fine, result = _received(pipe, processes[rank], files[rank])
                 assert fine, f"rank {rank}:\n{result}"
                 results[rank] = result
     finally:
@@ -101,11 +101,13 @@ def _stacks(processes: Sequence[ForkServerProcess], files: Sequence[Path]) -> li
     return [f"rank {rank}:\n{text or 'has ended, or does not answer'}" for rank, text in enumerate(texts)]
 
 
-def _received(pipe: Connection) -> tuple[bool, Any]:
+def _received(pipe: Connection, process: ForkServerProcess, stack: Path) -> tuple[bool, Any]:
     try:
         fine, result = pipe.recv()
     except EOFError:
-        return False, "died without a word"
+        process.join(10)
+        last_words = stack.read_text() if stack.exists() else ""
+        return False, f"ended with exit code {process.exitcode} and no result\n{last_words}"
     return fine, result
 
 
@@ -125,22 +127,24 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    faulthandler.register(signal.SIGUSR1, file=open(stacks, "w"), all_threads=False)  # noqa: SIM115  (to the end)
+    file = open(stacks, "w")  # noqa: SIM115  (to the end)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
+    faulthandler.enable(file)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.TCPStore(
-        LOOPBACK,
-        listener.getsockname()[1],
-        is_master=rank == 0,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach() if rank == 0 else None,
-    )
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_TIMEOUT_S / 2)
-    )
     try:
+        store = dist.TCPStore(
+            LOOPBACK,
+            listener.getsockname()[1],
+            is_master=rank == 0,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach() if rank == 0 else None,
+        )
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=_TIMEOUT_S / 2)
+        )
         pipe.send((True, function(*arguments)))
         dist.barrier()
     except BaseException:

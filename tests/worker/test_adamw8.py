@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.worker.harness import TinyRun, make_run, write_corpus
-from trainworks.record.events import append_event
-from trainworks.worker.optimizers.adamw8 import BLOCK, AdamW8bit, code, dequantized, quantized
+from trainworks.record.events.log import append_event
+from trainworks.worker.update_rules import BLOCK, AdamW8bit, code, dequantized, quantized
 
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ def tiny(tmp_path):
         settings = {"name": name, "lr": 3e-3, "warmup": "4 steps"}
         fields = {"workload__optimizer": settings, "workload__train_for": "24 steps", "layout": {"dp_shard": 2}}
         run = make_run(tmp_path / "runs", corpus, tmp_path / "cache", **fields | changes)
-        append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+        append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
         return run
 
     return make

@@ -19,12 +19,12 @@ from tests.worker.chat_data import letters_tokenizer, write_chats
 from tests.worker.harness import TinyRun, events, make_run
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.export import export
-from trainworks.worker.exporting.files import state_of
+from trainworks.worker.export_files import state_of
 from trainworks.worker.models.adapters import adapt, draw_adapters, linear_layers
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import adaptable_decoder
@@ -105,7 +105,7 @@ def tune(checkpoint, tmp_path):
         if adapter is not None:
             fields["workload__adapter"] = adapter
         run = make_run(tmp_path / "runs", tmp_path, tmp_path / "cache", **fields | changes)
-        append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+        append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
         return run
 
     return make

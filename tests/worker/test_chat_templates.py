@@ -33,7 +33,7 @@ from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.split import Side
 from trainworks.worker.data.tokenization import Tokenization, find_tokenization
 from trainworks.worker.evaluation import build_evaluator
-from trainworks.worker.exporting.tokenizer import write_tokenizer
+from trainworks.worker.export import write_tokenizer
 from trainworks.worker.health.heartbeat import Heartbeat
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.parallel.build import Setup

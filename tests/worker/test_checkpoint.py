@@ -41,7 +41,7 @@ def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpoi
         device=torch.device("cpu"),
         guard=Guard(),
     )
-    run_dir = checkpointer._run_dir
+    run_dir = checkpointer.run_dir
 
     checkpointer.save(4, [module], optimizer, samples_consumed=4)
     while not any(run_dir.checkpoint(4).glob("metadata.json")):

@@ -26,7 +26,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Guard
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.manifest import (
     MANIFEST,
     Damage,
@@ -39,11 +39,10 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.worker import session
-from trainworks.worker.checkpoint import checksums
+from trainworks.worker.checkpoint import failures
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
-from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, SavePlannerOfValues, ShardWriter, reader_of
 from trainworks.worker.checkpoint.state import whole_state
-from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
 
@@ -488,8 +487,8 @@ def _saved_by_ranks(path: str) -> dict[int, list[float]]:
 def _resumed_by_ranks(path: str) -> tuple[int, dict[int, list[float]], list[str]]:
     """The step, the weights after it, and the files whose checksums this rank compared."""
     read: list[str] = []
-    check = checksums.check_file
-    checksums.check_file = lambda folder, manifest, name: (read.append(name), check(folder, manifest, name))[1]
+    check = failures.check_file
+    failures.check_file = lambda folder, manifest, name: (read.append(name), check(folder, manifest, name))[1]
     training = Training(Path(path))
     step = training.resume()
     return step, training.train(step), read

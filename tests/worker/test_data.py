@@ -17,7 +17,7 @@ from trainworks.worker.data.order import WindowShuffle, permute
 from trainworks.worker.data.reader import BatchReader, Staging
 from trainworks.worker.data.shards import LocalShards
 from trainworks.worker.data.tokens import TokenDataset
-from trainworks.worker.loop import on_device
+from trainworks.worker.loop import move_to_device
 
 LENGTH = 4
 SHARDS = {"a.bin": 41, "b.bin": 3, "c.bin": 22}
@@ -243,7 +243,7 @@ def test_a_copy_from_staged_memory_does_not_wait_for_the_device():
     assert staged.is_pinned()
     busy = torch.cuda.Event()
     torch.cuda._sleep(1 << 30)
-    copied = on_device({"x": staged}, torch.device("cuda:0"))["x"]
+    copied = move_to_device({"x": staged}, torch.device("cuda:0"))["x"]
     busy.record()
     assert not busy.query()
     del staged

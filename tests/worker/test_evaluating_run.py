@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.worker.harness import TinyRun, events
-from trainworks.api.checkpointing.checkpoints import prune_checkpoints
-from trainworks.api.checkpointing.export import export_model
+from trainworks.api.checkpointing.checkpoints import export_model, prune_checkpoints
 from trainworks.api.run_handle import Run
 from trainworks.config.data import Evaluation
 from trainworks.record.evaluations import EvaluatedStep, best_evaluation, read_evaluations, standing
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.history import build_history
 from trainworks.record.ledger import build_ledger
 from trainworks.record.manifest import complete_checkpoints
@@ -105,7 +104,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_ones_pruned_never_and_exp
     ended = Run(run.run_dir)
     prune_checkpoints(ended, keep=1)
     assert [manifest.step for manifest, _ in complete_checkpoints(run.run_dir)] == [best.step, 30]
-    append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+    append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
     made = export_model(run.run_dir, tmp_path / "best", step=None, best=True, dtype="fp32", progress=lambda *_: None)
     assert made["step"] == best.step
     newest = export_model(run.run_dir, tmp_path / "newest", step=None, dtype="fp32", progress=lambda *_: None)

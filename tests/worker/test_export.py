@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trainworks.config.data import Data
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import take_lock
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.manifest import read_manifest
 from trainworks.record.run_dir import RunDir
 from trainworks.worker import export as exporting
@@ -45,7 +45,7 @@ def trained(new_run, **changes):
     """A run of two ranks with a checkpoint after its 8 steps."""
     run = new_run(workload__train_for="8 steps", **changes)
     assert run.train() == [0] * run.world_size
-    append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+    append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
     return run
 
 
@@ -209,7 +209,7 @@ def test_two_exports_to_one_place_do_not_mix(tensor_run, tmp_path):
 
 
 def test_a_model_that_does_not_fit_the_disk_is_not_begun(tensor_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainworks.worker.exporting.files.free_bytes", lambda _: 1000)
+    monkeypatch.setattr("trainworks.worker.export_files.free_bytes", lambda _: 1000)
     with pytest.raises(DiskFullError, match=r"has 1\.00 kB free"):
         export(tensor_run.run_dir, 8, tmp_path / "model", dtype="fp32")
     assert list(tmp_path.iterdir()) == []

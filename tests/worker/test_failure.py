@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from trainworks.errors import DiskFullError, DivergedError, EnvironmentProblem, UsageError
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.agent import _give_up

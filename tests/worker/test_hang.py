@@ -20,7 +20,7 @@ def rank(number, silent_s=15.0, *, phase=Phase.COMPUTE, waits_for=None, state="S
         beat=Beat(1000, phase, 61),
         silent_s=silent_s,
         limit_s=limits.of(phase, STEPS_S),
-        stop_limit_s=limits.of_step(STEPS_S),
+        stop_limit_s=limits.step_limit_s(STEPS_S),
         state=state,
         asked_s=5.0,
         waits_for=waits_for,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from trainworks.config.run_file import Workload
-from trainworks.worker.imports import rank_modules
+from trainworks.worker.fork_server import rank_modules
 
 
 def workload(**changes):

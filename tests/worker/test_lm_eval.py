@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.worker.export import export
 
 PYTHON = os.environ.get("TRAINWORKS_TEST_LM_EVAL", "")
@@ -64,7 +64,7 @@ def test_its_accuracy_is_that_of_transformers_by_hand(new_run: Any, tmp_path: Pa
     data = {"source": str(tmp_path / "texts"), "sequence_length": 32, "vocabulary": 300}
     run = new_run(workload__data=data, workload__train_for="60 steps")
     assert run.train() == [0, 0]
-    append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+    append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
     export(run.run_dir, 60, tmp_path / "model", dtype="fp32")
     command = [PYTHON, "-m", "lm_eval", "run", "--model", "hf", "--model_args", "pretrained=model,dtype=float32"]
     command += ["--tasks", "sums", "--include_path", "tasks", "--device", "cpu", "--output_path", "scores"]

@@ -1,7 +1,8 @@
-"""How long nodes wait before they meet."""
+"""How long nodes wait before they meet, and how ranks reach each other."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 
@@ -11,6 +12,7 @@ import torch.distributed.elastic.rendezvous.dynamic_rendezvous as torch_rendezvo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from trainworks.worker.elastic import _shorten_delays
+from trainworks.worker.mesh import join_group
 
 
 @pytest.fixture
@@ -43,3 +45,13 @@ def test_a_node_alone_meets_at_once(slept: list[float], nodes: int, expected: li
         assert (handler.next_rendezvous().world_size, slept) == (1, expected)
     finally:
         handler.shutdown()
+
+
+@pytest.mark.parametrize(("address", "device"), [("127.0.0.1", "lo"), ("localhost", "lo"), ("10.0.0.7", None)])
+def test_only_ranks_of_one_machine_meet_over_its_loopback_device(
+    monkeypatch: pytest.MonkeyPatch, address: str, device: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: None)
+    join_group("gloo", address)
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == device

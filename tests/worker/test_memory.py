@@ -7,10 +7,9 @@ import errno
 import pytest
 import torch
 
-from trainworks.worker.health.allocation_errors import is_out_of_memory, requested_bytes
 from trainworks.worker.health.heartbeat import Heartbeat
-from trainworks.worker.health.out_of_memory import RankState, memory_at_failure
-from trainworks.worker.health.rank_failure import explain
+from trainworks.worker.health.rank_failure import explain, is_out_of_memory, requested_bytes
+from trainworks.worker.health.rank_state import RankState, memory_at_failure
 
 CPU = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "

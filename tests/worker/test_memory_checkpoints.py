@@ -14,19 +14,18 @@ import torch.distributed as dist
 from tests.worker.ranks import on_ranks
 from tests.worker.test_damaged_checkpoints import LAST, NEWER, OLDER, Training, flip_middle
 from trainworks.files import take_lock
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.log import Event, read_events
 from trainworks.record.manifest import MANIFEST
 from trainworks.record.run_dir import RunDir
 from trainworks.recover import memory_checkpoints
 from trainworks.recover.memory_checkpoints import (
-    forget_ended,
+    SHARED_MEMORY,
     forget_memory,
     make_memory_folder,
     memory_folder,
     place_of_node,
 )
-from trainworks.worker.checkpoint.memory import MemoryTier
-from trainworks.worker.checkpoint.peers import transfers
+from trainworks.worker.checkpoint.memory import MemoryTier, transfers
 from trainworks.worker.checkpoint.shards import ShardWriter
 
 
@@ -43,7 +42,7 @@ class InMemory(Training):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.checkpointer.memory = MemoryTier(self.run_dir, 1, self.checkpointer._group)
+        self.checkpointer.memory = MemoryTier(self.run_dir, 1, self.checkpointer.group)
 
     def save_to_memory(self, step: int) -> None:
         """Complete a checkpoint in memory."""
@@ -62,8 +61,7 @@ class InMemory(Training):
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of a run that is alive, whose shared memory is a folder of this test."""
     (tmp_path / "shm").mkdir()
-    for function in (make_memory_folder, memory_folder, forget_memory, forget_ended):
-        monkeypatch.setattr(function, "__defaults__", (tmp_path / "shm",))
+    monkeypatch.setattr(memory_checkpoints, "SHARED_MEMORY", tmp_path / "shm")
     run_dir = RunDir(tmp_path / "run-1")
     run_dir.path.mkdir()
     lock = take_lock(run_dir.lock_file)
@@ -155,7 +153,7 @@ def test_the_folder_in_memory_is_the_users_own(path: Path) -> None:
     folder = make_memory_folder(RunDir(path), 0)
     assert folder is not None
     assert folder.parent.stat().st_mode & 0o777 == 0o700
-    assert Path("/dev/shm") == memory_checkpoints.SHARED_MEMORY
+    assert Path("/dev/shm") == SHARED_MEMORY
 
 
 def test_a_copy_of_every_file_is_on_another_node_and_is_enough_to_resume(path: Path) -> None:
@@ -184,12 +182,11 @@ def test_without_two_neighbouring_nodes_no_checkpoint_in_memory_is_left(path: Pa
 
 def _on_three_nodes(path: Path, root: Path) -> InMemory:
     """Training with a rank on each of three nodes of this machine."""
-    for function in (make_memory_folder, memory_folder, forget_ended):
-        function.__defaults__ = (root,)
+    memory_checkpoints.SHARED_MEMORY = root
     training = InMemory(path)
     rank = dist.get_rank()
     training.checkpointer.memory = MemoryTier(
-        training.run_dir, 1, training.checkpointer._group, place=rank, ranks_per_node=1
+        training.run_dir, 1, training.checkpointer.group, place=rank, ranks_per_node=1
     )
     return training
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.lanes import examples
 from trainworks.worker.data.card import DatasetCard, Shard
-from trainworks.worker.data.mixture import Dealer, MixedDataset, MixedOrder
+from trainworks.worker.data.opening import Dealer, MixedDataset, MixedOrder
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.data.tokens import TokenDataset

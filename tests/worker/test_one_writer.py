@@ -16,7 +16,7 @@ from tests.worker.harness import TinyRun, events
 from trainworks.errors import SupersededError
 from trainworks.host import process
 from trainworks.measure.drill.outcome import check_record
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.fence import AttemptFence, agent_is_superseded
 
@@ -42,7 +42,7 @@ def test_an_attempt_is_given_up_if_another_start_follows_it(
 ) -> None:
     fence = AttemptFence(tmp_path / "events", rendezvous="a:1")
     for event in record:
-        append_event(tmp_path / "events", **event)
+        append_event(tmp_path / "events", event)
         found = fence.is_superseded
     assert found is is_superseded
     if is_superseded:

@@ -15,10 +15,11 @@ from tests.worker.harness import TinyRun, events
 from trainworks.config.load import parse_run_file
 from trainworks.errors import LayoutError, UsageError
 from trainworks.host.probe import probe_host
-from trainworks.plan.run.module import make_measured_plan, measured_layouts
+from trainworks.plan.run.plan import make_measured_plan, measured_layouts
 from trainworks.plan.run.processes import choose_processes
-from trainworks.record.resolved import ResolvedRun, StepTimeGroups
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.runs_folder import create_run_dir
+from trainworks.record.step_time import StepTimeGroups
 from trainworks.record.trial import Trial
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.export import export

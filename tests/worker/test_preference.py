@@ -31,7 +31,7 @@ from tests.worker.test_adapters import (
 from trainworks.config.finetune import Adapter, Chat
 from trainworks.errors import UsageError
 from trainworks.record.evaluations import read_evaluations
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.worker.data.chats import pair_of
 from trainworks.worker.data.inputs import Record
 from trainworks.worker.data.opening import open_dataset
@@ -77,7 +77,7 @@ def prefer(checkpoint, tmp_path):
         if adapter is not None:
             fields["workload__adapter"] = adapter
         run = make_run(tmp_path / "runs", tmp_path, tmp_path / "cache", **fields | changes)
-        append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+        append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
         return run
 
     return make

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from tests.worker.harness import write_corpus
 from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.worker.data.preparation import prepare_for_run
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.tokenizer import end_of_text
+from trainworks.worker.data.tokenization import end_of_text
 
 
 def data(source, **changes) -> Data:

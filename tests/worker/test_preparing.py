@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import multiprocessing
-import signal
 import subprocess
 import sys
 import time
@@ -23,9 +22,9 @@ from trainworks.config.data import Data, DataSource
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.worker.data.inputs import documents, find_inputs, parts_of
 from trainworks.worker.data.opening import open_dataset
-from trainworks.worker.data.packing import START, pack
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.tokenization import Tokenization
+from trainworks.worker.data.tokens import START, pack
 
 TEXTS = [f"document {number} says {'word ' * (number % 7)}" for number in range(200)]
 
@@ -203,10 +202,9 @@ def test_a_kill_loses_no_finished_shard_and_changes_no_byte(large, tokenizer, in
         of(large, tokenizer).model_dump_json(),
         str(tmp_path / "cache"),
     ]
-    child = subprocess.Popen([*command, str(processes)], start_new_session=True)
-    work = wait_for_shards(tmp_path / "cache", 4, child)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    with subprocess.Popen([*command, str(processes)], start_new_session=True) as child:
+        work = wait_for_shards(tmp_path / "cache", 4, child)
+        child.kill()
     wait_until_alone(child.pid)
     kept = {file.name: file.stat().st_mtime_ns for file in work.glob("tokens-*.bin") if finished(work, file.name)}
     folder, _ = prepare(of(large, tokenizer), tmp_path / "cache", processes=processes)
@@ -225,11 +223,10 @@ def wait_for_shards(cache, count, child):
 
 def wait_until_alone(session):
     """Processes of the pool end with their parent."""
-    for _ in range(500):
-        if subprocess.run(["pgrep", "-s", str(session)], capture_output=True, check=False).returncode:
-            return
+    deadline = time.monotonic() + 240
+    while subprocess.run(["pgrep", "-s", str(session)], capture_output=True, check=False).returncode == 0:
+        assert time.monotonic() < deadline, "orphans"
         time.sleep(0.02)
-    raise AssertionError("orphans")
 
 
 def finished(work, name):

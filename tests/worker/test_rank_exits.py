@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import NO_RESTART_LEFT, Action, Verdict
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit
-from trainworks.worker.health.hang_monitor import Watched
+from trainworks.worker.health.hang import Watched
 from trainworks.worker.health.heartbeat import Beat, Phase
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
 
@@ -24,7 +24,7 @@ RENDEZVOUS = "127.0.0.1:1"
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path)
-    append_event(run_dir.events_file, "submitted")
+    append_event(run_dir.events_file, {"kind": "submitted"})
     return run_dir
 
 
@@ -35,14 +35,14 @@ def exits(run_dir: RunDir) -> RankExits:
         run_dir, 0, lambda rank: Watched(rank, rank, 100 + rank, Beat(40, Phase.COMPUTE, 9)), RestartLimit(1)
     )
     exits.begin(RENDEZVOUS)
-    append_event(run_dir.events_file, "attempt", attempt=1, resumed_from_step=0)
+    append_event(run_dir.events_file, {"kind": "attempt", "attempt": 1, "resumed_from_step": 0})
     return exits
 
 
 def say(run_dir: RunDir, rank: int, cause: str) -> None:
     """A rank's own account."""
     about = {"rank": rank, "pid": 100 + rank, "node": 0, "step": 9, "fingerprint": "a"}
-    append_event(run_dir.events_file, "failure", cause=cause, **about)
+    append_event(run_dir.events_file, {"kind": "failure", "cause": cause, **about})
 
 
 def written(run_dir: RunDir, kind: str) -> list[dict]:
@@ -86,7 +86,7 @@ def test_what_ended_an_earlier_start_at_the_same_step_is_final(run_dir, exits):
     say(run_dir, 0, "user_error")
     assert exits.judge([RankExit(0, 100, 1)]) is Verdict.RESTART
     exits.begin("127.0.0.1:2")
-    append_event(run_dir.events_file, "attempt", attempt=2, resumed_from_step=5)
+    append_event(run_dir.events_file, {"kind": "attempt", "attempt": 2, "resumed_from_step": 5})
     say(run_dir, 0, "user_error")
     assert exits.judge([RankExit(0, 100, 1)]) is not Verdict.RESTART
     (refused,) = written(run_dir, "restart_refused")
@@ -98,7 +98,7 @@ def test_an_agent_that_was_given_up_judges_its_ranks_and_writes_nothing(run_dir,
     kind, fields = start
     assert not exits.is_superseded
     monkeypatch.setattr(os, "getpid", lambda: 1)  # the later start is another process
-    append_event(run_dir.events_file, kind, **fields)
+    append_event(run_dir.events_file, {"kind": kind, **fields})
     monkeypatch.undo()
     before = read_events(run_dir.events_file)
     assert exits.judge([RankExit(1, 101, 13), RankExit(0, 100, -signal.SIGKILL)]) is not None
@@ -106,11 +106,11 @@ def test_an_agent_that_was_given_up_judges_its_ranks_and_writes_nothing(run_dir,
 
 
 def test_ranks_start_again_as_long_as_the_job_has_a_restart(run_dir, exits):
-    append_event(run_dir.events_file, **RANK_RESTART)
+    append_event(run_dir.events_file, RANK_RESTART)
     say(run_dir, 0, "gpu_fault")
     exits.judge([RankExit(0, 100, 74)])
     assert exits.decide().action is Action.IN_PLACE
-    append_event(run_dir.events_file, **RANK_RESTART)
+    append_event(run_dir.events_file, RANK_RESTART)
     assert (exits.decide().action, exits.decide().reason) == (Action.STOP, NO_RESTART_LEFT)
 
 
@@ -140,7 +140,7 @@ def test_a_rank_that_lives_without_a_report_of_its_end_has_lost_its_fork_server(
 
 
 def test_ranks_without_their_fork_server_are_ended(run_dir, exits):
-    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    exits.note_lost_fork_server([rank.pid])
-    assert rank.wait() == -signal.SIGKILL
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as rank:
+        exits.note_lost_fork_server([rank.pid])
+    assert rank.returncode == -signal.SIGKILL
     assert [failure["cause"] for failure in written(run_dir, "failure")] == ["node_lost"]

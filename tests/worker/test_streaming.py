@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -21,14 +20,13 @@ from tests.lanes import examples
 from tests.worker.object_store import s3_server
 from trainworks.config.data import Data
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import DatasetCard, Shard, fingerprint, hash_file
 from trainworks.worker.data.command import verify
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
 from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.data.shards import put, stored_data
-from trainworks.worker.data.store import Store
+from trainworks.worker.data.store import ShardCache, Store
 
 SHARDS, TOKENS, LENGTH = 12, 401, 16
 SHARD_BYTES = 2 * TOKENS
@@ -179,11 +177,9 @@ def test_a_killed_download_leaves_nothing_that_is_read(stored, local, tmp_path):
         "fcntl.flock(f, fcntl.LOCK_EX); open(sys.argv[1] + '/.x.part', 'wb').write(b'half'); print(1, flush=True)\n"
         "time.sleep(60)"
     )
-    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "c")], stdout=subprocess.PIPE)
-    child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "c")], stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        child.kill()
     shard = local[1].shards["tokens-00000.bin"]
     path, lock = cache.hold("x", shard, Store(stored), "tokens-00000.bin")
     os.close(lock)

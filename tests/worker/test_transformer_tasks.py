@@ -20,13 +20,13 @@ from transformers import (
 
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
-from trainworks.api.planning.planned_model import has_formula
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import Workload
 from trainworks.host.probe import probe_host
-from trainworks.plan.run.module import make_measured_plan, measured_layouts
+from trainworks.measure.model_config import has_formula
+from trainworks.plan.run.plan import make_measured_plan, measured_layouts
 from trainworks.plan.run.processes import choose_processes
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.worker.data.card import DataFolders
@@ -125,7 +125,7 @@ def test_losses_of_replicas_and_shards_are_those_of_one_process(new_task, kind):
 def test_an_exported_model_is_opened_by_transformers_with_all_its_weights(new_task, tmp_path, kind, opens):
     run = new_task(kind, "{dp_shard: 2}", 2)
     trained(run)
-    append_event(run.run_dir.events_file, "data_ready", folder=str(run.data_folder))
+    append_event(run.run_dir.events_file, {"kind": "data_ready", "folder": str(run.data_folder)})
     export(run.run_dir, 6, tmp_path / "model", dtype="fp32")
     model, loading = opens.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(loading.values())

@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from trainworks.worker.health.hang import HangLimits
-from trainworks.worker.health.hang_monitor import HangMonitor, Watched
+from trainworks.worker.health.hang import HangLimits, HangMonitor, Watched
 from trainworks.worker.health.heartbeat import Beat, Heartbeat, HeartbeatBoard, Phase
 
 SLEEPER = (
@@ -108,9 +107,17 @@ def test_an_agent_that_was_stopped_itself_forgives_the_time(pids):
     assert node.look_after(5.0) is None
 
 
+def test_ranks_that_were_asked_have_their_time_to_answer_after_their_agent_was_stopped(pids):
+    node = Node(pids)
+    node.train()
+    assert node.look_after(10.5) is None
+    assert node.look_after(3600.0, every=3600.0) is None
+    assert node.look_after(3.0) is not None
+
+
 def test_nothing_is_judged_before_the_other_node_is_in_sight(pids):
     class Nobody:
-        def share(self, own):
+        def __call__(self, own):
             return []
 
     node = Node(pids, Nobody(), world_size=4)
@@ -124,7 +131,7 @@ class OtherNode:
     def __init__(self, waits_for):
         self._waits_for = waits_for
 
-    def share(self, own):
+    def __call__(self, own):
         ranks = json.loads(own)
         return [json.dumps([rank | {"rank": rank["rank"] + 2, "waits_for": self._waits_for} for rank in ranks])]
 

@@ -13,12 +13,10 @@ _REFUSED = 1
 
 
 def bridge(port: int, reads_from: int, writes_to: int) -> None:
-    """Copy bytes both ways until the server closes its side; the end of the input closes this side.
+    """Copy bytes both ways between files and a TCP port of `localhost`, by IPv4 or IPv6, until the server closes its
+    side.
 
-    Args:
-        port: TCP port on `localhost`, by IPv4 or IPv6.
-        reads_from: file descriptor whose bytes the server gets.
-        writes_to: file descriptor that gets the server's bytes.
+    The server gets the bytes of `reads_from`, whose end closes this side; `writes_to` gets the bytes of the server.
 
     Raises:
         OSError: nothing listens on the port.

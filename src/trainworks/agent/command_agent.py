@@ -26,7 +26,8 @@ from trainworks.host.notices import follow_notices
 from trainworks.jobs.environment import default_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
 from trainworks.jobs.program import shell_of
-from trainworks.record.events import append_event
+from trainworks.record.events.job import AgentStartedEvent, FailureEvent
+from trainworks.record.events.training import AttemptEvent
 from trainworks.record.exit_code import as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -49,18 +50,7 @@ class _CommandNode:
         self._container = _container_of(run_dir, resolved)
 
     def ask_to_stop(self, number: int, frame: object) -> None:
-        """Signal handler."""
         self._stopping = True
-
-    def _follow_usage(self) -> None:
-        """Measure what the ranks use; under Slurm, those that an `srun` of their own has started here, too."""
-        follow_usage(
-            self._run_dir,
-            self._node,
-            every_s=self._resolved.run_file.job.idle.sample_every_s,
-            on_accelerators=self._resolved.processes.device == "cuda",
-            marks=run_mark(self._run_dir) if "SLURM_JOB_ID" in os.environ else None,
-        )
 
     def run(self) -> int:
         """Set up, start all ranks, wait; returns the first bad exit code, or 0. No container is left behind."""
@@ -74,15 +64,23 @@ class _CommandNode:
         if (code := self._build_environment() or self._set_up()) != 0:
             return code
         if self._node == 0:
-            append_event(
-                self._run_dir.events_file,
-                "attempt",
-                attempt=self._rendezvous.attempt,
-                world_size=self._resolved.processes.world_size,
-                resumed_from_step=0,
+            self._run_dir.note(
+                AttemptEvent(
+                    kind="attempt",
+                    attempt=self._rendezvous.attempt,
+                    world_size=self._resolved.processes.world_size,
+                    resumed_from_step=0,
+                )
             )
         ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
-        self._follow_usage()
+        follow_usage(
+            self._run_dir,
+            self._node,
+            every_s=self._resolved.run_file.job.idle.sample_every_s,
+            on_accelerators=self._resolved.processes.device == "cuda",
+            # Under Slurm an `srun` of the ranks' own may have started processes here, too.
+            marks=run_mark(self._run_dir) if "SLURM_JOB_ID" in os.environ else None,
+        )
         follow_notices(self._run_dir, self._node, self._resolved.run_file.recover.notices)
         while True:
             codes = [rank.exit_code() for rank in ranks]
@@ -187,18 +185,19 @@ class _CommandNode:
         self._note("killed" if code < 0 else "user_error", rank, code, message, pid)
 
     def _note(self, cause: str, rank: int | None, code: int, message: str, pid: int | None = None) -> None:
-        append_event(
-            self._run_dir.events_file,
-            "failure",
-            attempt=self._rendezvous.attempt,
-            rank=rank,
-            node=self._node,
-            host=socket.gethostname(),
-            pid=pid,
-            cause=cause,
-            exit_code=code,
-            signal=signal.Signals(-code).name if code < 0 else None,
-            message=message,
+        self._run_dir.note(
+            FailureEvent(
+                kind="failure",
+                attempt=self._rendezvous.attempt,
+                rank=rank,
+                node=self._node,
+                host=socket.gethostname(),
+                pid=pid,
+                cause=cause,
+                exit_code=code,
+                signal=signal.Signals(-code).name if code < 0 else None,
+                message=message,
+            )
         )
 
 
@@ -221,15 +220,11 @@ def _tail(log: Path) -> str:
     except OSError:
         return ""
     said = [line.rstrip() for line in text.splitlines() if re.search(r"\w", line)]
-    exception = next((line for line in _after_traceback(said) if not line.startswith((" ", "\t"))), "")
+    headings = [index for index, line in enumerate(said) if line.startswith("Traceback (most recent call last)")]
+    trace = said[headings[-1] + 1 :] if headings else []
+    exception = next((line for line in trace if not line.startswith((" ", "\t"))), "")
     last = exception if exception in said[-_NOTES:] else "".join(said[-1:])
     return last.strip()[:300]
-
-
-def _after_traceback(lines: list[str]) -> list[str]:
-    """What follows the heading of the last Python traceback."""
-    headings = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    return lines[headings[-1] + 1 :] if headings else []
 
 
 def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addresses: str) -> int:
@@ -254,7 +249,7 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addr
     if node == "0" and parent != "0" and resolved.run_file.cluster.engine == "local":  # a cluster finds out itself
         process.when_ended(int(parent), partial(run_dir.note_loss, int(parent)))
     process.die_with_parent(signal.SIGTERM, int(parent) or None)
-    append_event(run_dir.events_file, "agent_started", node=int(node))
+    run_dir.note(AgentStartedEvent(kind="agent_started", node=int(node)))
     return agent.run()
 
 

@@ -16,7 +16,8 @@ import psutil
 from trainworks.agent.launch import run_mark
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
-from trainworks.record.events import read_events
+from trainworks.record.events.log import of_kind, read_events
+from trainworks.record.events.training import AttemptEvent
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
@@ -52,8 +53,8 @@ def first_rank(run_dir: RunDir, node: int) -> psutil.Process:
 
 def newest_pids(run_dir: RunDir) -> list[int]:
     """Process ids of a workload's ranks in the newest attempt, each as its own node counts them."""
-    events = read_events(run_dir.events_file)
-    return next((event["pids"] for event in reversed(events) if event["kind"] == "attempt"), [])
+    attempts = of_kind(read_events(run_dir.events_file), AttemptEvent)
+    return attempts[-1]["pids"] if attempts else []
 
 
 def end_entered(run_dir: RunDir) -> None:

@@ -13,14 +13,18 @@ from trainworks.files import naming_full_disk, take_lock
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.verbosity import inherit_log
 
 if TYPE_CHECKING:
     from trainworks.record.processes import Processes
 
 _HANDOVER_S = 5.0
+_LEAVES_WITHIN_S = 60.0
+"""Time from the end of a run to that of its supervisor, on a machine that is busy."""
 _LOOK_S = 0.05
 
 
@@ -34,12 +38,12 @@ def take_run(run_dir: RunDir) -> int:
         EnvironmentProblem: processes of an earlier launch have it.
     """
     clock = SystemClock()
-    deadline = clock.now() + _HANDOVER_S
+    begun = clock.now()
     while (lock := take_lock(run_dir.lock_file)) is None:
         status = run_dir.read_status()
         pid, started_at = status.supervisor_pid, status.supervisor_started_at
         is_supervised = pid is not None and started_at is not None and process.is_running(pid, started_at)
-        is_late = clock.now() >= deadline
+        is_late = clock.now() >= begun + (_LEAVES_WITHIN_S if is_supervised else _HANDOVER_S)
         if is_supervised and (is_late or not JobState(status.state).is_final):
             raise supervised(run_dir, status)
         if is_late:
@@ -53,7 +57,7 @@ def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
     """The error for starting a live run: the process that supervises it, and since when."""
     problem = f"run {run_dir.run_id} is already {status.state}"
     if status.supervisor_pid is not None:
-        submitted = [event["t"] for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
+        submitted = [event["t"] for event in of_kind(read_events(run_dir.events_file), SubmittedEvent)]
         since = time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(submitted[-1])) if submitted else ""
         problem += f": process {status.supervisor_pid} on {status.supervisor_host} supervises it{since}"
     hint = f"watch it with: trainworks logs -f {run_dir.run_id}; end it with: trainworks stop {run_dir.run_id}"
@@ -63,21 +67,15 @@ def supervised(run_dir: RunDir, status: RunStatus) -> UsageError:
 def make_ready(run_dir: RunDir, processes: Processes, now: float, *, restarts: int = 0) -> None:
     """Remove the stop request of an earlier launch, reserve disk space, and record the submission.
 
-    Args:
-        run_dir: of the run.
-        processes: ranks of the run.
-        now: the time.
-        restarts: earlier allocations of the job; 0 for a new submission, which has all its restarts.
+    `restarts` counts earlier allocations of the job; a new submission has 0, and all its restarts.
     """
     run_dir.stop_file.unlink(missing_ok=True)
     run_dir.make_reserve()
     run_dir.write_status(RunStatus(state="CREATED", updated_at=now))
-    append_event(
-        run_dir.events_file,
-        "submitted",
-        nodes=processes.nodes,
-        processes_per_node=processes.processes_per_node,
-        restarts=restarts,
+    run_dir.note(
+        SubmittedEvent(
+            kind="submitted", nodes=processes.nodes, processes_per_node=processes.processes_per_node, restarts=restarts
+        )
     )
 
 
@@ -112,3 +110,4 @@ def take_environment(run_dir: RunDir, besides: Mapping[str, str]) -> None:
         os.environ.clear()
         os.environ.update(kept)
     os.environ.update(besides)
+    inherit_log()

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 from trainworks.record.run_dir import RunDir
@@ -32,9 +31,7 @@ class LogEcho:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._done.set()
         self._thread.join()
 
@@ -67,11 +64,6 @@ class _Tail:
             cut = data.rfind(b"\n") + 1
             complete = data if last or (not cut and len(data) == _CHUNK_BYTES) else data[:cut]
             self._offset += len(complete)
-            return "".join(f"{self._prefix}{line}\n" for line in _lines(complete))
+            text = complete.decode(errors="replace").removesuffix("\n")  # a progress bar's carriage returns end no line
+            return "".join(f"{self._prefix}{line}\n" for line in text.split("\n")) if complete else ""
         return ""
-
-
-def _lines(data: bytes) -> list[str]:
-    """Split at newlines only: carriage returns of a progress bar do not end a line."""
-    text = data.decode(errors="replace")
-    return text.removesuffix("\n").split("\n") if text else []

@@ -22,7 +22,7 @@ from trainworks.host.forking import Spare
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -32,53 +32,35 @@ from trainworks.recover.failures import explains_exit, first_failure
 class Hosts(Protocol):
     """Where the nodes of a job stand, and how to start something there."""
 
+    are_here: bool
+    """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
+    can_be_replaced: bool
+    """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
+
     @property
     def addresses(self) -> Sequence[str]:
         """Addresses of the nodes, in their order; the ranks meet at the first one."""
-        ...
-
-    @property
-    def are_here(self) -> bool:
-        """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
-        ...
-
-    @property
-    def can_be_replaced(self) -> bool:
-        """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
-        ...
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """An argument vector for this machine that runs `command` on a node, and ends as it does; see `killed_by`."""
-        ...
 
     def killed_by(self, exit_code: int) -> int | None:
         """Signal that an exit code of `command` may stand for, while the job has its nodes; None if it is the agent's.
 
         Where agents are processes of another program, it exits with 128 + signal if a signal has ended one.
         """
-        ...
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Ask all agents, started by `command`, for a clean end."""
-        ...
 
 
-@final
-class ThisMachine:
-    """All nodes of a local job."""
+class OwnProcesses:
+    """Hosts whose agents, or processes that stand for them, are started by the supervisor itself."""
 
-    are_here = True
     can_be_replaced = False
 
-    def __init__(self, nodes: int) -> None:
-        self.addresses: Sequence[str] = [LOOPBACK] * nodes
-
-    def command(self, node: int, command: list[str]) -> list[str]:
-        """The command itself."""
-        return command
-
     def killed_by(self, exit_code: int) -> int | None:
-        """None: agents end by their signals."""
+        """None: they end by the signals of the agents."""
         return None
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
@@ -88,13 +70,22 @@ class ThisMachine:
 
 
 @final
-class SomeHosts:
-    """Some nodes of a job, numbered anew.
+class ThisMachine(OwnProcesses):
+    """All nodes of a local job."""
 
-    Args:
-        hosts: all nodes.
-        places: number of each node among all.
-    """
+    are_here = True
+
+    def __init__(self, nodes: int) -> None:
+        self.addresses: Sequence[str] = [LOOPBACK] * nodes
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """The command itself."""
+        return command
+
+
+@final
+class SomeHosts:
+    """Some nodes of a job, numbered anew; `places` are their numbers among all."""
 
     def __init__(self, hosts: Hosts, places: Sequence[int]) -> None:
         self._hosts = hosts
@@ -119,16 +110,18 @@ class SomeHosts:
 class Nodes(abc.ABC):
     """All node agents of a job; each is the head of its own process group, and a failure domain.
 
-    Args:
-        run_dir: of the run.
-        resolved: the run.
-        inherited: file descriptors that every agent keeps open: the run's lock, and its claim on this machine, end
-            only when all are gone.
-        hosts: where the nodes stand; on this machine when None.
+    Every agent keeps the `inherited` file descriptors open: the run's lock, and its claim on this machine, end only
+    when all agents are gone. Nodes stand on this machine where `hosts` is None. A `spare` waits there for the order of
+    the first agent of a command, as `run_agent` takes it.
     """
 
     def __init__(
-        self, run_dir: RunDir, resolved: ResolvedRun, inherited: Sequence[int] = (), hosts: Hosts | None = None
+        self,
+        run_dir: RunDir,
+        resolved: ResolvedRun,
+        inherited: Sequence[int] = (),
+        hosts: Hosts | None = None,
+        spare: Spare | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._resolved = resolved
@@ -138,6 +131,12 @@ class Nodes(abc.ABC):
         self._inherited = inherited
         self._agents: dict[int, process.Child] = {}
         self._noted: set[int] = set()
+        self._spare = spare
+        self._prepare()
+
+    @abc.abstractmethod
+    def _prepare(self) -> None:
+        """Choose where the ranks meet."""
 
     @abc.abstractmethod
     def restartable(self, exit_code: int) -> bool:
@@ -163,9 +162,7 @@ class Nodes(abc.ABC):
     def resize(self, resolved: ResolvedRun, places: Sequence[int]) -> None:
         """Start the job on some of its nodes, or on all again; no agent runs now.
 
-        Args:
-            resolved: the run on that many nodes.
-            places: number of each node among all of the job.
+        `resolved` is the run on that many nodes, and `places` are their numbers among all of the job.
         """
         self._resolved, self._places = resolved, places
         self._hosts = SomeHosts(self._all_hosts, places)
@@ -243,11 +240,11 @@ class TrainingNodes(Nodes):
     Its listening socket is the supervisor's for the whole job where the agents are here; else the first agent's.
     """
 
-    def __init__(
-        self, run_dir: RunDir, resolved: ResolvedRun, inherited: Sequence[int] = (), hosts: Hosts | None = None
-    ) -> None:
-        super().__init__(run_dir, resolved, inherited, hosts)
-        self._listener: socket.socket = listen(resolved.run_file.cluster.rendezvous_port, self._hosts.addresses[0])
+    def _prepare(self) -> None:
+        if self._spare is not None:  # its agents are new interpreters
+            self._spare.dismiss()
+        port = self._resolved.run_file.cluster.rendezvous_port
+        self._listener: socket.socket = listen(port, self._hosts.addresses[0])
         self._store = "{}:{}".format(*self._listener.getsockname())
         if not self._hosts.are_here:
             self._listener.close()
@@ -285,23 +282,9 @@ class TrainingNodes(Nodes):
 
 @final
 class CommandNodes(Nodes):
-    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together.
+    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
 
-    Args:
-        run_dir, resolved, inherited, hosts: as all have them.
-        spare: waits for the order of the first agent here, as `run_agent` takes it.
-    """
-
-    def __init__(
-        self,
-        run_dir: RunDir,
-        resolved: ResolvedRun,
-        inherited: Sequence[int] = (),
-        hosts: Hosts | None = None,
-        spare: Spare | None = None,
-    ) -> None:
-        super().__init__(run_dir, resolved, inherited, hosts)
-        self._spare = spare
+    def _prepare(self) -> None:
         self._attempt = 1
         self._ports = self._free_ports()
         self._write_hostfile()
@@ -332,27 +315,21 @@ class CommandNodes(Nodes):
         arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
         log = self._run_dir.node_log(node)
         if self._spare is not None and self._spare.waits():
-            return self._spare.order(json.dumps([arguments, self._own_env(node)]), self._inherited, log=log)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # besides the variables of the user who submitted the job
+            own = ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) | self._devices(node)
+            return self._spare.order(json.dumps([arguments, own]), self._inherited, log=log)
         if self._hosts.are_here:
             return forking.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
         command = process.python_module("trainworks.agent.command_agent", *arguments)
         return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
 
-    def _own_env(self, node: int) -> dict[str, str]:
-        """What an agent has besides the variables of the user who submitted the job."""
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        mine = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        return mine | self._devices(node)
-
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
-        wanted = [self._resolved.run_file.cluster.rendezvous_port, *[0] * (self._ports_needed() - 1)]
+        needed = ports_needed(self._resolved.run_file.framework, self._resolved.processes)
+        wanted = [self._resolved.run_file.cluster.rendezvous_port, *[0] * (needed - 1)]
         with contextlib.ExitStack() as listeners:
             first = self._hosts.addresses[0]
             return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
-
-    def _ports_needed(self) -> int:
-        return ports_needed(self._resolved.run_file.framework, self._resolved.processes)
 
     def _write_hostfile(self) -> None:
         processes = self._resolved.processes
@@ -360,6 +337,17 @@ class CommandNodes(Nodes):
             write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
         elif self._resolved.run_file.framework == "deepspeed":
             write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))
+
+
+def nodes_of(
+    run_dir: RunDir,
+    resolved: ResolvedRun,
+    inherited: Sequence[int],
+    hosts: Hosts | None = None,
+    spare: Spare | None = None,
+) -> Nodes:
+    """The node agents of a workload or of a command; see `Nodes`."""
+    return (TrainingNodes if resolved.is_workload else CommandNodes)(run_dir, resolved, inherited, hosts, spare)
 
 
 def run_agent(order: str, handles: Sequence[int]) -> int:

@@ -3,24 +3,35 @@
 Every node except the first runs an `AgentServer`. The supervisor on the first node starts one proxy process per remote
 agent, `python -m trainworks.agent.remote_agent SECRETS ADDRESS MODULE ARGUMENT...`: it has the server start the module,
 forwards SIGTERM, and exits as the agent does. To the supervisor, a lost connection looks like a lost node.
+
+The two nodes talk over a channel of JSON messages, after a mutual handshake. Both sides prove that they know the token
+of the job; the token itself is never sent. Messages are neither encrypted nor signed: they are as safe as the cluster
+network, over which the ranks communicate as well.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
 import os
+import secrets
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, Literal, final
 
-from trainworks.agent.channel import Channel, accept, connect_when_ready
+from trainworks.agent.allocation import Allocation
 from trainworks.agent.log_echo import LogEcho
+from trainworks.agent.node_agents import OwnProcesses
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -28,11 +39,143 @@ from trainworks.host.network import listen
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
+_LOG = logging.getLogger(__name__)
+
+Message = dict[str, Any]
+_Side = Literal["asks", "answers"]
+
+_HANDSHAKE_S = 10.0
+_RETRY_S = 0.5
+_LARGEST_MESSAGE = 1 << 20
+_LENGTH = struct.Struct("!I")
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
+"""A peer that disappears is noticed after 10 s of silence and three unanswered probes."""
+
+
+@final
+class Channel:
+    """Sends and receives JSON objects, each with its length in front, so that nothing is read ahead of `poll`."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._socket = peer
+        peer.settimeout(_HANDSHAKE_S)
+
+    def fileno(self) -> int:
+        """File descriptor for `poll` and `select`: readable once `receive` has a message, or the end of them."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send a message; False if the peer is gone."""
+        data = json.dumps(message).encode()
+        try:
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """Receive the next message; None once the peer or the network is gone."""
+        try:
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+            message = json.loads(self._read(length)) if length <= _LARGEST_MESSAGE else None
+        except (OSError, ValueError, RecursionError):  # also from a stranger before the handshake
+            return None
+        return message if isinstance(message, dict) else None
+
+    def _read(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            if not (chunk := self._socket.recv(length - len(data))):
+                raise ConnectionError("the peer has closed the connection")
+            data += chunk
+        return data
+
+    def authenticate(self, token: str, side: _Side) -> bool:
+        """Exchange proofs of the token: hashes over the other side's random number.
+
+        The connecting side proves it first, so that a stranger who connects learns nothing.
+        """
+        nonce = secrets.token_hex(32)
+        self.send({"nonce": nonce})
+        other_nonce = str((self.receive() or {}).get("nonce"))
+        other: _Side = "answers" if side == "asks" else "asks"
+        if side == "asks":
+            self.send({"proof": _proof(token, side, other_nonce)})
+        proof = str((self.receive() or {}).get("proof"))
+        if other_nonce == nonce or not hmac.compare_digest(proof.encode(), _proof(token, other, nonce).encode()):
+            return False
+        if side == "answers":
+            self.send({"proof": _proof(token, side, other_nonce)})
+        self._socket.settimeout(None)
+        return True
+
+    def close(self) -> None:
+        """Close the connection; the peer receives the end of messages."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _proof(token: str, side: _Side, nonce: str) -> str:
+    return hmac.new(token.encode(), f"{side}:{nonce}".encode(), hashlib.sha256).hexdigest()
+
+
+def connect(host: str, port: int, token: str) -> Channel:
+    """Connect to a node of the job.
+
+    Raises:
+        OSError: the node does not listen yet, or DNS does not know its name yet.
+        EnvironmentProblem: the peer does not know the token.
+    """
+    return _authenticated(socket.create_connection((host, port), timeout=_HANDSHAKE_S), token, "asks")
+
+
+def connect_when_ready(host: str, port: int, token: str, patience_s: float, clock: Clock) -> Channel | None:
+    """Connect to a node once it listens; None after `patience_s`.
+
+    Raises:
+        EnvironmentProblem: the peer does not know the token.
+    """
+    deadline = clock.now() + patience_s
+    while True:
+        try:
+            return connect(host, port, token)
+        except OSError as error:
+            _LOG.debug("%s:%d does not answer: %s", host, port, error)
+            if clock.now() > deadline:
+                return None
+            clock.sleep(_RETRY_S)
+
+
+def accept(peer: socket.socket, token: str) -> Channel:
+    """Accept a node that has connected.
+
+    Raises:
+        EnvironmentProblem: the peer does not know the token.
+    """
+    return _authenticated(peer, token, "answers")
+
+
+def _authenticated(peer: socket.socket, token: str, side: _Side) -> Channel:
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    address, channel = peer.getpeername()[0], Channel(peer)
+    if not channel.authenticate(token, side):
+        channel.close()
+        raise EnvironmentProblem(f"`{address}` does not belong to this job")
+    return channel
+
+
 AGENT_PORT = 23_456
 """Port of the agent server on every node except the first."""
 TOKEN_FILE = "token"  # noqa: S105  # the name of a file
 """File in the secrets folder with the token of the job."""
-FORWARDED_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "TRAINWORKS_RUN_DIR")
+FORWARDED_VARIABLES = (
+    *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"),
+    *("TRAINWORKS_LOG", "TRAINWORKS_RUN_DIR"),
+)
 """Variables of the supervisor that a remote agent gets; all others are those of its own node."""
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -48,25 +191,12 @@ _DAY_S = 24 * 3600.0
 _DISMISS_THREADS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAddresses:
-    """Addresses and names of all nodes of a job, in order."""
-
-    addresses: tuple[str, ...]
-    names: tuple[str, ...]
-
-
 @final
 class AgentServer:
     """Starts agents for the supervisor, one at a time, and reports how they end.
 
-    Args:
-        run_dir: of the run, on a file system that all nodes share.
-        node: index of this node.
-        name: name of the machine.
-        address: address to listen on.
-        token: token of the job.
-        port: port to listen on.
+    The run directory is on a file system that all nodes share. `node` is the index of this node, and `name` and
+    `address` those of its machine.
     """
 
     def __init__(
@@ -96,7 +226,7 @@ class AgentServer:
     def _on_terminate(self, number: int, frame: object) -> None:
         """The cluster ends this node: ranks continue until the supervisor has stopped all of them."""
         self._terminated = True
-        _after(_NODE_LEAVES_S, self._leaving.set)
+        _schedule(_NODE_LEAVES_S, self._leaving.set)
         if not self._agent_lock.locked():
             self._finish(_TERMINATED)
 
@@ -132,7 +262,7 @@ class AgentServer:
                 process.end_descendants(_END_GRACE_S)
         channel.send({"exit": code})
         if self._terminated:
-            _after(_LAST_ORDERS_S, lambda: self._finish(_TERMINATED))
+            _schedule(_LAST_ORDERS_S, lambda: self._finish(_TERMINATED))
 
     def _watch(self, channel: Channel, agent: process.Child) -> int | None:
         """Wait for the agent and return its exit code; None if the supervisor is gone."""
@@ -155,45 +285,30 @@ class AgentServer:
         return code
 
 
-def _after(seconds: float, action: Callable[[], object]) -> None:
+def _schedule(seconds: float, action: Callable[[], object]) -> None:
     timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
 
 
-def wait_for_nodes(first: NodeAddresses, hosts: Iterable[str], token: str, clock: Clock) -> NodeAddresses:
-    """Wait until the servers of all nodes answer; a cluster may start its nodes one after the other.
-
-    Args:
-        first: address and name of the first node, which is this one.
-        hosts: DNS names of the others, in order.
-        token: token of the job.
-        clock: waits between two attempts.
+def greeting_of(host: str, token: str, clock: Clock) -> tuple[str, str]:
+    """Name and address of a node, once its server answers; `host` is its DNS name.
 
     Raises:
-        EnvironmentProblem: a peer does not know the token.
+        EnvironmentProblem: the server does not know the token.
     """
-    addresses, names = [*first.addresses], [*first.names]
-    for host in hosts:
-        channel = None
-        while channel is None:
-            channel = connect_when_ready(host, AGENT_PORT, token, _DAY_S, clock)
-        channel.send({"hello": 0})
-        greeting = channel.receive() or {}
-        channel.close()
-        addresses.append(str(greeting.get("address") or host))
-        names.append(str(greeting.get("name") or host))
-    return NodeAddresses(addresses=tuple(addresses), names=tuple(names))
+    while (channel := connect_when_ready(host, AGENT_PORT, token, _DAY_S, clock)) is None:
+        pass
+    channel.send({"hello": 0})
+    greeting = channel.receive() or {}
+    channel.close()
+    return str(greeting.get("name") or host), str(greeting.get("address") or host)
 
 
 def dismiss(addresses: Sequence[str], token: str, clock: Clock, *, patience_s: float = 0.0) -> None:
     """Let servers exit with code 0, so that the first node alone decides how the job ended.
 
-    Args:
-        addresses: of the servers.
-        token: token of the job.
-        clock: waits between two attempts.
-        patience_s: time for a server that does not answer at once.
+    A server that does not answer at once gets `patience_s`.
     """
 
     def dismiss_one(address: str) -> None:
@@ -208,13 +323,15 @@ def dismiss(addresses: Sequence[str], token: str, clock: Clock, *, patience_s: f
 
 
 @final
-class RemoteHosts:
-    """Starts agents: on the first node as children of this process, on the others through a proxy process."""
+class RemoteHosts(OwnProcesses):
+    """Starts agents: on the first node as children of this process, on the others through a proxy process.
+
+    Proxies forward SIGTERM, and end by the signals of their agents.
+    """
 
     are_here = False
-    can_be_replaced = False
 
-    def __init__(self, nodes: NodeAddresses, secrets: Path) -> None:
+    def __init__(self, nodes: Allocation, secrets: Path) -> None:
         self.addresses: Sequence[str] = nodes.addresses
         self._secrets = secrets
 
@@ -224,15 +341,6 @@ class RemoteHosts:
             return command
         module = command[command.index("-m") + 1 :]
         return process.python_module("trainworks.agent.remote_agent", str(self._secrets), self.addresses[node], *module)
-
-    def killed_by(self, exit_code: int) -> int | None:
-        """None: proxies end by the signals of their agents."""
-        return None
-
-    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
-        """Send SIGTERM; proxies forward it."""
-        for agent in agents:
-            agent.signal_group(signal.SIGTERM)
 
 
 def main(secrets: str, address: str, *command: str) -> int:

@@ -13,46 +13,40 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 from trainworks.agent.enter import end_entered
-from trainworks.agent.idle_watch import IdleWatch
-from trainworks.agent.node_agents import CommandNodes, Hosts, Nodes, ThisMachine, TrainingNodes
+from trainworks.agent.node_agents import Hosts, Nodes, ThisMachine, nodes_of
 from trainworks.agent.observers import running_observers, start_observers
 from trainworks.agent.recovery import Recovery, note_lost
+from trainworks.agent.watches import IdleWatch
 from trainworks.errors import SupersededError, TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.host.forking import Spare
-from trainworks.jobs.state import TRANSITIONS, Cause, JobState
-from trainworks.record.events import Event, append_event, read_events, read_lines_from
+from trainworks.jobs.state import TRANSITIONS, Cause, JobState, parse_state
+from trainworks.record.events.job import FailureEvent, FailureReason, NoticeEvent, StopRequestedEvent, SubmittedEvent
+from trainworks.record.events.log import Event, of_kind, read_events, read_events_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
-from trainworks.recover.decisions import Verdict, command_verdict
-from trainworks.recover.failures import first_failure, is_consequence
+from trainworks.record.status import End, RunStatus
+from trainworks.recover.decisions import Verdict, answer_notice, command_verdict
+from trainworks.recover.failures import first_failure, is_consequence, lost_agents
 from trainworks.recover.memory_checkpoints import forget_memory
-from trainworks.recover.notices import answer_notice
 
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
-_SIGNALS: dict[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+SIGNALS: Mapping[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+"""Signals that ask a job for its end, as themselves."""
 
 
 class Supervisor:
-    """Runs one job from its start to a final state.
-
-    Args:
-        run_dir: of the run.
-        resolved: the run.
-        nodes: its agents.
-        clock: of this machine.
-        hosts: nodes to check before the ranks start; this machine when None.
-    """
+    """Runs one job from its start to a final state; `hosts` are its nodes, this machine when None."""
 
     def __init__(
         self, run_dir: RunDir, resolved: ResolvedRun, nodes: Nodes, clock: Clock, hosts: Hosts | None = None
@@ -77,7 +71,7 @@ class Supervisor:
         self._parent = os.getppid()
         self._hung_up: str | None = None
         """Why the first signal was a hang-up."""
-        self._reclaimed: Event | None = None
+        self._reclaimed: FailureReason | None = None
         self._recovery = Recovery(
             run_dir,
             resolved,
@@ -102,17 +96,18 @@ class Supervisor:
 
     def run(self) -> JobState:
         """Start the nodes, watch them to the end, and write the final state."""
-        self._enter(JobState.STARTING)
+        self._enter(End(JobState.STARTING))
         start_observers(self._run_dir, self._resolved)
         if self._recovery.find_unfit():
             return self._conclude([])
-        _, self._events_read = read_lines_from(self._run_dir.events_file, 0)
+        _, self._events_read = read_events_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
-        while self._nodes.any_running() or self._recovery.go_on():
+        while self._nodes.any_running() or self._recovery.resume_ranks():
             self._follow_events()
             self._follow_use()
             self._follow_stop()
-            self._follow_nodes()
+            if self._state is JobState.RUNNING and not self._stop_signals and not self._done:
+                self._recovery.look()  # names slow nodes, and takes lost ones back
             if not self._restart_or_end():
                 break
             self._nodes.wait(_POLL_S)
@@ -127,14 +122,14 @@ class Supervisor:
         """RUNNING once all ranks have met; RECOVERING from a failure until they have met again."""
         for event in self._new_events():
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
-                self._enter(JobState.RUNNING)
+                self._enter(End(JobState.RUNNING))
             elif event["kind"] in ("finished", "stopped"):
                 self._done = not self._recovery.is_pausing or event["kind"] == "finished"
             elif event["kind"] == "notice" and not self._stop_signals and not self._done:
                 self._answer(event)
             elif event["kind"] == "resized" and self._state is JobState.RUNNING:
                 message = f"{event['message']}: on {event['nodes']} nodes from now on"
-                self._enter(JobState.RECOVERING, {"message": message})
+                self._enter(End(JobState.RECOVERING, message=message))
             elif event["kind"] == "failure":
                 self._recover_from(event)
             elif event["kind"] == "agent_lost":
@@ -142,17 +137,13 @@ class Supervisor:
                 self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
 
     def _new_events(self) -> list[Event]:
-        """The events since the last look.
-
-        Raises:
-            SupersededError: the job was launched again, by another supervisor.
-        """
-        events, self._events_read = read_lines_from(self._run_dir.events_file, self._events_read)
-        if any(event["kind"] == "submitted" for event in events):
+        """The events since the last look; raises SupersededError if another supervisor has launched the job again."""
+        events, self._events_read = read_events_from(self._run_dir.events_file, self._events_read)
+        if of_kind(events, SubmittedEvent):
             raise SupersededError(f"another supervisor has taken run {self._run_dir.run_id} over")
         return events
 
-    def _answer(self, notice: Event) -> None:
+    def _answer(self, notice: NoticeEvent) -> None:
         """End the job on a node that its cloud takes back, with a checkpoint if the time is enough for one.
 
         After mere advice it saves and continues.
@@ -167,22 +158,21 @@ class Supervisor:
             logging_interval_s=self._resolved.longest_pause_s,
             grace_s=self._resolved.run_file.job.grace,
         )
-        said = {name: notice[name] for name in ("node", "cloud", "what")}
-        found = {"saves": answer.saves, "left_s": answer.left_s, "needed_s": answer.needed_s}
-        append_event(self._run_dir.events_file, "notice_answered", **said, **found, message=answer.words)
-        self._reclaimed = {"cause": Cause.NODE_RECLAIMED, "message": answer.words}
+        self._run_dir.note(answer)
+        hint = "trainworks resume, on another machine"
+        self._reclaimed = {"cause": Cause.NODE_RECLAIMED, "message": answer["message"], "hint": hint}
         self._stop_signals = 1
-        self._stop_deadline = self._clock.now() + (answer.left_s if answer.saves else 0.0)
+        self._stop_deadline = self._clock.now() + (answer["left_s"] if answer["saves"] else 0.0)
         self._nodes.ask_to_stop()
 
-    def _recover_from(self, failure: Event) -> None:
+    def _recover_from(self, failure: FailureReason) -> None:
         """RECOVERING; ranks often write that they lost a peer before the agent writes how that peer ended."""
         if self._state is JobState.RUNNING:
-            self._enter(JobState.RECOVERING, failure)
+            self._enter(End.of_failure(JobState.RECOVERING, failure))
             self._knows_only_consequences = is_consequence(failure)
         elif self._state is JobState.RECOVERING and self._knows_only_consequences and not is_consequence(failure):
             self._knows_only_consequences = False
-            self._note_state(failure)
+            self._note_state(End.of_failure(self._state, failure))
 
     def _follow_use(self) -> None:
         """Stop a job that has been idle for `job.idle.stop_after`, as `trainworks stop` would."""
@@ -191,27 +181,18 @@ class Supervisor:
         elif (why := self._idle.look()) is not None:
             self._ended_idle = why
             self._stop_signals = 1
-            append_event(self._run_dir.events_file, "stop_requested", reason=why)
-
-    def _follow_nodes(self) -> None:
-        """Name slow nodes and take lost ones back while the ranks train."""
-        if self._state is JobState.RUNNING and not self._stop_signals and not self._done:
-            self._recovery.look()
+            self._run_dir.note(StopRequestedEvent(kind="stop_requested", reason=why))
 
     def _follow_stop(self) -> None:
         if self._stop_signals == 0:
             return
         if self._stop_deadline is None:
-            self._stop_deadline = self._clock.now() + self._stop_grace_s()
+            has_nothing_to_save = self._resolved.is_workload and self._state is not JobState.RUNNING
+            grace_s = self._resolved.run_file.job.grace + 2 * self._resolved.longest_pause_s
+            self._stop_deadline = self._clock.now() + (0.0 if has_nothing_to_save else grace_s)
             self._nodes.ask_to_stop()
         if self._stop_signals > 1 or self._clock.now() > self._stop_deadline:
             self._nodes.kill_all()
-
-    def _stop_grace_s(self) -> float:
-        """Time for a clean end: 0 for a workload that is not training, which has nothing to save."""
-        if self._resolved.is_workload and self._state is not JobState.RUNNING:
-            return 0.0
-        return self._resolved.run_file.job.grace + 2 * self._resolved.longest_pause_s
 
     def _restart_or_end(self) -> bool:
         """Restart nodes that failed; False if the job cannot continue."""
@@ -219,7 +200,7 @@ class Supervisor:
             if self._stop_deadline is not None or self._done:
                 continue
             note_lost(self._run_dir, node, exit_code)
-            if not self._recovery.after_loss(node, exit_code):
+            if not self._recovery.handle_loss(node, exit_code):
                 return False
         return True
 
@@ -229,24 +210,20 @@ class Supervisor:
         last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
         if last == "finished":
             self._remember()
-            return self._enter(JobState.SUCCEEDED, exit_code=0)
+            return self._enter(End(JobState.SUCCEEDED, exit_code=0))
         if self._reclaimed is not None:
-            hint = "trainworks resume, on another machine"
-            return self._enter(JobState.FAILED, self._reclaimed | {"hint": hint}, exit_code=ExitCode.PEER_LOST)
+            return self._enter(End.of_failure(JobState.FAILED, self._reclaimed, exit_code=ExitCode.PEER_LOST))
         if self._recovery.unfit is not None:
-            return self._enter(JobState.FAILED, self._recovery.unfit, exit_code=ExitCode.ENVIRONMENT)
+            return self._enter(End.of_failure(JobState.FAILED, self._recovery.unfit, exit_code=ExitCode.ENVIRONMENT))
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
-            return self._enter(JobState.SUCCEEDED, exit_code=0)
+            return self._enter(End(JobState.SUCCEEDED, exit_code=0))
         if self._stop_signals or last == "stopped":
-            return self._enter(JobState.STOPPED, self._why_stopped(self._what_stopping_lost(events, last)), exit_code=0)
-        failure = first_failure(events) or {
-            "cause": "agent_lost",
-            "message": f"the node agents ended with codes {codes}",
-        }
+            return self._enter(self._stopped(events, last))
         code = next((code for code in codes if code), 1)
-        return self._enter(JobState.FAILED, self._with_hint(failure), exit_code=as_exit_code(code))
+        failure = first_failure(events) or lost_agents(codes, code)
+        return self._enter(End.of_failure(JobState.FAILED, self._with_hint(failure), exit_code=as_exit_code(code)))
 
-    def _with_hint(self, failure: Event) -> Event:
+    def _with_hint(self, failure: FailureEvent) -> FailureReason:
         """The failure of a command that has no restarts, with how to give it some if one could help."""
         if self._resolved.is_workload or self._resolved.run_file.max_restarts or failure.get("hint"):
             return failure
@@ -257,53 +234,45 @@ class Supervisor:
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""
         with suppress(OSError, TrainworksError):
-            record = import_module(
-                "trainworks.record.measured.finished_run"
-            )  # it needs numpy, and a supervisor stays small
+            # it needs numpy, and a supervisor stays small
+            record = import_module("trainworks.record.measured.finished_run")
             finished = record.finished_run(self._run_dir, self._clock.now())
             if finished is not None:
                 record.remember_finished(data_folder(FINISHED_RUNS), finished)
 
-    def _what_stopping_lost(self, events: list[Event], last: str | None) -> Event | None:
-        """Why a stopped workload has no checkpoint of its last step; None if it has one."""
-        if not self._resolved.is_workload or last == "stopped":
-            return None
-        return first_failure(events) or {"cause": "killed", "message": "ended before it could save a checkpoint"}
-
-    def _why_stopped(self, lost: Event | None) -> Event | None:
-        """The reason of a stop that the user did not ask for, with the work lost by it; else the work lost."""
+    def _stopped(self, events: list[Event], last: str | None) -> End:
+        """The end of a stopped job: the reason if the user did not ask for it, and the work lost by it."""
+        lost: FailureReason | None = None
+        if self._resolved.is_workload and last != "stopped":  # no checkpoint of its last step
+            lost = first_failure(events) or {
+                "cause": Cause.KILLED,
+                "message": "ended before it could save a checkpoint",
+            }
+        end = End.of_failure(JobState.STOPPED, lost, exit_code=0) if lost else End(JobState.STOPPED, exit_code=0)
         cause, why = (Cause.IDLE, self._ended_idle) if self._ended_idle else (Cause.KILLED, self._hung_up)
         if why is None:
-            return lost
-        message = why + (f"; {lost.get('message')}" if lost else "")
-        return {"cause": cause, "message": message, "hint": lost.get("hint") if lost else None}
+            return end
+        return replace(end, cause=cause, message=why + (f"; {end.message}" if lost else ""))
 
-    def _enter(self, state: JobState, failure: Event | None = None, exit_code: int | None = None) -> JobState:
+    def _enter(self, end: End) -> JobState:
+        state = parse_state(end.state)
         assert state in TRANSITIONS[self._state], f"{self._state} -> {state}"
         self._state = state
-        self._note_state(failure or {}, exit_code)
+        self._note_state(end)
         return state
 
-    def _note_state(self, failure: Event, exit_code: int | None = None) -> None:
-        """Write the state and its cause to status.json, and as an event."""
-        state = self._state
-        cause = failure.get("cause")
-        pid, started_at = process.identity()
-        if cause == "disk_full":
+    def _note_state(self, end: End) -> None:
+        """Write the state and how the job came to it to status.json, and as an event."""
+        if end.cause == "disk_full":
             self._run_dir.release_reserve()
-        self._run_dir.enter(
-            RunStatus(
-                state=state,
-                cause=cause,
-                message=failure.get("message"),
-                hint=failure.get("hint"),
-                exit_code=exit_code,
-                supervisor_pid=pid,
-                supervisor_started_at=started_at,
-                supervisor_host=socket.gethostname(),
-                updated_at=self._clock.now(),
-            )
-        )
+        self._run_dir.enter(own_status(end, self._clock.now()))
+
+
+def own_status(end: End, now: float) -> RunStatus:
+    """The status of a job that this process supervises."""
+    pid, started_at = process.identity()
+    by = {"supervisor_pid": pid, "supervisor_started_at": started_at, "supervisor_host": socket.gethostname()}
+    return RunStatus.of(end, updated_at=now).model_copy(update=by)
 
 
 def supervise(
@@ -313,17 +282,13 @@ def supervise(
     parent_pid: int = 0,
     lock: int | None = None,
     heard: Callable[[int], None] = lambda number: None,
-    signals: Mapping[int, int] = _SIGNALS,
+    signals: Mapping[int, int] = SIGNALS,
 ) -> int:
     """Run the job in a run directory to its end, or write down why that cannot be.
 
-    Args:
-        run_dir: of the run.
-        build: makes the supervisor, given the run's lock, which every agent keeps open.
-        parent_pid: process to die with; 0 for none.
-        lock: the run's, if the caller has taken it.
-        heard: called with every signal that asks for an end.
-        signals: numbers that ask for an end, and the signal that each of them stands for.
+    `build` makes the supervisor, given the run's lock, which every agent keeps open; `lock` is that lock if the caller
+    has taken it. This process dies with `parent_pid` unless that is 0. `signals` maps numbers that ask for an end to
+    the signal that each of them stands for, with which `heard` is called.
 
     Returns:
         Exit code: 0 if the job has succeeded; 78 if another supervisor has taken the run over, whose record it is.
@@ -348,62 +313,43 @@ def supervise(
     except Exception as error:
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         run_dir.release_reserve()
-        run_dir.write_status(_failure_status(error, run_dir))
-        _report_failed_start(run_dir)
+        _note_failure(run_dir, error)
         if isinstance(error, TrainworksError):
             return error.exit_code
         raise
 
 
-def _report_failed_start(run_dir: RunDir) -> None:
-    """Start the observers of a job that failed before its supervisor could start them."""
+def _note_failure(run_dir: RunDir, error: Exception) -> None:
+    """Write the end of a job whose supervisor failed, and start the observers that report it if none runs yet."""
+    foreseen = isinstance(error, TrainworksError)
+    end = End(
+        JobState.FAILED,
+        "environment" if foreseen else "controller_error",
+        str(error),
+        hint=error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}",
+        exit_code=getattr(error, "exit_code", 1),
+    )
+    run_dir.write_status(own_status(end, SystemClock().now()))
     if not running_observers():
         with suppress(TrainworksError):
             start_observers(run_dir, run_dir.read_resolved())
 
 
-def _failure_status(error: Exception, run_dir: RunDir) -> RunStatus:
-    """Final status of a job whose supervisor failed."""
-    foreseen = isinstance(error, TrainworksError)
-    return RunStatus(
-        state=JobState.FAILED,
-        cause="environment" if foreseen else "controller_error",
-        message=str(error),
-        hint=error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}",
-        exit_code=getattr(error, "exit_code", 1),
-        supervisor_pid=os.getpid(),
-        supervisor_host=socket.gethostname(),
-        updated_at=SystemClock().now(),
-    )
-
-
 def main(
-    run_folder: str,
-    parent_pid: str,
-    lock: int | None = None,
-    agent: Spare | None = None,
-    claims: Sequence[int] = (),
+    run_folder: str, parent_pid: str, lock: int | None = None, agent: Spare | None = None, claims: Sequence[int] = ()
 ) -> int:
     """Run a local job to its end.
 
-    Args:
-        run_folder: of the run.
-        parent_pid: process to die with; 0 for none.
-        lock: the run's, if the caller has taken it.
-        agent: a copy of this process for the first agent of a command.
-        claims: open files by which the job holds its share of this machine.
+    It dies with `parent_pid` unless that is 0. `lock` is the run's, if the caller has taken it; `agent` a copy of this
+    process for the first agent of a command; `claims` are open files by which the job holds its share of this machine.
     """
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
 
     def build(lock: int) -> Supervisor:
         resolved = run_dir.read_resolved()
-        if not resolved.is_workload:
-            nodes = CommandNodes(run_dir, resolved, (lock, *claims), spare=agent)
-            return Supervisor(run_dir, resolved, nodes, SystemClock())
-        if agent is not None:
-            agent.dismiss()
-        return Supervisor(run_dir, resolved, TrainingNodes(run_dir, resolved, (lock, *claims)), SystemClock())
+        nodes = nodes_of(run_dir, resolved, (lock, *claims), spare=agent)
+        return Supervisor(run_dir, resolved, nodes, SystemClock())
 
     code = supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
     if int(parent_pid):  # a queue ends what its job has left over

@@ -42,12 +42,15 @@ def anchor(run_file: RunFile, source: Source | None, *, on_nodes: bool, shape: M
         MissingExtraError: its data need a package.
     """
     if shape is None:
-        _check_accelerators(run_file, source)
         run_file = trainable(run_file, source)
     folder = _working_folder(run_file, source)
     sees_files = on_nodes or run_file.cluster.engine != "kubernetes"
     if shape is None and sees_files:
-        run_file = _anchored(run_file, source, folder)
+        if run_file.workload is None:
+            update: dict[str, object] = {"workdir": str(folder)} if run_file.workdir else {}
+        else:
+            update = {"workload": anchored_workload(run_file.workload, source)}
+        run_file = run_file.model_copy(update=update)
     if run_file.workload is None:
         _check_variables(run_file, source)
     return AnchoredRun(run_file, source, folder, shape)
@@ -106,14 +109,6 @@ def lacking_weights(workload: Workload) -> tuple[str, str] | None:
     return text, "set `model: {hf: FOLDER, weights: pretrained}`"
 
 
-def _check_accelerators(run_file: RunFile, source: Source | None) -> None:
-    """Refuse a workload on accelerators without a worker."""
-    if run_file.cluster.engine not in ("local", "described") and (run_file.resources or run_file.cluster.of):
-        from trainworks.jobs.described_nodes import check_worker  # noqa: PLC0415  # imports the catalogue
-
-        check_worker(run_file, source)
-
-
 def _with_dimensions(run_file: RunFile, source: Source | None) -> RunFile:
     """The run file with a preset's dimensions in place of its name; a described cluster trains nothing."""
     workload = run_file.workload
@@ -125,11 +120,7 @@ def _with_dimensions(run_file: RunFile, source: Source | None) -> RunFile:
 
 
 def _check_software(run_file: RunFile, source: Source | None) -> None:
-    """Refuse a `software` block that says what Trainworks' own worker does not do.
-
-    Raises:
-        UsageError: the first key that differs, with its line.
-    """
+    """Refuse a `software` block that says what Trainworks' own worker does not do."""
     block, workload = run_file.software, run_file.workload
     if block is None or workload is None:
         return
@@ -216,13 +207,6 @@ def _working_folder(run_file: RunFile, source: Source | None) -> Path:
     if not is_folder:
         raise UsageError(f"`workdir` ({run_file.workdir}) is not a folder", place=place)
     return folder
-
-
-def _anchored(run_file: RunFile, source: Source | None, working_folder: Path) -> RunFile:
-    """The same run file with absolute paths; its data must exist."""
-    if run_file.workload is None:
-        return run_file.model_copy(update={"workdir": str(working_folder)} if run_file.workdir else {})
-    return run_file.model_copy(update={"workload": anchored_workload(run_file.workload, source)})
 
 
 def anchored_workload(workload: Workload, source: Source | None) -> Workload:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,27 +16,14 @@ from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.plan.cluster.layout import as_option, parse_layout
-from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.plan.cluster.plan import CalibrationResult, ClusterPlan
 from trainworks.plan.degrees import written_layout
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.calibration import Calibration
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
 from trainworks.record.measured.measurement_store import append_measurement
-from trainworks.results import Result
 
 _LONGEST_STEP_S = 1e7
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationResult(Result):
-    """The plan of the measured layout before and after the calibration."""
-
-    before: ClusterPlan
-    after: ClusterPlan
-    measured_s: float | None
-    """The measured step time; None for a benchmark record."""
-    path: Path
-    """File that the measurement was appended to."""
 
 
 def calibrate(
@@ -131,11 +117,7 @@ def _benchmark(plan: ClusterPlan, path: Path) -> ClusterMeasurement:
 def _plan_with(
     run_file: RunFile, source: Source | None, layout: Layout, measurement: ClusterMeasurement
 ) -> ClusterPlan:
-    """Plan the same layout with the measurement: only one that leads to a finite plan is stored.
-
-    Raises:
-        UsageError: the step would take no finite time.
-    """
+    """Plan the same layout with the measurement: only one that leads to a finite plan is stored."""
     after = plan_cluster(run_file, source, layout=layout, learned=[measurement])
     best = after.best[0]
     if not all(0 < bound < math.inf for bound in (best.low_s, best.step_time_s, best.high_s)):

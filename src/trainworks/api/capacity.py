@@ -9,10 +9,10 @@ from trainworks.api.inputs import Progress, Quantity, check_number, no_progress,
 from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.facts import Node
 from trainworks.errors import ArgumentError, UsageError
+from trainworks.plan.capacity.answer import Target
 from trainworks.plan.capacity.jobs import TraceJob, parse_trace, trace_of, trace_text
 from trainworks.plan.capacity.plan import CapacityPlan, ElasticTerms, limits_for, plan_capacity
-from trainworks.plan.capacity.prices import prices_for
-from trainworks.plan.capacity.service import Target
+from trainworks.plan.capacity.policy_comparison import prices_for
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs
 from trainworks.units import format_duration
 
@@ -78,11 +78,16 @@ def capacity(
         seed=seed,
     )
     path = Path(file)
-    jobs = _sampled(path, seed)
+    jobs: list[TraceJob] | None = None
+    if path.suffix in (".yaml", ".yml"):  # of teams, whose jobs are sampled
+        jobs = sampled_jobs(parse_teams(_text(path), name=str(path)), seed=seed)
     trace = parse_trace(_text(path), name=str(path)) if jobs is None else trace_of(jobs)
     limits = limits_for(trace, size, terms, fixed=fixed, on_demand=on_demand_max, spot=spot_max)
     plan = plan_capacity(path.name, trace, target, limits, prices, progress)
-    return plan if jobs is None else replace(plan, sampled_trace=_sampled_text(path, jobs, seed))
+    if jobs is None:
+        return plan
+    head = f"# Synthetic: sampled from {path.name} with seed {seed}.\n"
+    return replace(plan, sampled_trace=head + trace_text(jobs))
 
 
 def _node(name: str | None, accelerators: int | None) -> tuple[Node | None, int]:
@@ -117,17 +122,6 @@ def _target(wait: Quantity | None, deadlines: Quantity | None) -> Target:
     if wait is not None:
         raise UsageError("two targets", place="--wait, --deadlines", hint="leave one of the two out")
     return Target(deadlines=met)
-
-
-def _sampled(path: Path, seed: int) -> list[TraceJob] | None:
-    """Jobs of the teams in a YAML file; None for a trace."""
-    if path.suffix not in (".yaml", ".yml"):
-        return None
-    return sampled_jobs(parse_teams(_text(path), name=str(path)), seed=seed)
-
-
-def _sampled_text(path: Path, jobs: list[TraceJob], seed: int) -> str:
-    return f"# Synthetic: sampled from {path.name} with seed {seed}.\n{trace_text(jobs)}"
 
 
 def _text(path: Path) -> str:

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.manifests.load import load_run_description
+from trainworks.catalog.stack_cluster import read_cluster
+from trainworks.config.run_description import is_run_description, load_tasks
 from trainworks.config.run_file import Cluster, RunFile
-from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import Source
-from trainworks.errors import ArgumentError, UsageError
+from trainworks.config.stack import is_stack_file
+from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.units import parse_duration, parse_share
 
 RunInput = RunFile | Path | str
@@ -33,44 +34,56 @@ def no_progress(share: float, text: str = "") -> None:
 
 @contextmanager
 def argument(name: str) -> Iterator[None]:
-    """Attribute the errors of a block to an argument.
+    """Attribute the errors of a block to an argument; those of a file keep their lines.
 
     Raises:
         ArgumentError: instead of a UsageError.
     """
     try:
         yield
+    except RunFileError:
+        raise
     except UsageError as error:
         raise ArgumentError(error.message, argument=name, hint=error.hint) from None
 
 
-def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
-    """Read a run file, a batch script or a manifest of Kubernetes; an object is returned as it is.
+def read_tasks(path: Path) -> list[tuple[RunFile, Source]]:
+    """Read a file of any kind that describes runs: one task, or those of a pipeline.
 
     Raises:
         UsageError: the file cannot be read.
         RunFileError: the file has problems.
     """
+    with explaining_names():
+        return load_tasks(path)
+
+
+def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
+    """Read a file that describes one run; an object is returned as it is.
+
+    Raises:
+        UsageError: the file cannot be read, or is a pipeline.
+        RunFileError: the file has problems.
+    """
     if isinstance(run, RunFile):
         return run, None
-    path = Path(run)
-    with explaining_names():
-        return load_batch_script(path) if is_batch_script(path) else load_run_description(path)
-
-
-def is_run_file(text: str) -> bool:
-    """Whether an argument is the path of a run file, a manifest of Kubernetes or a batch script, and not a name."""
-    return text.endswith((".yaml", ".yml")) or is_batch_script(Path(text))
+    first, *others = read_tasks(Path(run))
+    if others:
+        raise UsageError(
+            f"`{run}` is a pipeline of {1 + len(others)} tasks", hint="write the task to a file of its own"
+        )
+    return first
 
 
 def named_cluster(text: str) -> Cluster:
-    """The cluster of a run file, a manifest or a batch script by its path, else that of a name such as `slurm`.
+    """The cluster of a file that describes a run, by its path, else that of a stack file or of a name such as `slurm`.
 
     Raises:
         UsageError: the file cannot be read, or the name is of no backend.
         RunFileError: the file has problems.
     """
-    return load_run(text)[0].cluster if is_run_file(text) else Cluster.named(text)
+    describes_a_run = is_run_description(text) and not is_stack_file(text)
+    return load_run(text)[0].cluster if describes_a_run else Cluster.named(text)
 
 
 def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
@@ -88,13 +101,14 @@ def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
 
 
 def cluster_argument(on: str) -> ClusterDescription:
-    """Read the description of a cluster from the argument `on`.
+    """Read the description of a cluster, or its stack file, from the argument `on`.
 
     Raises:
         ArgumentError: the text does not describe a cluster.
+        RunFileError: the stack file has problems.
     """
     with argument("on"):
-        return parse_cluster(on)
+        return read_cluster(on)
 
 
 def described_run(run: RunInput, on: str | None, *, task: str) -> tuple[RunFile, Source | None]:

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from trainworks.api.inputs import Quantity, RunInput, cluster_argument, load_run, quantity
 from trainworks.api.planning.described import plan_cluster
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, QuantityError, UsageError
+from trainworks.jobs.described_nodes import described_cluster
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.network.bill import NetworkPrices
 from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
-from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.network.switches import find_switch
-from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster
+from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster, messages_of_job, usual_messages
 from trainworks.plan.search import search_layouts
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
 from trainworks.plan.sizing.facility import room_lines
@@ -67,19 +67,24 @@ def network(
         raise ArgumentError(f"{switch_power:g} is not a power in watts", argument="switch_power")
     ratio = quantity("oversubscription", oversubscription, _parse_ratio)
     run_file, source = (None, None) if run is None else load_run(run)
-    cluster = _cluster(run_file, on)
+    cluster = _cluster(run_file, source, on)
     if ratio is not None and cluster.oversubscription not in (1.0, ratio):
         message = f"`{cluster.name}` has an oversubscription of {cluster.oversubscription:g}:1, not {ratio:g}:1"
         raise ArgumentError(message, argument="oversubscription", hint="give it once")
     model = None if switch is None else find_switch(switch)
     design = design_network(cluster, topology=topology, oversubscription=ratio, switch=model, spare_slots=spare_slots)
-    plan = None if run_file is None else _plan_on(design, run_file, source)
+    plan = None
+    if run_file is not None:  # as if the network of the design did not block
+        free = design.cluster.model_copy(update={"oversubscription": 1.0, "spread_share": 1.0})
+        plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=free)
+    # of the job's fastest layout; usual sizes without a job, or where it sends none over the network
+    messages = (messages_of_job(plan.job, plan.best[0]) if plan else []) or usual_messages(design.cluster)
     return NetworkPlan(
         design=design,
         others=topologies_compared(
-            cluster, oversubscription=ratio, switch=design.switch or model, spare_slots=spare_slots
+            cluster, oversubscription=ratio, switch=design.switch or model, spare_slots=design.spare_slots
         ),
-        messages=_messages(plan, design),
+        messages=messages,
         step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),
         nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster),
@@ -94,24 +99,12 @@ def network(
     )
 
 
-def _cluster(run_file: RunFile | None, on: str | None) -> ClusterDescription:
+def _cluster(run_file: RunFile | None, source: Source | None, on: str | None) -> ClusterDescription:
     if on is not None:
         return cluster_argument(on)
     if run_file is None or run_file.cluster.of is None:
         raise UsageError("no cluster to design a network for", hint="describe one: `--on '16 nodes of DGX A100'`")
-    return parse_cluster(run_file.cluster.of)
-
-
-def _plan_on(design: NetworkDesign, run_file: RunFile, source: Source | None) -> ClusterPlan:
-    """The run on the cluster of the design, as if its network did not block."""
-    cluster = design.cluster.model_copy(update={"oversubscription": 1.0, "spread_share": 1.0})
-    return plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=cluster)
-
-
-def _messages(plan: ClusterPlan | None, design: NetworkDesign) -> list[Message]:
-    """Messages of the job's fastest layout; usual sizes without a job, or where it sends none over the network."""
-    usual = usual_messages(design.cluster)
-    return usual if plan is None else messages_of_job(plan.job, plan.best[0]) or usual
+    return described_cluster(run_file, source)
 
 
 def _step_times(plan: ClusterPlan | None, design: NetworkDesign) -> dict[Placement, float]:

@@ -6,23 +6,16 @@ The resolved run names this module; the node agent runs it. An error is written 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.agent.remote_agent import RemoteHosts
-from trainworks.api.environments.planning import EnvironmentMachines
 from trainworks.api.launching.resolve import resolve
-from trainworks.backends.kubernetes.pod import SECRETS, pod_of, wait_for_pods
-from trainworks.backends.slurm.allocation import StepCommand, StepHosts, allocation
-from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.backend import AllocatedNodes
+from trainworks.backends.registry import backend_class
 from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
-from trainworks.host.clock import SystemClock
 from trainworks.host.probe import probe_host
-from trainworks.measure.calibrate import Machines
+from trainworks.measure.ranks_environment import EnvironmentMachines
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.run_dir import RunDir
 from trainworks.report.rendering.console import SafeConsole
@@ -35,7 +28,7 @@ def main(run_folder: str) -> int:
     run_dir = RunDir(Path(run_folder))
     before = run_dir.read_resolved()
     try:
-        nodes = _allocated_nodes()
+        nodes = backend_class(before.run_file.cluster.engine).allocated_nodes()
         machines = nodes.machines
         if machines is not None and before.environment is not None:
             machines = EnvironmentMachines(machines, run_dir.path)
@@ -54,29 +47,6 @@ def main(run_folder: str) -> int:
     run_dir.write_resolved(resolved.in_place_of(before).model_copy(update={"forecast": before.forecast}))
     print_document(build_document(resolved), SafeConsole(width=120))
     return 0
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatedNodes:
-    """Nodes and devices allocated to the job."""
-
-    nodes: int
-    cores_per_node: int
-    accelerators_per_node: int
-    machines: Machines | None
-    """How to start a process on all of them; None where this node stands for all."""
-
-
-def _allocated_nodes() -> AllocatedNodes:
-    """Nodes of the job this process runs in; a container under Slurm has no `srun`."""
-    if "TRAINWORKS_PODS" in os.environ:
-        pod = pod_of(os.environ, Path(SECRETS))
-        machines = RemoteHosts(wait_for_pods(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
-        return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, machines)
-    job = allocation(os.environ, SlurmClient(), SystemClock())
-    is_alone = len(job.nodes) == 1 or shutil.which("srun") is None
-    steps = None if is_alone else StepHosts(job, StepCommand((), (sys.executable,)), SlurmClient())
-    return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)
 
 
 def nodes_as_one(first: HostFacts, nodes: AllocatedNodes) -> HostFacts:

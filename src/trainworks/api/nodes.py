@@ -1,11 +1,11 @@
-"""Use cases of nodes: the backend of a cluster drains one, and lets jobs start there again."""
+"""Use cases of nodes: list them, drain one, and let jobs start there again."""
 
 from __future__ import annotations
 
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.registry import backend_for, local_backend
 
-__all__ = ["NodeStatus", "backend_on", "drain", "undrain"]
+__all__ = ["NodeStatus", "backend_on", "drain", "nodes", "undrain"]
 
 
 def backend_on(cluster: str | None) -> Backend:
@@ -20,6 +20,17 @@ def backend_on(cluster: str | None) -> Backend:
     from trainworks.api.inputs import named_cluster  # noqa: PLC0415, a list of local jobs does without
 
     return backend_for(named_cluster(cluster))
+
+
+def nodes(cluster: str | None = None) -> list[NodeStatus]:
+    """Nodes of a cluster, in order of their names, with the history of each on which jobs of the job store have run.
+
+    Args:
+        cluster: this machine when None, else a name such as `slurm`, or a run file.
+    """
+    from trainworks.backends.node_histories import with_history  # noqa: PLC0415 - imports the database
+
+    return with_history(backend_on(cluster))
 
 
 def drain(node: str, reason: str, *, cluster: str | None = None) -> None:

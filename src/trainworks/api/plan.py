@@ -6,22 +6,21 @@ from pathlib import Path
 from typing import overload
 
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
-from trainworks.api.launching.model_support import check_support_early
-from trainworks.api.launching.planning import Planning
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.notices import Notify, silent
-from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster
-from trainworks.api.planning.planned_model import planned_shape
+from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster, planned_shape
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.probe import package_versions
 from trainworks.jobs.described_nodes import check_worker, described_part
+from trainworks.measure.model_config import check_support_early
+from trainworks.measure.planning import Planning
 from trainworks.plan.cluster.layout import parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
+from trainworks.plan.handover import deepspeed, megatron, torchtitan
+from trainworks.plan.handover.job import HandedJob, Handover
 from trainworks.record.resolved import ResolvedRun
-from trainworks.report.handover import deepspeed, megatron, torchtitan
-from trainworks.report.handover.job import HandedJob, Handover
 
 __all__ = ["Handover", "ResolvedRun", "compare_layout", "hand_over", "plan"]
 
@@ -168,11 +167,7 @@ def _check_machine_arguments(**values: int | None) -> None:
 
 
 def _check_job(run_file: RunFile, source: Source | None) -> None:
-    """Refuse what Trainworks' worker cannot train on the nodes of a scheduler.
-
-    Raises:
-        UsageError: naming the accelerators or the layout, with the line.
-    """
+    """Refuse what Trainworks' worker cannot train on the nodes of a scheduler."""
     check_worker(run_file, source)
     check_ranks(run_file, described_part(run_file, source), source)
     if run_file.workload is not None:

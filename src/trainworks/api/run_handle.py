@@ -19,7 +19,8 @@ from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.record.events import read_events
+from trainworks.record.events.log import of_kind, read_events
+from trainworks.record.events.training import CheckpointCopiedEvent
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -161,7 +162,7 @@ class Run:
         if not copies or not complete:
             return []
         newest = complete[-1][0].step
-        events = [event for event in read_events(self.run_dir.events_file) if event["kind"] == "checkpoint_copied"]
+        events = of_kind(read_events(self.run_dir.events_file), CheckpointCopiedEvent)
         made = {event["to"]: event["step"] for event in events}
         return [address for copy in copies if made.get(address := copy.address(self.id)) != newest]
 

@@ -1,7 +1,8 @@
-"""A run as requested: from the arguments of `run`, `submit` or `plan` to a checked run file."""
+"""A run, an array or a pipeline as requested: from the arguments of `run` or `submit` to checked run files."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,19 +12,18 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainworks.api.environments.files import with_image
-from trainworks.api.environments.variables import parse_variables, warnings_about
+from trainworks.agent.environments.files import with_image
+from trainworks.api.inputs import read_tasks
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.load import name_from
-from trainworks.config.manifests.load import parse_run_description
-from trainworks.config.pipeline import load_tasks
+from trainworks.config.run_description import is_run_description, parse_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.config.skypilot_task import changed_elsewhere
-from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
+from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.config.source import Source
 from trainworks.config.spec import RUN_NAME_HINT, RunName
 from trainworks.errors import UsageError
-from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
+from trainworks.jobs.formats import jobset, shell, skypilot
 from trainworks.jobs.formats.manifest import KubernetesJob, to_yaml
 from trainworks.jobs.job_spec import ARRAY_ID, new_array_id
 from trainworks.jobs.program import program_of
@@ -34,8 +34,20 @@ _LARGEST_ARRAY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Place of a job in an array or a pipeline, whose jobs wait for each other."""
+
+    at_once: int | None
+    """Most jobs that run at the same time; 1 for the tasks of a pipeline."""
+    needs_success: bool = False
+    """Whether the job before it has to succeed, as in a pipeline."""
+    first: RunDir | None = None
+    """Run directory of the first job of the array, whose kept code this one shares; None for the first itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run file, the text it was read from, and the command if the run has no workload."""
+    """One run: its run file, the text it was read from, and the command if the run has no workload."""
 
     run_file: RunFile
     source: Source | None = None
@@ -44,20 +56,53 @@ class RunRequest:
     """Remarks on the run file, such as ignored options of a batch script."""
     unused: tuple[str, ...] = ()
     """Keys of a SkyPilot task or of a manifest of Kubernetes that have no effect where the run starts."""
-    array: str | None = None
-    """Indexes of a batch script with `--array`, whose jobs `array_members` makes."""
-    at_once: int | None = None
-    """Most jobs of the array that run at the same time; 1 for the tasks of a pipeline."""
-    needs_success: bool = False
-    """Whether the job before it in turn has to succeed, as in a pipeline."""
-    first_of_array: RunDir | None = None
-    """Run directory of the first job of the array, whose kept code this one shares; None for the first itself."""
-    following: tuple[RunRequest, ...] = ()
-    """Further tasks of a pipeline, which `array_members` makes jobs of."""
+    turn: Turn | None = None
+    """Its place in an array or a pipeline, as `jobs_of` gives it; None for a run of its own."""
+
+    @property
+    def needs_success(self) -> bool:
+        """Whether the run is a task of a pipeline, which starts when the one before it has succeeded."""
+        return self.turn is not None and self.turn.needs_success
 
 
-RunTarget = str | Path | RunFile | RunRequest | Mapping[str, Any] | Sequence[str]
+@dataclass(frozen=True, slots=True)
+class ArrayRequest:
+    """A batch script with `--array`: one command, once per index."""
+
+    run: RunRequest
+    indexes: str
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRequest:
+    """Tasks of which each starts when the one before it has succeeded."""
+
+    tasks: tuple[RunRequest, ...]
+
+
+AnyRequest = RunRequest | ArrayRequest | PipelineRequest
+RunTarget = str | Path | RunFile | AnyRequest | Mapping[str, Any] | Sequence[str]
 """A run file by its path, a run file as an object or a mapping, or a command as a list of words."""
+
+
+def runs_of(request: AnyRequest) -> tuple[RunRequest, ...]:
+    """The runs as they are written: the tasks of a pipeline, or the one run."""
+    if isinstance(request, PipelineRequest):
+        return request.tasks
+    return (request.run if isinstance(request, ArrayRequest) else request,)
+
+
+def one_run(request: AnyRequest) -> RunRequest:
+    """The run of a request for one.
+
+    Raises:
+        UsageError: the request is an array or a pipeline.
+    """
+    if isinstance(request, RunRequest):
+        return request
+    what = "a pipeline" if isinstance(request, PipelineRequest) else f"`--array={request.indexes}` in the script"
+    hint = "use `trainworks submit`, or `trainworks.submit_array` in Python"
+    raise UsageError(f"{what} makes several jobs, and this starts one", hint=hint)
 
 
 def read_run_file(text: str) -> RunRequest:
@@ -65,10 +110,11 @@ def read_run_file(text: str) -> RunRequest:
 
     Raises:
         RunFileError: every problem in it, each with its line.
+        UsageError: it is a pipeline.
     """
     with explaining_names():
-        run_file, source = parse_run_description(text, name="run.yaml")
-    return RunRequest(run_file, source, unused=tuple(source.unused))
+        tasks = parse_tasks(text, name="run.yaml")
+    return one_run(_request_of(tasks))
 
 
 def read_request(
@@ -78,8 +124,8 @@ def read_request(
     nproc: int | None = None,
     name: str | None = None,
     env: Sequence[str] = (),
-) -> RunRequest:
-    """Read and check the run that a target describes.
+) -> AnyRequest:
+    """Read and check the run, the array or the pipeline that a target describes.
 
     Args:
         target: a run file or a manifest of Kubernetes (`*.yaml`), a batch script (`*.sbatch`), a run file as an object,
@@ -94,62 +140,74 @@ def read_request(
         RunFileError: a problem in the run file.
     """
     request = _read(target, name)
-    if request.following and (nodes or nproc or name):
+    if isinstance(request, PipelineRequest) and (nodes or nproc or name):
         raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
-    run_file = request.run_file.with_ranks(nodes, nproc)
-    named = replace(request, run_file=run_file.model_copy(update={"name": _checked(name)} if name else {}))
-    request = _with_variables(named, env) if env else named
-    secrets = warnings_about(task.run_file for task in (request, *request.following))
-    return replace(request, notes=tuple(dict.fromkeys((*request.notes, *secrets))))
-
-
-def _with_variables(request: RunRequest, assignments: Sequence[str]) -> RunRequest:
-    """Set variables of the run, and of every further task of a pipeline."""
-    variables = parse_variables(assignments)
-    tasks = [_with_envs(task, variables) for task in (request, *request.following)]
-    if any(task.run_file.run is None for task in tasks):
+    variables = parse_variables(env)
+    if env and any(run.run_file.run is None for run in runs_of(request)):
         raise UsageError("a workload reads no variables", place="--env", hint="use `--env` for a command")
-    return replace(tasks[0], following=tuple(tasks[1:]))
+
+    def changed(run: RunRequest) -> RunRequest:
+        run_file = run.run_file.with_ranks(nodes, nproc)
+        update = ({"name": _checked(name)} if name else {}) | ({"envs": run_file.envs | variables} if env else {})
+        run_file = run_file.model_copy(update=update)
+        notes = dict.fromkeys((*run.notes, *warnings_about(run_file)))
+        return replace(run, run_file=run_file, notes=tuple(notes))
+
+    if isinstance(request, PipelineRequest):
+        return PipelineRequest(tuple(map(changed, request.tasks)))
+    return replace(request, run=changed(request.run)) if isinstance(request, ArrayRequest) else changed(request)
 
 
-def _with_envs(request: RunRequest, variables: Mapping[str, str | None]) -> RunRequest:
-    envs = {**request.run_file.envs, **variables}
-    return replace(request, run_file=request.run_file.model_copy(update={"envs": envs}))
+def read_run(
+    target: RunTarget, *, nodes: int | None = None, nproc: int | None = None, name: str | None = None
+) -> RunRequest:
+    """Read and check a target that describes one run; arguments and errors are those of `read_request`.
+
+    Raises:
+        UsageError: the target is an array or a pipeline.
+    """
+    return one_run(read_request(target, nodes=nodes, nproc=nproc, name=name))
 
 
-def _read(target: RunTarget, name: str | None) -> RunRequest:
-    if isinstance(target, RunRequest):
+def _read(target: RunTarget, name: str | None) -> AnyRequest:
+    if isinstance(target, AnyRequest):
         return target
     if isinstance(target, RunFile):
         return RunRequest(target)
     if isinstance(target, Mapping):
         return RunRequest(RunFile.model_validate(target))
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
-    if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
-        with explaining_names():
-            tasks = load_tasks(Path(words[0]))
-        first, *others = (RunRequest(run_file, source, unused=tuple(source.unused)) for run_file, source in tasks)
-        return replace(first, following=tuple(others))
-    if len(words) == 1 and is_batch_script(Path(words[0])):
-        run_file, batch = load_batch_script(Path(words[0]))
-        return RunRequest(run_file, batch, notes=tuple(batch.notes), array=batch.array)
+    if len(words) == 1 and is_run_description(words[0]):
+        return _request_of(read_tasks(Path(words[0])))
     if words[0].endswith((".yaml", ".yml")) and Path(words[0]).is_file():
         raise UsageError(
             f"a run file is the only argument, and `{words[1]}` follows `{words[0]}`",
             hint=f"set the value in `{words[0]}`; `trainworks sweep` tries several: `--set optimizer.lr=1e-4,3e-4`",
         )
     if shutil.which(words[0]) is None:
-        raise UsageError(
-            f"`{words[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program",
-            hint=_program_hint(words[0]),
+        hint = "trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py"
+        hint = f"trainworks run -- python {words[0]}" if words[0].endswith(".py") else hint
+        message = f"`{words[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program"
+        raise UsageError(message, hint=hint)
+    # `train` for `python train.py --lr 1`: the first argument that looks like a script, else the program
+    script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
+    return RunRequest(RunFile(name=_checked(name or name_from(Path(script).stem)), run=" ".join(words)), command=words)
+
+
+def _request_of(tasks: Sequence[tuple[RunFile, Source]]) -> AnyRequest:
+    runs = tuple(
+        RunRequest(
+            run_file,
+            source,
+            notes=tuple(source.notes) if isinstance(source, BatchSource) else (),
+            unused=tuple(source.unused),
         )
-    return RunRequest(RunFile(name=_checked(name or _name_of(words)), run=" ".join(words)), command=words)
-
-
-def _program_hint(name: str) -> str:
-    if name.endswith(".py"):
-        return f"trainworks run -- python {name}"
-    return "trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py"
+        for run_file, source in tasks
+    )
+    source = tasks[0][1]
+    if isinstance(source, BatchSource) and source.array is not None:
+        return ArrayRequest(runs[0], source.array)
+    return PipelineRequest(runs) if len(runs) > 1 else runs[0]
 
 
 def _checked(name: str) -> str:
@@ -159,21 +217,15 @@ def _checked(name: str) -> str:
         raise UsageError(f"invalid run name `{name}`", hint=RUN_NAME_HINT) from None
 
 
-def _name_of(command: list[str]) -> str:
-    """`train` for `python train.py --lr 1`: the first argument that looks like a script, else the program."""
-    script = next((part for part in command if part.endswith((".py", ".sh"))), command[0])
-    return name_from(Path(script).stem)
-
-
-def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRequest]:
+def jobs_of(request: AnyRequest, indexes: str | None = None) -> list[RunRequest]:
     """The jobs of an array, the same command once per index, or the tasks of a pipeline.
 
-    Every command finds the id of the array in TRAINWORKS_ARRAY_ID, its index in TRAINWORKS_ARRAY_INDEX and
+    Every command of an array finds its id in TRAINWORKS_ARRAY_ID, its index in TRAINWORKS_ARRAY_INDEX and
     SLURM_ARRAY_TASK_ID, the number of jobs in TRAINWORKS_ARRAY_SIZE and SLURM_ARRAY_TASK_COUNT, and the limits of the
     indexes in SLURM_ARRAY_TASK_MIN and MAX.
 
     Args:
-        request: a command.
+        request: a run, an array or a pipeline.
         indexes: `8` for 0 to 7, `3-10`, `0-20:4` for every fourth, or `1,3,5-7`; `0-99%8` runs 8 at once. By default
             those of the batch script.
 
@@ -183,24 +235,36 @@ def array_members(request: RunRequest, indexes: str | None = None) -> list[RunRe
     Raises:
         UsageError: the indexes are invalid, or the run is a workload or a pipeline.
     """
-    if request.following and indexes is not None:
-        raise UsageError("a pipeline cannot be an array", hint="submit each of its tasks as an array")
-    if request.following:
-        tasks = (replace(request, following=()), *request.following)
-        return [replace(task, at_once=1, needs_success=True) for task in tasks]
-    if (indexes := indexes or request.array) is None:
-        return [request]
+    if isinstance(request, PipelineRequest):
+        if indexes is not None:
+            raise UsageError("a pipeline cannot be an array", hint="submit each of its tasks as an array")
+        return [replace(task, turn=Turn(at_once=1, needs_success=True)) for task in request.tasks]
+    run, written = (request.run, request.indexes) if isinstance(request, ArrayRequest) else (request, None)
+    if (indexes := indexes or written) is None:
+        return [run]
     listed, percent, at_once = indexes.partition("%")
     members = _indexes(listed)
     is_limit = bool(re.fullmatch(r"[1-9]\d{0,8}", at_once))
     if not 0 < len(members) <= _LARGEST_ARRAY or is_limit is not bool(percent):
         hint = "write `--array 8`, `3-10`, `0-20:4`, `1,3,5-7` or `0-99%8`"
         raise UsageError(f"`--array {indexes}` is not an array of 1 to {_LARGEST_ARRAY:,} jobs", hint=hint)
-    if request.run_file.run is None:
+    if run.run_file.run is None:
         raise UsageError("a workload cannot be an array: it does not read an index", hint="use `--array` for a command")
-    limited = replace(request, array=None, at_once=int(at_once) if is_limit else None)
-    array = new_array_id()
-    return [_member(limited, array, index, members) for index in members]
+    array, turn = new_array_id(), Turn(int(at_once) if is_limit else None)
+    jobs = []
+    for index in members:
+        variables = {
+            ARRAY_ID: array,
+            "TRAINWORKS_ARRAY_INDEX": str(index),
+            "TRAINWORKS_ARRAY_SIZE": str(len(members)),
+            "SLURM_ARRAY_TASK_ID": str(index),
+            "SLURM_ARRAY_TASK_COUNT": str(len(members)),
+            "SLURM_ARRAY_TASK_MIN": str(members[0]),
+            "SLURM_ARRAY_TASK_MAX": str(members[-1]),
+        }
+        run_file = run.run_file.model_copy(update={"envs": run.run_file.envs | variables})
+        jobs.append(replace(run, run_file=run_file, turn=turn))
+    return jobs
 
 
 def _indexes(text: str) -> Sequence[int]:
@@ -219,37 +283,12 @@ def _indexes(text: str) -> Sequence[int]:
     return sorted(found)
 
 
-def _member(request: RunRequest, array: str, index: int, members: Sequence[int]) -> RunRequest:
-    variables = {
-        ARRAY_ID: array,
-        "TRAINWORKS_ARRAY_INDEX": str(index),
-        "TRAINWORKS_ARRAY_SIZE": str(len(members)),
-        "SLURM_ARRAY_TASK_ID": str(index),
-        "SLURM_ARRAY_TASK_COUNT": str(len(members)),
-        "SLURM_ARRAY_TASK_MIN": str(members[0]),
-        "SLURM_ARRAY_TASK_MAX": str(members[-1]),
-    }
-    return _with_envs(request, variables)
-
-
 _ENGINES = {"jobset": "kubernetes", "trainjob": "kubernetes", "skypilot": "skypilot"}
 """Formats whose nodes start from an image, and the engine with the key of it."""
 
 
-def _run_file_text(request: RunRequest) -> str:
-    """The run file that a foreign file is read as; its remarks are comments at the top."""
-    array = (f"submit it with `--array {request.array}`",) if request.array else ()
-    remarks = [" ".join(remark.split()) for remark in (*array, *request.notes, *request.unused)]
-    text = to_yaml(request.run_file.model_dump(mode="json", exclude_unset=True))
-    return "".join(f"# {remark}\n" for remark in remarks) + text
-
-
 def _check_needs_no_trainworks(run_file: RunFile, name: str) -> None:
-    """Refuse what only Trainworks does, before the job or on its nodes.
-
-    Raises:
-        UsageError: names the first such key.
-    """
+    """Refuse what only Trainworks does, before the job or on its nodes."""
     if run_file.environment is not None and (run_file.environment.file or name not in _ENGINES):
         key = f"environment.{run_file.environment.kind}"
         hint = "bake the packages into an image" if name in _ENGINES else f"remove `{key}`"
@@ -280,7 +319,7 @@ _KEPT_OTHERWISE = (("skypilot", "secrets"), ("skypilot", "program"))
 """Options without a counterpart whose effect a job has in every format, or does not need."""
 
 
-def job_in_format(request: RunRequest, name: str) -> str:
+def job_in_format(request: AnyRequest, name: str) -> str:
     """The job as text for an engine that Trainworks does not talk to, or as a run file; this machine is not probed.
 
     A comment at the top names everything that the format does not keep.
@@ -294,32 +333,82 @@ def job_in_format(request: RunRequest, name: str) -> str:
     """
     text = _job_text(request, name)
     first, rest = text.split("\n", 1) if text.startswith("#!") else (None, text)
-    comments = "".join(f"# {' '.join(remark.split())}\n" for remark in not_kept(request.run_file, name))
+    comments = "".join(f"# {' '.join(remark.split())}\n" for remark in not_kept(runs_of(request)[0].run_file, name))
     return (f"{first}\n" if first is not None else "") + comments + rest
 
 
-def _job_text(request: RunRequest, name: str) -> str:
+def _run_file_text(run: RunRequest, array: Sequence[str]) -> str:
+    """The run file that a foreign file is read as; its remarks are comments at the top."""
+    remarks = [f"# {' '.join(remark.split())}\n" for remark in (*array, *run.notes, *run.unused)]
+    return "".join(remarks) + to_yaml(run.run_file.model_dump(mode="json", exclude_unset=True))
+
+
+def _job_text(request: AnyRequest, name: str) -> str:
     if name == "run-file":
-        return "---\n".join(map(_run_file_text, (request, *request.following)))
-    if request.following:
+        array = (f"submit it with `--array {request.indexes}`",) if isinstance(request, ArrayRequest) else ()
+        return "---\n".join(_run_file_text(run, array) for run in runs_of(request))
+    if isinstance(request, PipelineRequest):
         raise UsageError(f"a pipeline is several jobs, and {name} is one", hint="write each task to a file of its own")
-    run_file = with_image(request.run_file, _ENGINES.get(name))
+    (run,) = runs_of(request)
+    run_file = with_image(run.run_file, _ENGINES.get(name))
     if run_file.cluster.of is not None:
         from trainworks.jobs.described_nodes import with_described_nodes  # noqa: PLC0415  # imports the catalogue
 
-        run_file = with_described_nodes(run_file, request.source, of_format=True)
+        run_file = with_described_nodes(run_file, run.source, of_format=True)
     _check_needs_no_trainworks(run_file, name)
     if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
         hidden = dict.fromkeys(run_file.cluster.skypilot.secrets)
         run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
-    program, cluster = program_of(run_file, command=tuple(request.command or ())), run_file.cluster
+    program, cluster = program_of(run_file, command=tuple(run.command or ())), run_file.cluster
     if name == "lsf" and cluster.autoscale is not None:
         hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
         raise UsageError("LSF jobs cannot start or stop hosts", hint=hint)
     if name == "lsf":
-        return lsf.render(spec, program)
+        return shell.render_lsf(spec, program)
     if name == "skypilot":
         return skypilot.render(spec, program, cluster.skypilot, cluster.autoscale)
     job = KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)
-    return jobset.render(job) if name == "jobset" else trainjob.render(job)
+    return jobset.render(job) if name == "jobset" else jobset.render_trainjob(job)
+
+
+_OPTION = "--env"
+
+
+def parse_variables(assignments: Sequence[str], shell: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+    """Variables as the run file's `envs` has them: None takes the value from the shell that submits the run.
+
+    Args:
+        assignments: `NAME=VALUE` or `NAME`; of several for one name the last one counts.
+        shell: variables of the caller, which must have every `NAME` without a value.
+
+    Raises:
+        UsageError: an assignment is malformed, a value holds the character of code 0, or the caller has no such
+            variable.
+
+    Examples:
+        >>> parse_variables(["LR=1e-4", "QUERY=a=b", "EMPTY=", "HOME"], {"HOME": "/home/ada"})
+        {'LR': '1e-4', 'QUERY': 'a=b', 'EMPTY': '', 'HOME': None}
+    """
+    variables: dict[str, str | None] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+            hint = "write `--env NAME=VALUE`, or `--env NAME` for the value of your shell"
+            raise UsageError(f"`{name}` is not the name of a variable", place=_OPTION, hint=hint)
+        if "\0" in value:
+            raise UsageError(f"`{name}` cannot hold the character of code 0", place=_OPTION)
+        if not equals and name not in shell:
+            hint = f"export {name}=..., or write `--env {name}=VALUE`"
+            raise UsageError(f"environment variable `{name}` has no value", place=_OPTION, hint=hint)
+        variables[name] = value if equals else None
+    return variables
+
+
+def warnings_about(run_file: RunFile) -> tuple[str, ...]:
+    """Remarks on secrets that are written into the run directory."""
+    return tuple(
+        f"the record of the run keeps the value of {name}, readable by you alone; `{name}: null` in `envs` takes it "
+        "from your shell and keeps it out"
+        for name in run_file.written_secrets
+    )

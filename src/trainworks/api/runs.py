@@ -12,29 +12,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainworks.agent.environments.files import changed_since
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.checkpointing.copies import bring_newest, places
-from trainworks.api.environments.files import changed_since
-from trainworks.api.launching.planning import AS_USUAL, Planning
 from trainworks.api.launching.prepared_run import NODE_PLANNER, PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
-from trainworks.api.observing.observers import watch_queue
+from trainworks.api.observing.observers import observers_of, watch_queue
 from trainworks.api.proving.review import refuse_to_start, review_launch
 from trainworks.api.resuming.changes import UNCHANGED, ResumeChanges, RunChange, changed_run
 from trainworks.api.run_handle import Run, find_run
-from trainworks.api.run_request import RunRequest, RunTarget, array_members, read_request
+from trainworks.api.run_request import RunRequest, RunTarget, Turn, jobs_of, read_request, read_run
 from trainworks.backends.local.attached import AttachedBackend
+from trainworks.backends.ownership import is_private
 from trainworks.backends.registry import backend_of_run
+from trainworks.backends.store_place import store_url
 from trainworks.errors import TrainworksError, UsageError
-from trainworks.jobs.dependency import Dependency
+from trainworks.host.clock import SystemClock
+from trainworks.jobs.job_spec import Dependency
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState
-from trainworks.record.events import append_event
+from trainworks.measure.planning import AS_USUAL, Planning
+from trainworks.record.events.job import ChangedEvent, SettingChange
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
+    from trainworks.backends.backend import Backend
+    from trainworks.jobs.job_spec import JobSpec
     from trainworks.report.runs.summary import Report
+
+_SHARED_STORE = (
+    "other users can write this job store: they can change what it says of this job, but not what the job runs"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +70,38 @@ def create_launch(prepared: PreparedRun, *, notify: Notify = warn) -> Launch:
         return replace(launch, start=_discarded_on_error(run_dir)(launch.start))
 
     def start() -> None:
-        from trainworks.api.launching.submission import submit_job  # noqa: PLC0415 - imports the database
-
         with _discarded_on_error(run_dir):
-            request = prepared.request
-            submit_job(
-                prepared.backend,
-                spec_of_run(resolved),
-                run_dir,
-                notify=notify,
-                first_of_array=request.first_of_array,
-                is_task=request.needs_success,
-            )
+            _submit_job(prepared.backend, spec_of_run(resolved), run_dir, prepared.request.turn, notify)
         watch_queue(run_dir, resolved.run_file)
 
     handle = Run(run_dir, notify)
     return Launch(handle, start, _stop_job(handle))
+
+
+def _submit_job(backend: Backend, spec: JobSpec, run_dir: RunDir, turn: Turn | None, notify: Notify) -> None:
+    """Put a run into the queue of a backend.
+
+    A task of a pipeline behind one that has failed is in the queue as a failed job, however soon that happened; any
+    other job that waits for a failed one is refused. What is true for all jobs of an array is said with the first one.
+
+    Raises:
+        TrainworksError: the job was not accepted; the run directory is as it was.
+    """
+    from trainworks.backends.remote import hand_over  # noqa: PLC0415 - imports the database
+    from trainworks.backends.submission import check_dependencies  # noqa: PLC0415
+    from trainworks.jobs.store import open_store  # noqa: PLC0415
+
+    if spec.depends_on and not (turn is not None and turn.needs_success):
+        check_dependencies(open_store(store_url()), spec, backend.name)
+    if (turn is None or turn.first is None) and not is_private(store_url()):
+        notify(_SHARED_STORE)
+    if backend.name == "local":
+        backend.submit(backend.render(spec, run_dir), run_dir)
+        return
+    row = hand_over(open_store(store_url()), backend, spec, run_dir, SystemClock())
+    if row.handle is None and not row.state.is_final:
+        problem = f"{row.reason or f'{row.engine} did not answer'}; job {row.id} ({row.run_id}) is accepted"
+        notify(f"{problem}, and `trainworks ps` finds it there or submits it, once")
 
 
 def attached_launch(run_dir: RunDir, resolved: ResolvedRun, *, lock: int | None = None, since: float = 0.0) -> Launch:
@@ -150,7 +175,7 @@ def run(
         >>> str(run(["true"], folder=tempfile.mkdtemp()).state)
         'SUCCEEDED'
     """
-    request = read_request(target, nodes=nodes, nproc=nproc, name=name)
+    request = read_run(target, nodes=nodes, nproc=nproc, name=name)
     launch = _launch(request, folder, queued=False, review=review, planning=Planning(tune=tune))
     launch.start()
     return _ended(launch.run) if wait else launch.run
@@ -179,7 +204,7 @@ def submit(
         >>> str(submit(["true"], folder=tempfile.mkdtemp()).wait())
         'SUCCEEDED'
     """
-    launch = _launch(read_request(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True, review=review)
+    launch = _launch(read_run(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True, review=review)
     launch.start()
     return launch.run
 
@@ -201,35 +226,36 @@ def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path 
         >>> [str(one.wait()) for one in submit_array(["true"], "2", folder=tempfile.mkdtemp())]
         ['SUCCEEDED', 'SUCCEEDED']
     """
-    members = array_members(read_request(target), indexes)
     runs: list[Run] = []
-    for member in members:
-        launch = _launch(in_turn(member, runs), folder, queued=True, review=not runs or member.needs_success)
+    for job in jobs_of(read_request(target), indexes):
+        launch = _launch(chain_after(job, runs), folder, queued=True, review=not runs or job.needs_success)
         launch.start()
         runs.append(launch.run)
     return runs
 
 
-def in_turn(member: RunRequest, started: Sequence[Run]) -> RunRequest:
+def chain_after(request: RunRequest, started: Sequence[Run]) -> RunRequest:
     """A job of an array or pipeline that waits for the end of an earlier one, so that at most `at_once` of them run.
 
     The jobs form `at_once` lanes: each waits for the one before it in its lane. A lane may run dry before the others.
     A job of an array also shares the kept code of the first one.
 
     Args:
-        member: the next job of the array.
+        request: the next job; a run of its own waits for none.
         started: the jobs before it.
     """
-    if started and not member.needs_success:
-        member = replace(member, first_of_array=started[0].run_dir)
-    if member.at_once is None or len(started) < member.at_once:
-        return member
-    before, job = started[-member.at_once].job, member.run_file.job
+    if (turn := request.turn) is None:
+        return request
+    if started and not turn.needs_success:
+        request = replace(request, turn=replace(turn, first=started[0].run_dir))
+    if turn.at_once is None or len(started) < turn.at_once:
+        return request
+    before, job = started[-turn.at_once].job, request.run_file.job
     if before is None:
-        return member
-    depends_on = (*job.depends_on, str(Dependency(str(before.id), needs_success=member.needs_success)))
+        return request
+    depends_on = (*job.depends_on, str(Dependency(str(before.id), needs_success=turn.needs_success)))
     update = {"job": job.model_copy(update={"depends_on": depends_on})}
-    return replace(member, run_file=member.run_file.model_copy(update=update))
+    return replace(request, run_file=request.run_file.model_copy(update=update))
 
 
 def _launch(
@@ -310,21 +336,22 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
         raise
     if resolved.environment is not None and (note := changed_since(resolved.environment)):
         stopped.notify(note)
-    if changes:
+    observers = observers_of(resolved.run_file)  # their modules may have moved since the run was made
+    if changes or observers != resolved.observers:
+        resolved = resolved.model_copy(update={"observers": observers})
         run_dir.write_resolved(resolved)
-        said = [{"key": one.key, "before": one.before, "after": one.after} for one in changes]
-        append_event(run_dir.events_file, "changed", changes=said)
+    if changes:
+        said = [SettingChange(key=one.key, before=one.before, after=one.after) for one in changes]
+        run_dir.note(ChangedEvent(kind="changed", changes=said))
     job, since = stopped.job, time.time()
     if job is None and resolved.run_file.cluster.engine == "local" and not background:
         launch = attached_launch(run_dir, resolved, lock=lock, since=since)
         return replace(launch, changes=tuple(changes))
 
     def queue_again() -> None:
-        from trainworks.api.launching.submission import submit_job  # noqa: PLC0415
-
         os.close(lock)  # the process that starts the run takes it
         if job is None:
-            submit_job(backend_of_run(resolved), spec_of_run(resolved), run_dir, notify=stopped.notify)
+            _submit_job(backend_of_run(resolved), spec_of_run(resolved), run_dir, None, stopped.notify)
         else:
             job.retry(spec_of_run(resolved), extends=wanted.extends)
         watch_queue(run_dir, resolved.run_file)
@@ -333,11 +360,7 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
 
 
 def _check_ended(stopped: Run, *, extends: bool) -> None:
-    """Refuse a run that is live, or that has finished and gets no more steps.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Refuse a run that is live, or that has finished and gets no more steps."""
     state, _ = stopped.standing()
     if not state.is_final and state is not JobState.CREATED:
         raise supervised(stopped.run_dir, stopped.status)

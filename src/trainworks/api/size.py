@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from trainworks.api.anchor import trainable
-from trainworks.api.cost_inputs import Assumptions, parse_assumptions, read_prices
+from trainworks.api.cost import Assumptions, parse_assumptions, read_prices
 from trainworks.api.inputs import (
     Progress,
     Quantity,
@@ -22,11 +22,9 @@ from trainworks.api.inputs import (
     seconds,
     share,
 )
-from trainworks.api.sizing.alternatives import Planned, add_alternatives
-from trainworks.api.sizing.details import details_of, smallest_clusters
+from trainworks.api.sizing.details import Planned, add_alternatives, details_of, share_capacity, smallest_clusters
 from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
 from trainworks.api.sizing.reliability import may_meet
-from trainworks.api.sizing.teams import share_capacity
 from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
@@ -45,9 +43,8 @@ from trainworks.plan.sizing.candidates import (
     node_counts,
     without_units,
 )
-from trainworks.plan.sizing.least_cost import least_usd
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
-from trainworks.plan.sizing.result import Proposal, SharedCapacity, SizedAlternatives, SizingRequest
+from trainworks.plan.sizing.result import Proposal, SharedCapacity, SizedAlternatives, SizingRequest, least_usd
 from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
@@ -140,19 +137,14 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):
-        loaded = [_on_engine(*load_run(each), engine) for each in run]
+        loaded = [_set_engine(*load_run(each), engine) for each in run]
         return share_capacity([(request(run_file), source) for run_file, source in loaded], progress)
-    run_file, source = _on_engine(*load_run(run), engine)
+    run_file, source = _set_engine(*load_run(run), engine)
     return _propose(request(run_file), source, progress)
 
 
-def _on_engine(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
-    """The run on a scheduler, whose nodes are what is sized.
-
-    Raises:
-        ArgumentError: the scheduler does not train workloads, or is not installed.
-        UsageError: the run could not be submitted there, with its line.
-    """
+def _set_engine(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
+    """The run on a scheduler, whose nodes are what is sized."""
     if engine is None:
         return run_file, source
     with argument("engine"):
@@ -210,11 +202,7 @@ def _unmet(alternatives: list[Alternative], goal: SizingGoal) -> EnvironmentProb
 
 
 def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) -> SizedAlternatives:
-    """Try every kind of node at the smallest number that meets the goal, and at a few more.
-
-    Raises:
-        EnvironmentProblem: no kind of node trains this workload in time.
-    """
+    """Try every kind of node at the smallest number that meets the goal, and at a few more."""
     precision = workload_of(request.run_file).precision
     if request.nodes:
         nodes = [each for each in request.nodes if precision in each.one.accelerator.peak_flops_per_s]
@@ -241,11 +229,7 @@ def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) 
 def _affordable(
     nodes: Sequence[Candidate], request: SizingRequest, plans: PlanCache, skipped: list[Skipped]
 ) -> list[Candidate]:
-    """The kinds of node that may do the work for the budget: those that would at the peak of their accelerators.
-
-    Raises:
-        EnvironmentProblem: there is none.
-    """
+    """The kinds of node that may do the work for the budget: those that would at the peak of their accelerators."""
     budget_usd = request.goal.budget_usd
     if budget_usd is None:
         return [*nodes]

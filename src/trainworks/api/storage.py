@@ -13,8 +13,7 @@ from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.reliability.goodput import job_interval, job_mttf
-from trainworks.plan.storage.plan import StoragePlan
-from trainworks.plan.storage.run import StoredRun, storage_of
+from trainworks.plan.storage.run import StoragePlan, StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, fact
 from trainworks.units import parse_bytes, parse_count, parse_share

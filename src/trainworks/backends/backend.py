@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 
 from trainworks.errors import UsageError
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.node_history import NodeHistory
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import Cluster
+    from trainworks.host.network import Machines
     from trainworks.jobs.program import Program
     from trainworks.jobs.store import JobStore
 
@@ -57,6 +58,7 @@ class JobStatus:
     reason: str | None = None
     """Why the job waits, or why it ended, in the backend's own words."""
     cause: Cause | None = None
+    hint: str | None = None
     nodes: tuple[str, ...] = ()
     """One name for each node of the job; twice the same where two of its nodes share a machine."""
     restarts: int = 0
@@ -91,6 +93,22 @@ class NodeStatus:
     """Leaf switch to which it is connected, where the backend knows it."""
     history: NodeHistory | None = None
     """How often its hardware failed under the jobs of the job store; a backend leaves it None."""
+
+    def could_hold(self, wanted: NodeResources) -> bool:
+        """Whether the node has the accelerators, cores and memory that a job requests of one, used or not."""
+        enough = self.accelerators >= wanted.accelerators and self.cores >= (wanted.cores or 0.0)
+        return enough and self.memory_bytes >= (wanted.memory_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedNodes:
+    """Nodes of the job that this process runs in, and its share of each."""
+
+    nodes: int
+    cores_per_node: int
+    accelerators_per_node: int
+    machines: Machines | None
+    """How to start a process on each of them; None where this node stands for all."""
 
 
 class Backend(abc.ABC):
@@ -133,6 +151,15 @@ class Backend(abc.ABC):
             UsageError: an option has an invalid value.
         """
         raise NotImplementedError
+
+    @classmethod
+    def allocated_nodes(cls) -> AllocatedNodes:
+        """Nodes of the job that this process runs in, on its first node: a workload is planned on them.
+
+        Raises:
+            TrainworksError: this process runs in no such job, or the backend runs commands alone.
+        """
+        raise UsageError(f"{cls.name} cannot plan a workload on its nodes", hint="submit a command")
 
     @abc.abstractmethod
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:

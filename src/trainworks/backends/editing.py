@@ -20,9 +20,8 @@ from trainworks.backends.ownership import check_may_change
 from trainworks.backends.submission import check_dependencies, check_waits, submit_lock
 from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host.clock import Clock
-from trainworks.jobs.dependency import parse_dependency
 from trainworks.jobs.job_row import JobRow
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
@@ -110,10 +109,11 @@ def _check(store: JobStore, backend: Backend, row: JobRow, spec: JobSpec) -> Non
 
 
 def _commit(store: JobStore, backend: Backend, row: JobRow, handle: str, spec: JobSpec, clock: Clock) -> None:
-    columns = {"spec": spec, "name": spec.name, "priority": spec.priority}
     try:
         backend.edit(handle, row.spec, spec)
-        waited = store.change(row.id, now=clock.now(), waits_since_attempt=row.attempt, **columns)
+        waited = store.change(
+            row.id, now=clock.now(), waits_since_attempt=row.attempt, spec=spec, name=spec.name, priority=spec.priority
+        )
     finally:
         finish_edit(RunDir(Path(row.run_dir)), (store.get(row.id) or row).spec)
     if not waited:

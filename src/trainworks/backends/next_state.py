@@ -1,19 +1,21 @@
-"""The state of a job from what its backend reports and what its run directory says."""
+"""The state of a job and its attempts, from what its backend reports and what its run directory says."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from trainworks.backends.backend import JobStatus
+from trainworks.agent.allocation import signs_of_life
+from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.job_tag import is_mark, mark_of
-from trainworks.jobs.job_row import JobRow
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_state
+from trainworks.jobs.job_row import Attempt, JobChanges, JobRow, Placement
+from trainworks.jobs.state import CAUSES, Cause, JobState, attempt_state, parse_cause, parse_state
+from trainworks.record.events.job import StateEvent, SubmittedEvent
+from trainworks.record.events.log import Event, of_kind
 from trainworks.record.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
+from trainworks.recover.restarts import restarts_counted
 
 _FORGOTTEN_S = 30.0
 """Time since its last change after which a job that its backend does not list counts as lost."""
@@ -24,12 +26,15 @@ _REQUEUE_TAKES_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """New state of a job, and other columns of its row."""
+    """New state of a job and how it came to it, and other columns of its row."""
 
-    state: JobState
-    columns: dict[str, Any] = field(default_factory=dict)
-    since: float | None = None
-    """Time of the change, if known."""
+    end: End
+    columns: JobChanges = field(default_factory=JobChanges)
+
+    @property
+    def state(self) -> JobState:
+        """The new state."""
+        return parse_state(self.end.state)
 
 
 def of_this_job(job: JobRow, status: JobStatus | None) -> JobStatus | None:
@@ -64,28 +69,23 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     if status.state is JobState.SUCCEEDED and said.holds_resources:
         return _silent_success(job, status, now)
     if status.state.is_final:
-        step = _from_record(said, run_status) if said.is_final else _from_backend(status)
-        return replace(step, columns=step.columns | {"raw": status.raw, "restarts": status.restarts})
-    columns: dict[str, Any] = {"raw": status.raw, "restarts": status.restarts}
+        cause, words = status.cause, status.reason or status.raw
+        message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
+        reported = End(status.state, cause, message, hint=status.hint, exit_code=status.exit_code)
+        return StateChange(run_status.end if said.is_final else reported, _columns(status))
     if status.state.waits:
         preempted = status.state is JobState.PREEMPTED or said is JobState.PREEMPTED
-        columns |= {"cause": run_status.cause, "message": run_status.message} if said.waits else {}
-        return StateChange(JobState.PREEMPTED if preempted else JobState.QUEUED, columns)
-    if status.state.holds_resources and said.holds_resources:
-        return StateChange(said, columns)
-    return StateChange(JobState.STARTING if status.state.holds_resources and said.waits else status.state, columns)
+        end = run_status.end if said.waits else job.end
+        state = JobState.PREEMPTED if preempted else JobState.QUEUED
+    elif status.state.holds_resources:
+        end, state = End(said), JobState.STARTING if said.waits else said if said.holds_resources else status.state
+    else:
+        end, state = job.end, status.state
+    return StateChange(replace(end, state=state, at=None), _columns(status))
 
 
-def _from_record(said: JobState, run_status: RunStatus) -> StateChange:
-    return StateChange(said, run_status.columns, since=run_status.updated_at or None)
-
-
-def _from_backend(status: JobStatus) -> StateChange:
-    cause = status.cause
-    words = status.reason or status.raw
-    message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
-    columns = {"cause": cause, "message": message, "exit_code": status.exit_code}
-    return StateChange(status.state, columns)
+def _columns(status: JobStatus) -> JobChanges:
+    return {"raw": status.raw, "restarts": status.restarts}
 
 
 def _silent_success(job: JobRow, status: JobStatus, now: float) -> StateChange | None:
@@ -93,19 +93,18 @@ def _silent_success(job: JobRow, status: JobStatus, now: float) -> StateChange |
     if now - (status.ended_at or job.changed_at) < _FORGOTTEN_S:
         return None
     message = f"{job.engine} says {status.raw or 'that it succeeded'}, but its supervisor left no last word"
-    found = {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1}
-    return StateChange(JobState.FAILED, found | {"raw": status.raw, "restarts": status.restarts})
+    return StateChange(End(JobState.FAILED, Cause.UNKNOWN, message, exit_code=1), _columns(status))
 
 
 def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> StateChange | None:
     if said.is_final:
-        return _from_record(said, run_status)
+        return StateChange(run_status.end)
     if job.asked_to_end is not None:
-        return StateChange(JobState.STOPPED, {"exit_code": 0})
+        return StateChange(End(JobState.STOPPED, exit_code=0))
     if now - job.changed_at < _FORGOTTEN_S:
         return None
     message = f"{job.engine} does not know job {job.handle} any more: it was cancelled there, or lost in a crash"
-    return StateChange(JobState.FAILED, {"cause": Cause.UNKNOWN, "message": message, "exit_code": 1})
+    return StateChange(End(JobState.FAILED, Cause.UNKNOWN, message, exit_code=1))
 
 
 def as_a_gang(row: JobRow, status: JobStatus) -> JobStatus:
@@ -134,3 +133,108 @@ def may_be_lost(job: JobRow, run_status: RunStatus, now: float) -> bool:
     said = parse_state(run_status.state)
     is_over = said.waits or (said.holds_resources and now - job.changed_at >= _FORGOTTEN_S)
     return is_over and job.asked_to_end is None
+
+
+def attempts_of(job: JobRow, events: Sequence[Event]) -> list[Attempt]:
+    """One attempt per turn, oldest first; the last one is open while the record does not say how it ended.
+
+    An attempt begins when the job got its nodes, or when its supervisor began where that is not known. It ends with the
+    first state of the record that is final or waits for another turn.
+    """
+    turns: list[tuple[SubmittedEvent, list[Event]]] = []
+    for event in events:
+        if event["kind"] == "submitted":
+            turns.append((event, []))
+        if turns:
+            turns[-1][1].append(event)
+    attempts = [_attempt(job, number, *turn) for number, turn in enumerate(turns, start=1)]
+    for index, (one, (_, turn)) in enumerate(zip(attempts[:-1], turns, strict=False)):
+        if one.ended_at is None:  # no recorded end, and followed by another one
+            end = End(JobState.FAILED, at=max(one.started_at, float(turn[-1]["t"])))
+            attempts[index] = replace(one, end=end)
+    return attempts
+
+
+def _attempt(job: JobRow, number: int, submitted: SubmittedEvent, turn: Sequence[Event]) -> Attempt:
+    started_at = float(submitted.get("started_at") or submitted["t"])
+    states = of_kind(turn, StateEvent)
+    end = End.of_event(states[-1]) if states else End(state=JobState.STARTING)
+    ends = [event for event in states if (said := parse_state(event["state"])).is_final or said.waits]
+    ended_at = float(states[-1].get("ended_at") or ends[0]["t"]) if ends else None
+    return Attempt(
+        job_id=job.id,
+        number=number,
+        started_at=started_at,
+        end=replace(
+            end,
+            state=attempt_state(parse_state(end.state), parse_cause(end.cause)),
+            at=None if ended_at is None else max(started_at, ended_at),
+        ),
+        placement=placement_on(job, submitted.get("hosts") or ()),
+    )
+
+
+def placement_on(job: JobRow, nodes: Sequence[str]) -> tuple[Placement, ...]:
+    """What a job holds of these nodes."""
+    node = job.spec.node
+    return tuple(Placement(name, node.cores or 0.0, tuple(range(node.accelerators))) for name in nodes)
+
+
+def reported_attempts(
+    row: JobRow, backend: Backend, status: JobStatus | None, events: Sequence[Event], end: End
+) -> list[Attempt] | None:
+    """All attempts of a job; None if its events have none."""
+    run_dir = RunDir(Path(row.run_dir))
+    attempts = attempts_of(row, events)
+    if not attempts:
+        return None
+    last, state = attempts[-1], parse_state(end.state)
+    if state.is_final and last.ended_at is None:
+        ended = max(last.started_at, ended_at(run_dir, status))
+        attempts[-1] = replace(last, end=replace(end, at=ended))
+    elif state.is_final and last.state is state:
+        attempts[-1] = replace(last, end=replace(last.end, exit_code=end.exit_code))
+    elif state.waits and last.ended_at is None and row.handle is not None:
+        cause, ended = backend.last_end(run_dir, row.handle) or (Cause.NODE_LOST, signs_of_life(run_dir))
+        lost = End(attempt_state(state, cause), cause, CAUSES[cause].words, at=max(last.started_at, ended))
+        attempts[-1] = replace(last, end=lost)
+    elif state.holds_resources and last.ended_at is not None and status is not None:
+        attempts += _begun(row, last, status)
+    return attempts
+
+
+def _begun(row: JobRow, last: Attempt, status: JobStatus) -> list[Attempt]:
+    """The attempt that the backend has started and the job has not recorded yet."""
+    if status.starts_at is None or status.starts_at < (last.ended_at or 0.0):
+        return []
+    return [
+        Attempt(
+            job_id=row.id,
+            number=last.number + 1,
+            started_at=status.starts_at,
+            end=End(JobState.STARTING),
+            placement=placement_on(row, status.nodes),
+        )
+    ]
+
+
+def recorded_end(attempts: Sequence[Attempt] | None, state: JobState) -> float | None:
+    """When the latest attempt of a job ended in this state; None if it did not, or is unknown."""
+    return attempts[-1].ended_at if attempts and attempts[-1].state is state else None
+
+
+def ended_at(run_dir: RunDir, status: JobStatus | None) -> float:
+    """End of a job that could not record it: as reported by its backend, else the last status or event."""
+    return status.ended_at if status is not None and status.ended_at is not None else signs_of_life(run_dir)
+
+
+def columns_of(attempts: list[Attempt], row: JobRow, events: Sequence[Event], state: JobState) -> JobChanges:
+    """Columns of a job's row about its latest attempt, and its restarts: a backend counts free starts as well."""
+    last = attempts[-1]
+    restarts = restarts_counted(events, waits=state.waits, cause=last.end.cause)
+    columns: JobChanges = {"attempt": last.number, "started_at": last.started_at, "restarts": restarts}
+    if state.holds_resources:
+        columns["placement"] = last.placement
+        if row.state.waits:  # the reason of the wait
+            columns |= {"reason": None, "detail": None, "position": None, "starts_at": None}
+    return columns

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -40,22 +40,18 @@ def backend_class(name: str) -> type[Backend]:
     Raises:
         UsageError: no such backend is installed, or its plugin cannot be imported.
     """
-    if name in _BUILT_IN:
-        point = EntryPoint(name, _BUILT_IN[name], ENTRY_POINTS)
-    else:
-        point = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None) or _not_installed(name)
+    built_in = [EntryPoint(name, _BUILT_IN[name], ENTRY_POINTS)] if name in _BUILT_IN else []
+    point = next(iter(built_in or entry_points(group=ENTRY_POINTS, name=name)), None)
+    if point is None and name in PUBLISHED:
+        raise UsageError(f"the `{name}` backend is not installed", hint=f"pip install {PUBLISHED[name]}")
+    if point is None:
+        known = ", ".join(f"`{name}`" for name in (*_BUILT_IN, *PUBLISHED))
+        raise UsageError(f"no backend runs jobs on cluster `{name}`", hint=f"set `cluster` to one of {known}")
     try:
         backend: type[Backend] = point.load()
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot load the `{name}` backend from `{point.value}`: {error}") from None
     return backend
-
-
-def _not_installed(name: str) -> NoReturn:
-    if name in PUBLISHED:
-        raise UsageError(f"the `{name}` backend is not installed", hint=f"pip install {PUBLISHED[name]}")
-    known = ", ".join(f"`{name}`" for name in (*_BUILT_IN, *PUBLISHED))
-    raise UsageError(f"no backend runs jobs on cluster `{name}`", hint=f"set `cluster` to one of {known}")
 
 
 def local_backend(store: JobStore | None = None) -> Backend:
@@ -168,7 +164,7 @@ def cluster_of_job(job: JobRow) -> Cluster | None:
         return None
 
 
-def by_backend(jobs: Iterable[JobRow]) -> dict[str, list[JobRow]]:
+def group_by_backend(jobs: Iterable[JobRow]) -> dict[str, list[JobRow]]:
     """Jobs by the name and options of their backends; without those of which nothing tells the backend."""
     found: dict[str, list[JobRow]] = {}
     for job in jobs:

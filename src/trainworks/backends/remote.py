@@ -5,35 +5,32 @@ The store has a job's state at the last poll, the backend its state now, and the
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from trainworks.backends import submission
 from trainworks.backends.asking import Backends, Question, Silence
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.kept_output import keep_output
-from trainworks.backends.next_state import StateChange, as_a_gang, is_requeue_lost, may_be_lost, next_step, of_this_job
-from trainworks.backends.ownership import check_run_dir, is_private
-from trainworks.backends.registry import backend_of_job, by_backend, cluster_of
-from trainworks.backends.reported_attempts import (
+from trainworks.backends.next_state import (
+    StateChange,
+    as_a_gang,
     columns_of,
     ended_at,
+    is_requeue_lost,
+    may_be_lost,
+    next_step,
+    of_this_job,
     placement_on,
     recorded_end,
     reported_attempts,
 )
-from trainworks.backends.submission import (
-    by_handle,
-    check_dependencies,
-    end_of_dependent,
-    find_dependencies,
-    status_restored,
-    submit_lock,
-    unmet_dependencies,
-)
+from trainworks.backends.ownership import check_run_dir, is_private
+from trainworks.backends.registry import backend_of_job, cluster_of, group_by_backend
 from trainworks.errors import (
     EnvironmentProblem,
     NotOwnerError,
@@ -44,16 +41,19 @@ from trainworks.errors import (
 )
 from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
-from trainworks.jobs.job_row import Attempt, JobRow
+from trainworks.jobs.job_row import JobChanges, JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.log import Event, of_kind, read_events
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
 
-_NOWHERE: dict[str, Any] = {"placement": (), "reachable": True}
-"""Columns of a job that its backend reports and that holds no resources."""
+_LOG = logging.getLogger(__name__)
+
+_NOWHERE: JobChanges = {"placement": (), "reachable": True}
+"""Columns to reset when a job gives up its nodes."""
 
 
 def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir, clock: Clock) -> JobRow:
@@ -67,13 +67,13 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
         TrainworksError: the backend does not have the job; the store and the run directory are as they were.
     """
     folder = str(run_dir.path.resolve())
-    with submit_lock(run_dir):
+    with submission.submit_lock(run_dir):
         known = store.find(folder, uid=os.getuid())
         is_ours = known is not None and (known.run_dir, known.uid) == (folder, os.getuid())
         if known is not None and is_ours and not known.state.is_final:
             return known if known.handle else _give(store, backend, known, clock)
-        find_dependencies(store, spec, backend.name)
-        with status_restored(run_dir):
+        submission.find_dependencies(store, spec, backend.name)
+        with submission.status_restored(run_dir):
             run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
             cluster = cluster_of(run_dir.path)
             row = store.add(
@@ -102,14 +102,13 @@ def hand_over_again(
         raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
     run_dir, spec = RunDir(Path(row.run_dir)), spec or row.spec
     _check_is_there(row)
-    with submit_lock(run_dir):
-        check_dependencies(store, spec, backend.name)
+    with submission.submit_lock(run_dir):
+        submission.check_dependencies(store, spec, backend.name)
         if (current := store.get(row.id)) is not None and current.state not in again:
             raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
-        with status_restored(run_dir), _undone_by(lambda: _put_back(store, row)):
+        with submission.status_restored(run_dir), _undone_by(lambda: _put_back(store, row)):
             run_dir.write_status(RunStatus(state=JobState.QUEUED, updated_at=clock.now()))
-            forgotten = dict.fromkeys(("asked_to_end", "asked_by", "handle"))
-            changes: dict[str, Any] = forgotten | {"restarts": 0, "spec": spec}
+            changes: JobChanges = {"asked_to_end": None, "asked_by": None, "handle": None, "restarts": 0, "spec": spec}
             store.move(row.id, JobState.QUEUED, since=again, now=clock.now(), **changes)
             return _accepted(store, backend, store.get(row.id) or row, clock, before=row.handle)
 
@@ -125,7 +124,7 @@ def withdraw(store: JobStore, row: JobRow, clock: Clock) -> None:
             f"cannot stop job {row.id} ({row.run_id}): {row.engine} does not answer, and may have it",
             hint="try again when it answers",
         )
-    _end(store, row, StateChange(JobState.STOPPED, {"exit_code": 0}), clock)
+    _end(store, row, StateChange(End(JobState.STOPPED, exit_code=0)), clock)
 
 
 @contextmanager
@@ -140,8 +139,17 @@ def _undone_by(undo: Callable[[], object]) -> Iterator[None]:
 
 def _put_back(store: JobStore, row: JobRow) -> None:
     """Restore the row of a job as it was before it was submitted again."""
-    kept = {name: getattr(row, name) for name in ("asked_to_end", "asked_by", "handle", "restarts", "spec")}
-    store.move(row.id, row.state, since=(JobState.QUEUED,), now=row.ended_at or row.changed_at, **kept)
+    store.move(
+        row.id,
+        row.end,
+        since=(JobState.QUEUED,),
+        now=row.ended_at or row.changed_at,
+        asked_to_end=row.asked_to_end,
+        asked_by=row.asked_by,
+        handle=row.handle,
+        restarts=row.restarts,
+        spec=row.spec,
+    )
 
 
 def _accepted(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, before: str | None = None) -> JobRow:
@@ -160,13 +168,14 @@ def _give(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, befor
     """Submit a job, again if its backend knew it as `before`; one whose dependency has failed has failed too."""
     run_dir = RunDir(Path(row.run_dir))
     check_run_dir(run_dir.path, shared=not is_private(store.url))
-    dependencies = find_dependencies(store, row.spec, row.engine)
-    if unmet := unmet_dependencies(dependencies):
-        _end(store, row, StateChange(JobState.FAILED, end_of_dependent(unmet)), clock)
+    dependencies = submission.find_dependencies(store, row.spec, row.engine)
+    if unmet := submission.unmet_dependencies(dependencies):
+        _end(store, row, StateChange(submission.end_of_dependent(unmet)), clock)
         return store.get(row.id) or row
-    spec = replace(row.spec, depends_on=by_handle(dependencies))
+    spec = replace(row.spec, depends_on=submission.resolve_dependencies(dependencies))
     script = backend.render(backend.adapted(spec), run_dir)
     handle = backend.retry(script, run_dir, before) if before else backend.submit(script, run_dir)
+    _LOG.info("job %d (%s) is %s on %s", row.id, row.run_id, handle, backend.name)
     store.change(row.id, now=clock.now(), handle=handle, reachable=True, reason=None)
     return store.get(row.id) or row
 
@@ -201,13 +210,14 @@ def follow_all(
     rows = [row for row in store.search(states=live, uid=os.getuid()) if row.engine != "local"]
     questions = [
         Question(key, group, backends, silence, is_awaited=any(row.id == awaited for row in group))
-        for key, group in by_backend(rows).items()
+        for key, group in group_by_backend(rows).items()
     ]
     silent: list[TrainworksError] = []
     for question in questions:
         try:
             _follow(store, question, backends, clock)
         except (EnvironmentProblem, UsageError) as error:
+            _LOG.info("%d jobs keep their state: %s", len(question.rows), error.message)
             silent.append(error)
             for row in question.rows:
                 if row.reachable:
@@ -237,7 +247,7 @@ def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) 
     try:
         _check_is_there(row)
         backend = backends(row)
-        with submit_lock(RunDir(Path(row.run_dir))):
+        with submission.submit_lock(RunDir(Path(row.run_dir))):
             row = store.get(row.id) or row
             return row if backend is None or row.handle else _give(store, backend, row, clock)
     except UnreachableError:
@@ -245,8 +255,8 @@ def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) 
     except EnvironmentProblem:
         return row
     except UsageError as refused:
-        why = {"cause": Cause.LAUNCH_FAILED, "message": refused.message}
-        _end(store, row, StateChange(JobState.FAILED, why), clock)
+        end = End(JobState.FAILED, Cause.LAUNCH_FAILED, refused.message, hint=refused.hint)
+        _end(store, row, StateChange(end), clock)
         return store.get(row.id) or row
 
 
@@ -258,51 +268,52 @@ def _update_from(
     run_status = run_dir.read_status() if backend.shares_files else RunStatus(state=JobState.UNKNOWN)
     events = read_events(run_dir.events_file) if backend.shares_files else []
     if status is not None:
-        row = _as_requeued(store, row, status, events, clock)
+        row = _requeue(store, row, status, events, clock)
         status = as_a_gang(row, status)
         _requeue_again(backend, row, status, run_status, clock.now())
     step = next_step(row, status, run_status, clock.now())
     if step is None or (step.state.is_final and not is_whole):
         return
-    attempts = reported_attempts(row, backend, status, events, step.state, step.columns) if events else None
+    attempts = reported_attempts(row, backend, status, events, step.end) if events else None
     if attempts is not None:
-        step = _with_attempts(step, attempts, row, events)
+        # what the record says about the latest attempt completes the change
+        preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
+        state = JobState.PREEMPTED if preempted else step.state
+        last = attempts[-1].end
+        end = replace(last, at=None) if state.waits and last.cause is not None else step.end
+        step = StateChange(replace(end, state=state), step.columns | columns_of(attempts, row, events, state))
     elif status is not None and not step.state.waits:
         row = _attempt(store, row, status, clock)
     if step.state.is_final:
-        recorded = recorded_end(attempts, step.state) or step.since
+        recorded = recorded_end(attempts, step.state) or step.end.at
         _end(store, row, step, clock, ended_at=recorded or _ended_at(backend, row, run_dir, status), of=backend)
     else:
         _update(store, row, step, status, clock)
     if attempts is not None:
         store.write_attempts(row.id, attempts)
-    if not (backend.shares_files or step.state.is_final):
-        _mirror(run_dir, step.state, backend.name, clock)
-
-
-def _with_attempts(step: StateChange, attempts: list[Attempt], row: JobRow, events: Sequence[Event]) -> StateChange:
-    """Complete a change of state by what the record says about the latest attempt."""
-    preempted = step.state.waits and attempts[-1].state is JobState.PREEMPTED
-    state = JobState.PREEMPTED if preempted else step.state
-    return StateChange(state, step.columns | columns_of(attempts, row, events, state), step.since)
-
-
-def _as_requeued(store: JobStore, row: JobRow, status: JobStatus, events: Sequence[Event], clock: Clock) -> JobRow:
-    """End the attempt of a job that has lost its nodes since the last poll, unless the record has its attempts."""
-    has_record = any(event["kind"] == "submitted" for event in events)
-    if has_record or status.restarts <= row.restarts or not row.state.holds_resources:
-        return row
-    ended_at = min(clock.now(), status.starts_at or clock.now())
-    cause = status.last_cause or parse_cause(row.cause) or Cause.UNKNOWN
-    changes = {"cause": cause, "message": CAUSES[cause].words} | _NOWHERE
-    store.move(row.id, JobState.QUEUED, since=(row.state,), now=clock.now(), ended_at=ended_at, **changes)
-    return store.get(row.id) or row
+    # the job's nodes do not see this run directory, which gets the backend's state
+    is_apart = not (backend.shares_files or step.state.is_final) and run_dir.path.exists()
+    if is_apart and run_dir.read_status().state != step.state:
+        run_dir.write_status(RunStatus(state=step.state, supervisor_host=backend.name, updated_at=clock.now()))
 
 
 def _requeue_again(backend: Backend, row: JobRow, status: JobStatus, run_status: RunStatus, now: float) -> None:
     if is_requeue_lost(status, run_status, now):
+        _LOG.info("job %d: its request to be queued again was lost, and is repeated", row.id)
         with suppress(UsageError):  # it has ended meanwhile
             backend.requeue(row.handle or "")
+
+
+def _requeue(store: JobStore, row: JobRow, status: JobStatus, events: Sequence[Event], clock: Clock) -> JobRow:
+    """End the attempt of a job that has lost its nodes since the last poll, unless the record has its attempts."""
+    has_record = bool(of_kind(events, SubmittedEvent))
+    if has_record or status.restarts <= row.restarts or not row.state.holds_resources:
+        return row
+    ended_at = min(clock.now(), status.starts_at or clock.now())
+    cause = status.last_cause or parse_cause(row.end.cause) or Cause.UNKNOWN
+    end = End(JobState.QUEUED, cause, CAUSES[cause].words, at=ended_at)
+    store.move(row.id, end, since=(row.state,), now=clock.now(), **_NOWHERE)
+    return store.get(row.id) or row
 
 
 def _submit_lost(store: JobStore, backend: Backend, row: JobRow, clock: Clock) -> bool:
@@ -315,28 +326,26 @@ def _submit_lost(store: JobStore, backend: Backend, row: JobRow, clock: Clock) -
     if not (may_be_lost(row, run_status, now) and backend.has_lost(row.changed_at, now)):
         return False
     try:
-        with submit_lock(run_dir):
+        with submission.submit_lock(run_dir):
             current = store.get(row.id)
             if current is not None and current.handle == row.handle and not current.state.is_final:
+                _LOG.info("job %d: %s has lost it as %s, and gets it again", row.id, backend.name, row.handle)
                 has_begun = parse_state(run_status.state).holds_resources
-                _return_to_queue(store, row, run_dir if has_begun else None, now)
+                # without its handle the job is submitted again; one that has begun starts again
+                end = replace(row.end, state=JobState.QUEUED)
+                if has_begun:
+                    end = End(JobState.QUEUED, Cause.SCHEDULER_LOST, f"{row.engine} crashed and lost job {row.handle}")
+                    run_dir.enter(RunStatus.of(end, updated_at=now))
+                if row.state.waits:
+                    store.change(row.id, now=now, end=end, **_NOWHERE | JobChanges(handle=None))
+                else:
+                    store.move(row.id, end, since=(row.state,), now=now, **_NOWHERE | JobChanges(handle=None))
                 _give_again(store, store.get(row.id) or row, lambda _: backend, clock)
     except UnreachableError:
         raise
     except EnvironmentProblem:  # another process submits it now
         pass
     return True
-
-
-def _return_to_queue(store: JobStore, row: JobRow, begun: RunDir | None, now: float) -> None:
-    """Take the handle of a lost job away, so that it is submitted; one that has begun starts again."""
-    if begun is not None:
-        cause, message = Cause.SCHEDULER_LOST, f"{row.engine} crashed and lost job {row.handle}"
-        begun.enter(RunStatus(state=JobState.QUEUED, cause=cause, message=message, updated_at=now))
-    if row.state.waits:
-        store.change(row.id, now=now, handle=None, **_NOWHERE)
-    else:
-        store.move(row.id, JobState.QUEUED, since=(row.state,), now=now, handle=None, **_NOWHERE)
 
 
 def _ended_at(backend: Backend, row: JobRow, run_dir: RunDir, status: JobStatus | None) -> float:
@@ -356,11 +365,11 @@ def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> J
 
 
 def _update(store: JobStore, row: JobRow, step: StateChange, status: JobStatus | None, clock: Clock) -> None:
-    changes = step.columns | (_NOWHERE if step.state.waits else {"reachable": True})
+    changes = step.columns | (_NOWHERE if step.state.waits else JobChanges(reachable=True))
     if step.state is not row.state:
-        store.move(row.id, step.state, since=(row.state,), now=clock.now(), **changes)
-    elif any(getattr(row, name) != value for name, value in changes.items()):
-        store.change(row.id, now=clock.now(), **changes)
+        store.move(row.id, step.end, since=(row.state,), now=clock.now(), **changes)
+    elif step.end != row.end or any(getattr(row, name) != value for name, value in changes.items()):
+        store.change(row.id, now=clock.now(), end=step.end, **changes)
     if step.state.waits and status is not None:
         why = (status.reason or status.raw, "", None, status.starts_at)
         if why != (row.reason, row.detail, row.position, row.starts_at):
@@ -380,18 +389,7 @@ def _end(
     now = ended_at or clock.now()
     if of is not None and row.handle is not None:
         keep_output(of, row.handle, RunDir(Path(row.run_dir)))
-    _write_end(RunDir(Path(row.run_dir)), step, now)
-    store.move(row.id, step.state, since=(row.state,), now=now, **step.columns | _NOWHERE)
-
-
-def _write_end(run_dir: RunDir, step: StateChange, now: float) -> None:
-    """Write the final status of a job that could not write it itself."""
-    if run_dir.path.exists() and not parse_state(run_dir.read_status().state).is_final:
-        words = {name: step.columns.get(name) for name in ("cause", "message", "exit_code")}
-        run_dir.write_status(RunStatus(state=step.state, updated_at=now, **words))
-
-
-def _mirror(run_dir: RunDir, state: JobState, where: str, clock: Clock) -> None:
-    """Copy the backend's state into a run directory that the job's nodes do not see."""
-    if run_dir.path.exists() and run_dir.read_status().state != state:
-        run_dir.write_status(RunStatus(state=state, supervisor_host=where, updated_at=clock.now()))
+    run_dir = RunDir(Path(row.run_dir))
+    if run_dir.path.exists() and not parse_state(run_dir.read_status().state).is_final:  # it could not write it itself
+        run_dir.write_status(RunStatus.of(step.end, updated_at=now))
+    store.move(row.id, replace(step.end, at=now), since=(row.state,), now=now, **step.columns | _NOWHERE)

@@ -10,12 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.files import take_lock
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
-
-_OLD_FILES = ("dispatcher.lock", "dispatcher.log")
-"""Files of versions with one dispatcher per home."""
 
 
 def store_folder() -> Path:
@@ -92,16 +88,6 @@ def dispatcher_address() -> Iterator[str]:
         yield f"/proc/self/fd/{handle}/wake-up"
     finally:
         os.close(handle)
-
-
-def clean_up() -> None:
-    """Remove files of earlier versions from the folder of the queue."""
-    old = [store_folder() / name for name in _OLD_FILES]
-    if not old[0].exists() or (lock := take_lock(old[0])) is None:
-        return
-    for file in old:
-        file.unlink(missing_ok=True)
-    os.close(lock)
 
 
 def knock() -> bool:

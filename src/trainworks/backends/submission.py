@@ -7,17 +7,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.files import take_lock, write_atomic
-from trainworks.jobs.dependency import Dependency, parse_dependency
 from trainworks.jobs.job_row import JobRow
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import Dependency, JobSpec, parse_dependency
 from trainworks.jobs.state import CAUSES, Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import End
 
 _held: dict[Path, int] = {}
 """Locks of this process, by file: a backend that needs the lock gets the one that its caller holds."""
@@ -108,13 +107,13 @@ def unmet_dependencies(dependencies: Iterable[tuple[Dependency, JobRow | None]])
     ]
 
 
-def end_of_dependent(unmet: Iterable[str]) -> dict[str, Any]:
-    """Cause, message and exit code of a job that failed because of its `unmet_dependencies`."""
+def end_of_dependent(unmet: Iterable[str]) -> End:
+    """The end of a job that failed because of its `unmet_dependencies`."""
     message = f"{CAUSES[Cause.DEPENDENCY].words}: {', '.join(unmet)}"
-    return {"cause": Cause.DEPENDENCY, "message": message, "exit_code": int(ExitCode.USER_ERROR)}
+    return End(JobState.FAILED, Cause.DEPENDENCY, message, exit_code=ExitCode.USER_ERROR)
 
 
-def by_handle(dependencies: Iterable[tuple[Dependency, JobRow]]) -> tuple[str, ...]:
+def resolve_dependencies(dependencies: Iterable[tuple[Dependency, JobRow]]) -> tuple[str, ...]:
     """Dependencies on jobs that have not ended, by their names on the backend.
 
     Raises:

@@ -22,7 +22,7 @@ Nothing is taken off for protocols, so that a true measurement never exceeds a b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from trainworks.catalog.cluster import ClusterDescription
 
@@ -37,7 +37,6 @@ Operation = Literal[
     "scatter",
     "send_recv",
 ]
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 NCCL_TESTS = "https://github.com/NVIDIA/nccl-tests (doc/PERFORMANCE.md)"
 _WHOLE = ("broadcast", "reduce", "send_recv")
 """Operations whose bus bandwidth is their algorithm bandwidth."""
@@ -116,12 +115,12 @@ def busbw_bound(operation: Operation, group: RankGroup) -> Bound:
     inside = group.rank_bytes_per_s + (group.domain_bytes_per_s / each if several else 0.0)
     limits = [(inside * (2 if adds_inside else 1), f"{'2 ' if adds_inside else ''}{'(V + W)' if several else 'V'}")]
     if several:
-        limits.append(_between(operation, group, n, each))
+        limits.append(_inter_domain_bound(operation, group, n, each))
     value, formula = min(limits)
     return Bound(value, f"busbw <= {formula}", NCCL_TESTS)
 
 
-def _between(operation: Operation, group: RankGroup, n: int, each: float) -> tuple[float, str]:
+def _inter_domain_bound(operation: Operation, group: RankGroup, n: int, each: float) -> tuple[float, str]:
     rate = group.domain_bytes_per_s
     crossing = (n - 1) / (n - each)
     if operation in _WHOLE:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from trainworks.catalog.facts import (
     Accelerator,
@@ -30,33 +31,27 @@ from trainworks.catalog.facts import (
     Term,
     XidAction,
 )
-from trainworks.catalog.nearest import nearest_rows
+from trainworks.catalog.names import nearest_rows, normal_name, without_remark
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
+from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError
 
+_Fact = TypeVar("_Fact", bound=Frozen)
 _LONGEST = 60
 """Characters of an unknown name that an error repeats."""
 _EXPLAINED: frozenset[Kind] = frozenset(("accelerators", "nodes", "systems", "links", "switches", "terms"))
 """Kinds whose names a term may be taken for."""
 _NOUNS: dict[Kind, str] = {
-    "accelerators": "accelerator",
     "nodes": "node or instance",
-    "systems": "system",
-    "links": "link",
     "switches": "switch",
     "kernels": "attention kernel",
-    "processors": "processor",
     "storage": "storage system",
-    "offers": "offer",
-    "fleets": "fleet",
     "runs": "published run",
-    "assumptions": "assumption",
-    "grids": "grid",
     "xids": "GPU error",
     "software": "release",
     "anchors": "benchmark anchor",
-    "terms": "term",
 }
+"""What errors call a row; the kind without its `s` where it is not here."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ def node(name: str) -> Node:
     >>> node("DGX H100").nics
     8
     """
-    return _node(_find("nodes", name))
+    return Node.model_validate(_find("nodes", name).facts())
 
 
 def system(name: str) -> System:
@@ -166,7 +161,7 @@ def link(name: str) -> Link:
     >>> link("HDR").bytes_per_s
     25000000000.0
     """
-    return _link(_find("links", name))
+    return Link.model_validate(_find("links", name).facts())
 
 
 def network_link(name: str) -> Link | None:
@@ -183,12 +178,12 @@ def switch(name: str) -> Switch:
     Raises:
         UsageError: there is none.
     """
-    return _switch(_find("switches", name))
+    return Switch.model_validate(_find("switches", name).facts())
 
 
 def attention_kernels() -> dict[str, AttentionKernel]:
     """All attention kernels by name."""
-    return {row.name: AttentionKernel.model_validate(row.facts()) for row in read_rows("kernels").values()}
+    return _all("kernels", AttentionKernel)
 
 
 def processor(name: str) -> Processor:
@@ -277,7 +272,7 @@ def has(kind: Kind, name: str) -> bool:
 
 
 def _key(kind: Kind, name: str) -> str:
-    return _normal(_EQUIPMENT.sub("", name) if kind == "accelerators" else name)
+    return normal_name(_EQUIPMENT.sub("", name) if kind == "accelerators" else name)
 
 
 def find_row(name: str, kind: Kind | None = None) -> CatalogRow:
@@ -290,7 +285,7 @@ def find_row(name: str, kind: Kind | None = None) -> CatalogRow:
     for candidate in kinds:
         if has(candidate, name):
             return _find(candidate, name)
-    raise _unknown(name, kinds, "row" if kind is None else _NOUNS[kind])
+    raise _unknown(name, kinds)
 
 
 def family(name: str) -> tuple[str, ...]:
@@ -311,24 +306,28 @@ def load_catalog() -> Catalog:
     parts = [row for row in read_rows("accelerators").values() if row.unplannable is None]
     return Catalog(
         accelerators={row.name: _accelerator(row) for row in parts},
-        nodes={row.name: _node(row) for row in read_rows("nodes").values()},
-        systems={row.name: System.model_validate(row.facts()) for row in read_rows("systems").values()},
-        links={row.name: _link(row) for row in read_rows("links").values()},
-        switches={row.name: _switch(row) for row in read_rows("switches").values()},
+        nodes=_all("nodes", Node),
+        systems=_all("systems", System),
+        links=_all("links", Link),
+        switches=_all("switches", Switch),
         kernels=attention_kernels(),
-        processors={row.name: Processor.model_validate(row.facts()) for row in read_rows("processors").values()},
-        storage={row.name: Storage.model_validate(row.facts()) for row in read_rows("storage").values()},
-        offers={row.name: Offer.model_validate(row.facts()) for row in read_rows("offers").values()},
-        fleets={row.name: Fleet.model_validate(row.facts()) for row in read_rows("fleets").values()},
-        runs={row.name: PublishedRun.model_validate(row.facts()) for row in read_rows("runs").values()},
-        assumptions={row.name: Assumption.model_validate(row.facts()) for row in read_rows("assumptions").values()},
-        grids={row.name: ElectricityGrid.model_validate(row.facts()) for row in read_rows("grids").values()},
-        software={row.name: Release.model_validate(row.facts()) for row in read_rows("software").values()},
-        xids={row.name: XidAction.model_validate(row.facts()) for row in read_rows("xids").values()},
-        anchors={row.name: BenchAnchor.model_validate(row.facts()) for row in read_rows("anchors").values()},
-        terms={row.name: Term.model_validate(row.facts()) for row in read_rows("terms").values()},
+        processors=_all("processors", Processor),
+        storage=_all("storage", Storage),
+        offers=_all("offers", Offer),
+        fleets=_all("fleets", Fleet),
+        runs=_all("runs", PublishedRun),
+        assumptions=_all("assumptions", Assumption),
+        grids=_all("grids", ElectricityGrid),
+        software=_all("software", Release),
+        xids=_all("xids", XidAction),
+        anchors=_all("anchors", BenchAnchor),
+        terms=_all("terms", Term),
         explained={row.name: row.explained for row in rows if row.explained},
     )
+
+
+def _all(kind: Kind, fact: type[_Fact]) -> dict[str, _Fact]:
+    return {row.name: fact.model_validate(row.facts()) for row in read_rows(kind).values()}
 
 
 def _accelerator(row: CatalogRow) -> Accelerator:
@@ -337,22 +336,10 @@ def _accelerator(row: CatalogRow) -> Accelerator:
     return Accelerator.model_validate(row.facts())
 
 
-def _node(row: CatalogRow) -> Node:
-    return Node.model_validate({"nic_bytes_per_s": 0.0} | row.facts())
-
-
-def _link(row: CatalogRow) -> Link:
-    return Link.model_validate(row.facts())
-
-
-def _switch(row: CatalogRow) -> Switch:
-    return Switch.model_validate(row.facts())
-
-
 def _find(kind: Kind, name: str) -> CatalogRow:
     found = _index(kind).get(_key(kind, name))
     if found is None:
-        raise _unknown(name, (kind,), _NOUNS[kind])
+        raise _unknown(name, (kind,))
     return read_rows(kind)[found]
 
 
@@ -362,7 +349,7 @@ def explain_term(name: str) -> UsageError | None:
     >>> explain_term("fibre-channel").message.partition(";")[0]
     '`fibre-channel` is a storage network'
     """
-    wanted = _normal(without_remark(name))
+    wanted = normal_name(without_remark(name))
     found = _index("terms").get(wanted) or next(
         (term for term, prefix in _prefixes() if wanted.startswith(prefix) and wanted != prefix), None
     )
@@ -376,14 +363,15 @@ def explain_term(name: str) -> UsageError | None:
 def _prefixes() -> tuple[tuple[str, str], ...]:
     """Terms and the normalised prefixes of the names that they explain."""
     rows = read_rows("terms").values()
-    return tuple((row.name, _normal(prefix)) for row in rows for prefix in row.facts().get("prefixes", ()))
+    return tuple((row.name, normal_name(prefix)) for row in rows for prefix in row.facts().get("prefixes", ()))
 
 
-def _unknown(name: str, kinds: tuple[Kind, ...], noun: str) -> UsageError:
+def _unknown(name: str, kinds: tuple[Kind, ...]) -> UsageError:
     if set(kinds) & _EXPLAINED and (explained := explain_term(name)) is not None:
         return explained
+    noun = "row" if len(kinds) > 1 else _NOUNS.get(kinds[0], kinds[0].removesuffix("s"))
     name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
-    nearest = nearest_rows(_normal(name), {kind: _index(kind) for kind in kinds})
+    nearest = nearest_rows(normal_name(name), {kind: _index(kind) for kind in kinds})
     listed = f"trainworks catalog list {kinds[0]}" if len(kinds) == 1 else "trainworks catalog list"
     near = f"nearest are {', '.join(f'`{one}`' for one in nearest)}; " if nearest else ""
     return UsageError(f"no {noun} `{name}` in the catalogue", hint=f"{near}`{listed}` has all")
@@ -395,25 +383,9 @@ def _index(kind: Kind) -> dict[str, str]:
     index: dict[str, str] = {}
     for row in read_rows(kind).values():
         for name in (row.name, *row.aliases):
-            if index.setdefault(_normal(name), row.name) != row.name:
-                raise ValueError(f"{kind}: `{name}` names both `{index[_normal(name)]}` and `{row.name}`")
+            if index.setdefault(normal_name(name), row.name) != row.name:
+                raise ValueError(f"{kind}: `{name}` names both `{index[normal_name(name)]}` and `{row.name}`")
     return index
 
 
-def without_remark(name: str) -> str:
-    """Remove remarks in brackets from a name, unless it has nothing else.
-
-    >>> without_remark("H100-80GB (SXM, air cooled)")
-    'H100-80GB'
-    """
-    if not _REMARK.search(name):
-        return name
-    return " ".join(_REMARK.sub(" ", name).split()) or name
-
-
 _INFINIBAND = re.compile(r"\b(?:infiniband|ib)\b", re.IGNORECASE)
-_REMARK = re.compile(r"[(\[][^()\[\]]*[)\]]")
-
-
-def _normal(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter not in " -_")

@@ -11,13 +11,12 @@ The `x` behind a count may be left out. `over` may follow any of them and replac
 a count (`over HDR`) is that of every NIC of the node; a bandwidth (`over 200 Gb/s`, `over 100GbE`) or TCP without a
 count is that of the whole node. `with SHARP` counts on switches that reduce. `at 4:1`, or `4:1` alone, is the
 oversubscription of the leaves: four links down for each link up.
-
-A description is parsed once; `with_nodes` and `with_fabric` derive other clusters from it.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from trainworks.catalog.catalog import (
@@ -28,21 +27,24 @@ from trainworks.catalog.catalog import (
     node,
     reference_node,
     system,
-    without_remark,
 )
 from trainworks.catalog.cluster_words import (
     AS_USUAL,
     COUNTED,
+    NIC_NOTE,
     UNNAMED,
+    NodeFabric,
     Switching,
+    check_network,
     is_bandwidth,
     name_of,
+    nic_bytes_per_s,
     read_count,
     unreadable,
     without_switching,
 )
 from trainworks.catalog.facts import Accelerator, Node
-from trainworks.catalog.node_fabric import NIC_NOTE, NodeFabric, check_network, nic_bytes_per_s
+from trainworks.catalog.names import without_remark
 from trainworks.config.limits import check_limit
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError
@@ -91,6 +93,10 @@ class ClusterDescription(Frozen):
     """One node in a description, without its network: `DGX H100`, `8x A100-SXM-80GB`."""
     fabric: NodeFabric | None = None
     """The NICs that replace those of the catalogue's node; None where the node keeps its own."""
+    topology: str = "auto"
+    switch: str | None = None
+    spare_slots: int = 0
+    """With the two above, what a stack file says of its network, and words leave open."""
     notes: tuple[str, ...] = ()
     """Each assumption and each capped bandwidth, in a sentence."""
 
@@ -131,14 +137,15 @@ class ClusterDescription(Frozen):
         update = {"name": name, "accelerators": accelerators_per_node, "scale_up_domain": domain}
         named = _NamedNode(node.model_copy(update=update), name, some._notes_without_nics())
         switching = self._switching
-        return _describe(name_of(num_nodes, name, self.fabric, switching), num_nodes, named, self.fabric, switching)
+        smaller = _describe(name_of(num_nodes, name, self.fabric, switching), num_nodes, named, self.fabric, switching)
+        wiring = {"topology": self.topology, "switch": self.switch, "spare_slots": self.spare_slots}
+        return smaller.model_copy(update=wiring)
 
     @property
     def _switching(self) -> Switching:
         return Switching(self.in_network_reduction, self.oversubscription)
 
     def _notes_without_nics(self) -> list[str]:
-        """The notes without those that a description of the NICs adds."""
         return [note for note in self.notes if not note.startswith(NIC_NOTE)]
 
     def with_fabric(self, fabric: NodeFabric) -> ClusterDescription:
@@ -217,8 +224,9 @@ def cluster_of_accelerators(part: Accelerator, count: int) -> ClusterDescription
     return _describe(f"{count}x {part.name}", num_nodes, named, None)
 
 
+@lru_cache(maxsize=1024)
 def parse_cluster(text: str) -> ClusterDescription:
-    """Read a one-line description of a cluster.
+    """Read a one-line description of a cluster; a text is read once, and gives the same object again.
 
     A NIC that is faster than its PCIe slot counts with the slot's bandwidth, and a note says so.
 
@@ -237,12 +245,12 @@ def parse_cluster(text: str) -> ClusterDescription:
     if match is None:
         raise unreadable(text, "it is empty")
     count = read_count(text, match["count"], "accelerators")
-    what, remarks = _without_remarks(match["what"].strip())
+    what, remarks = _strip_remarks(match["what"].strip())
     num_nodes, named = _nodes(text, count, what, unit=(match["unit"] or "").lower().rstrip("s"))
     named.notes[:0] = remarks
     fabric = None
     if match["over"]:
-        fabric, notes = _fabric(text, named.node, match["over"].strip())
+        fabric, notes = read_fabric(match["over"].strip(), named.node, text)
         named.notes.extend(notes)
     network = (fabric or named.node).network
     if switching.reduces and network not in ("InfiniBand", UNNAMED):
@@ -250,7 +258,7 @@ def parse_cluster(text: str) -> ClusterDescription:
     return _describe(text.strip(), num_nodes, named, fabric, switching)
 
 
-def _without_remarks(what: str) -> tuple[str, list[str]]:
+def _strip_remarks(what: str) -> tuple[str, list[str]]:
     """A name without remarks in brackets, which a note repeats, and without `GPUs` behind an accelerator."""
     plain = without_remark(what)
     notes = [] if plain == what else [f"`{what}` is read as `{plain}`: remarks in brackets are left out"]
@@ -260,14 +268,7 @@ def _without_remarks(what: str) -> tuple[str, list[str]]:
 
 
 def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedNode]:
-    """Number and kind of the nodes of a system, a node, `8x ACCELERATOR` or an accelerator.
-
-    Args:
-        text: the description, for errors.
-        count: before `unit`.
-        what: the name after it.
-        unit: the word before `of`; empty where there is none.
-    """
+    """Number and kind of the nodes of a system, a node, `8x ACCELERATOR` or an accelerator, counted in this unit."""
     if has("systems", what):
         return _nodes_of_systems(text, count, what, unit)
     if unit not in ("", *_NODE_WORDS):
@@ -312,7 +313,6 @@ def _unknown(what: str) -> str:
 
 
 def _fill(count: int, part: Accelerator) -> tuple[int, _NamedNode]:
-    """Accelerators in reference nodes: one node that may be partly empty, or several full ones."""
     base = reference_node(part.name)
     if count < base.accelerators:
         return 1, _NamedNode(node_of_accelerators(part, count), f"{count}x {part.name}", [])
@@ -382,13 +382,13 @@ def _describe(
     )
 
 
-def _fabric(text: str, base: Node, over: str) -> tuple[NodeFabric, list[str]]:
+def read_fabric(over: str, base: Node, text: str) -> tuple[NodeFabric, list[str]]:
     """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them.
 
     Args:
-        text: the whole description, for errors.
-        base: the node, whose number of NICs stands for a number that is left out.
         over: the words behind `over`.
+        base: the node, whose number of NICs stands for a number that is left out.
+        text: the whole description, for errors.
 
     Raises:
         UsageError: they name no network, or no possible number.

@@ -1,14 +1,17 @@
-"""Words of a description of a cluster: its counts, and what it says of the switches."""
+"""Words of a description of a cluster: its counts, the NICs of a node, and what it says of the switches."""
 
 from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
+from trainworks.catalog.facts import Accelerator, Node
 from trainworks.config.limits import check_limit
+from trainworks.config.spec import Frozen
 from trainworks.errors import QuantityError, UsageError
-from trainworks.units import parse_bandwidth
+from trainworks.units import format_bytes, parse_bandwidth
 
 FORMS = (
     "`4x p4d.24xlarge`",
@@ -27,6 +30,9 @@ _LARGEST_RATIO = 64.0
 COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE)
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 
+NIC_NOTE = "a NIC of "
+"""Begins a note on the bandwidth of a NIC."""
+
 
 class Switching(NamedTuple):
     """What a description says of the switches."""
@@ -35,8 +41,16 @@ class Switching(NamedTuple):
     oversubscription: float = 1.0
 
     def __str__(self) -> str:
-        ratio = f" at {self.oversubscription:g}:1" if self.oversubscription > 1 else ""
+        ratio = f" at {_ratio(self.oversubscription)}" if self.oversubscription > 1 else ""
         return f"{ratio}{' with SHARP' if self.reduces else ''}"
+
+
+def _ratio(value: float) -> str:
+    """`4:1` and `2.5:1`; a fraction such as `4:3` where a decimal would not give the value back."""
+    down, up = Fraction(value).limit_denominator(64).as_integer_ratio()
+    if float(f"{value:g}") != value and down / up == value:
+        return f"{down}:{up}"
+    return f"{repr(value).removesuffix('.0')}:1"
 
 
 AS_USUAL = Switching()
@@ -62,7 +76,7 @@ def unreadable(text: str, why: str) -> UsageError:
     return UsageError(f"`{text}` does not describe a cluster: {why}", hint=f"write it like {', '.join(FORMS)}")
 
 
-def name_of(num_nodes: int, node_name: str, fabric: object, switching: Switching = AS_USUAL) -> str:
+def name_of(num_nodes: int, node_name: str, fabric: NodeFabric | None, switching: Switching = AS_USUAL) -> str:
     """A description of nodes, of the NICs that replace theirs, and of the switches."""
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{switching}"
@@ -90,3 +104,44 @@ def without_switching(text: str) -> tuple[str, Switching]:
             text, f"the oversubscription has to be from 1:1 to {_LARGEST_RATIO:g}:1, links down to links up of a leaf"
         )
     return _RATIO.sub("", hardware, count=1).strip(), Switching(hardware != text, oversubscription)
+
+
+class NodeFabric(Frozen):
+    """The NICs of one node."""
+
+    nics: int
+    port: str
+    """One NIC in a description: `HDR`, `RoCE 400`, `200 Gb/s`."""
+    bytes_per_s: float
+    """Bandwidth of one NIC, one direction."""
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.nics}x {self.port}"
+
+    def is_of(self, node: Node) -> bool:
+        """True if the catalogue's node has these NICs itself; a reference node stands for many, whose NICs differ."""
+        own = (node.nics, node.nic_bytes_per_s, node.network)
+        return node.kind != "reference" and own == (self.nics, self.bytes_per_s, self.network)
+
+
+def check_network(name: str, num_nodes: int, base: Node) -> None:
+    """Refuse several nodes without a known bandwidth between them.
+
+    Raises:
+        UsageError: names the cluster.
+    """
+    if num_nodes > 1 and not base.nics:
+        raise UsageError(
+            f"`{name}` has {num_nodes} nodes, and no bandwidth between nodes of {base.name} is published",
+            hint=f"add it: `{num_nodes} nodes of {base.accelerators}x {base.accelerator} over 8x 200 Gb/s`",
+        )
+
+
+def nic_bytes_per_s(base: Node, part: Accelerator) -> tuple[float, list[str]]:
+    """Bandwidth of one NIC, at most that of its slot."""
+    slot = base.nic_slot_bytes_per_s or part.host_bytes_per_s
+    if base.nic_bytes_per_s <= slot:
+        return base.nic_bytes_per_s, []
+    rates = f"{format_bytes(base.nic_bytes_per_s)}/s counts with the {format_bytes(slot)}/s of its PCIe slot"
+    return slot, [f"{NIC_NOTE}{rates}"]

@@ -114,7 +114,7 @@ class Node(Frozen):
     scale_up_domain: int
     """Accelerators that reach each other over the scale-up link; on an NVL72 those of several nodes."""
     nics: int
-    nic_bytes_per_s: float
+    nic_bytes_per_s: float = 0.0
     """Bandwidth of each NIC; the node has `nics` times that."""
     network: str
     """Kind of fabric: InfiniBand, RoCE, EFA, TCP, Omni-Path."""

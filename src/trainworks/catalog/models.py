@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from trainworks.catalog.catalog import explain_term
+from trainworks.config.source import read_package_data
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError, suggest
 
@@ -79,13 +77,10 @@ def find_preset(text: str) -> str | None:
         for end in range(len(words), start, -1):
             name = names.get(_key(words[start:end]))
             if name is not None:
-                return None if _is_another_size(words[end - 1 : end + 1]) else name
+                last, after = words[end - 1], words[end : end + 1]
+                is_another_size = after and not _SIZE.fullmatch(last) and _SIZE.fullmatch(after[0])
+                return None if is_another_size else name
     return None
-
-
-def _is_another_size(words: list[str]) -> bool:
-    """True if a size follows a name without one."""
-    return len(words) == 2 and not _SIZE.fullmatch(words[0]) and bool(_SIZE.fullmatch(words[1]))
 
 
 _OWN = "give its dimensions (`layers`, `hidden`, `heads`), or its checkpoint with `hf`"
@@ -102,11 +97,7 @@ def _key(words: list[str]) -> str:
 
 @cache
 def _names_by_key() -> dict[str, str]:
-    """Preset by the key of its name and of each alias.
-
-    Raises:
-        ValueError: two models share a name.
-    """
+    """Preset by the key of its name and of each alias."""
     names: dict[str, str] = {}
     for model in _models().values():
         for name in (model.name, *model.aliases):
@@ -118,8 +109,5 @@ def _names_by_key() -> dict[str, str]:
 
 @cache
 def _models() -> dict[str, KnownModel]:
-    text = (resources.files("trainworks.catalog") / "data" / "models.yaml").read_text(encoding="utf-8")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(text, Loader=loader)  # noqa: S506, a safe loader
-    rows = content["models"]
-    return {name: KnownModel(name=name, date=str(content["date"]), **row) for name, row in rows.items()}
+    content = read_package_data(__package__, "models")
+    return {name: KnownModel(name=name, date=str(content["date"]), **row) for name, row in content["models"].items()}

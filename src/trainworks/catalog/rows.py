@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from importlib import resources
 from typing import Any, Literal, get_args
 
-import yaml
-
-from trainworks.catalog.facts import Precision
+from trainworks.catalog import facts
+from trainworks.config.source import read_package_data
+from trainworks.config.spec import Frozen
 from trainworks.units import parse_bandwidth, parse_bytes
 
 Kind = Literal[
@@ -40,25 +39,8 @@ Kind = Literal[
 Confidence = Literal["high", "medium", "low"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_FILES: dict[Kind, tuple[str, ...]] = {
-    "accelerators": ("accelerators",),
-    "nodes": ("nodes", "instances"),
-    "systems": ("systems",),
-    "links": ("links",),
-    "switches": ("switches",),
-    "kernels": ("kernels",),
-    "processors": ("processors",),
-    "storage": ("storage",),
-    "offers": ("offers",),
-    "fleets": ("fleets",),
-    "runs": ("runs",),
-    "assumptions": ("assumptions",),
-    "grids": ("grids",),
-    "xids": ("xids",),
-    "software": ("software",),
-    "anchors": ("anchors",),
-    "terms": ("terms",),
-}
+_FILES: dict[Kind, tuple[str, ...]] = {"nodes": ("nodes", "instances")}
+"""Data files of a kind where they are not the one of its name."""
 _DEFAULTS = {"instances": {"kind": "instance"}}
 _PROVENANCE = ("source", "date", "confidence")
 _WORDS = ("aliases", "note", "unplannable", "instead", "explained")
@@ -117,7 +99,7 @@ class CatalogRow:
 def read_rows(kind: Kind) -> dict[str, CatalogRow]:
     """All rows of a kind by name, in the order of the files."""
     rows: dict[str, CatalogRow] = {}
-    for name in _FILES[kind]:
+    for name in _FILES.get(kind, (kind,)):
         rows |= parse_rows(kind, _read(name), defaults=_DEFAULTS.get(name))
     return rows
 
@@ -129,9 +111,7 @@ def read_sources() -> dict[str, dict[str, str]]:
 
 
 def _read(name: str) -> dict[str, dict[str, Any]]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    text = resources.files("trainworks.catalog").joinpath("data", f"{name}.yaml").read_text(encoding="utf-8")
-    parsed: dict[str, dict[str, Any]] = yaml.load(text, Loader=loader)  # noqa: S506, a safe loader
+    parsed: dict[str, dict[str, Any]] = read_package_data(__package__, name)
     return parsed
 
 
@@ -221,7 +201,7 @@ def _written(key: str, value: Any) -> str:
 # Columns: from a key of the data to fields of a fact
 
 
-def _as_is(field: str) -> Column:
+def _plain_column(field: str) -> Column:
     return lambda value: {field: value}
 
 
@@ -242,7 +222,6 @@ def _peak(precision: str) -> Column:
 
 
 def _rates(field: str) -> Column:
-    """Rates by sequence length."""
     return lambda value: {field: {length: rate * 1e12 for length, rate in value.items()}}
 
 
@@ -257,168 +236,75 @@ def _link(bandwidth: str, *, name: str | None = None, network: str | None = None
     return column
 
 
-_COLUMNS: dict[Kind, dict[str, Column]] = {
+_FACTS: dict[Kind, type[Frozen]] = {
+    "accelerators": facts.Accelerator,
+    "nodes": facts.Node,
+    "systems": facts.System,
+    "links": facts.Link,
+    "switches": facts.Switch,
+    "kernels": facts.AttentionKernel,
+    "processors": facts.Processor,
+    "storage": facts.Storage,
+    "offers": facts.Offer,
+    "fleets": facts.Fleet,
+    "runs": facts.PublishedRun,
+    "assumptions": facts.Assumption,
+    "grids": facts.ElectricityGrid,
+    "xids": facts.XidAction,
+    "software": facts.Release,
+    "anchors": facts.BenchAnchor,
+    "terms": facts.Term,
+}
+_CONVERTED: dict[Kind, dict[str, Column]] = {
     "accelerators": {
-        "vendor": _as_is("vendor"),
-        "architecture": _as_is("architecture"),
-        "launched": _as_is("launched"),
         "memory": _size("memory_bytes"),
         "usable_memory": _size("usable_bytes"),
-        "memory_type": _as_is("memory_type"),
-        "memory_stacks": _as_is("memory_stacks"),
         "memory_bandwidth": _bandwidth("memory_bytes_per_s"),
-        **{f"peak_{precision}_tflops_per_s": _peak(precision) for precision in get_args(Precision)},
+        **{f"peak_{precision}_tflops_per_s": _peak(precision) for precision in get_args(facts.Precision)},
         "matmul_tflops_per_s": _scaled("matmul_flops_per_s", Fraction(10**12)),
-        "multiprocessors": _as_is("multiprocessors"),
         "scale_up": _link("scale_up_bytes_per_s", name="scale_up"),
-        "bridge": _as_is("bridge"),
-        "scale_up_group": _as_is("scale_up_group"),
         "pair_bandwidth": _bandwidth("pair_bytes_per_s"),
         "host": _link("host_bytes_per_s"),
-        "power_w": _as_is("power_w"),
-        "reference_node": _as_is("reference_node"),
     },
     "nodes": {
-        "kind": _as_is("kind"),
-        "provider": _as_is("provider"),
-        "accelerator": _as_is("accelerator"),
-        "accelerators": _as_is("accelerators"),
-        "scale_up_domain": _as_is("scale_up_domain"),
-        "scale_up_reduction": _as_is("scale_up_reduction"),
-        "nics": _as_is("nics"),
         "nic": _link("nic_bytes_per_s", network="network"),
         "nic_bandwidth": _bandwidth("nic_bytes_per_s"),
-        "network": _as_is("network"),
-        "in_network_reduction": _as_is("in_network_reduction"),
         "nic_slot": _link("nic_slot_bytes_per_s"),
-        "processor": _as_is("processor"),
-        "processors": _as_is("processors"),
-        "vcpus": _as_is("vcpus"),
         "host_memory": _size("host_memory_bytes"),
-        "power_w": _as_is("power_w"),
     },
-    "systems": {"form": _as_is("form"), "node": _as_is("node"), "nodes": _as_is("nodes")},
     "links": {
-        "network": _as_is("network"),
-        "lanes": _as_is("lanes"),
         "lane": _bandwidth("lane_bytes_per_s"),
         "bandwidth": _bandwidth("bytes_per_s"),
         "latency_us": _scaled("latency_s", Fraction(1, 10**6)),
     },
     "switches": {
-        "network": _as_is("network"),
-        "ports": _as_is("ports"),
         "port": _bandwidth("port_bytes_per_s"),
         "latency_ns": _scaled("latency_s", Fraction(1, 10**9)),
-        "in_network_reduction": _as_is("in_network_reduction"),
-        "announced": _as_is("announced"),
     },
     "kernels": {
-        "kernel": _as_is("kernel"),
-        "accelerator": _as_is("accelerator"),
-        "head_dim": _as_is("head_dim"),
-        **{
-            f"{series}_tflops_per_s": _rates(f"{series}_flops_per_s")
-            for series in ("forward", "backward", "causal_forward", "causal_backward")
-        },
-    },
-    "processors": {
-        "vendor": _as_is("vendor"),
-        "cores": _as_is("cores"),
-        "pcie_generation": _as_is("pcie_generation"),
-        "pcie_lanes": _as_is("pcie_lanes"),
-        "memory_type": _as_is("memory_type"),
-        "memory_channels": _as_is("memory_channels"),
-        "launched": _as_is("launched"),
-        "power_w": _as_is("power_w"),
+        f"{series}_tflops_per_s": _rates(f"{series}_flops_per_s")
+        for series in ("forward", "backward", "causal_forward", "causal_backward")
     },
     "storage": {
-        "form": _as_is("form"),
-        "posix": _as_is("posix"),
-        "fewest_servers": _as_is("fewest_servers"),
-        "most_servers": _as_is("most_servers"),
-        "survives": _as_is("survives"),
         "client": _bandwidth("client_bytes_per_s"),
         "server_read": _bandwidth("server_read_bytes_per_s"),
         "server_write": _bandwidth("server_write_bytes_per_s"),
         "server_capacity": _size("server_capacity_bytes"),
-        "opens_files_s": _as_is("opens_per_s"),
+        "opens_files_s": _plain_column("opens_per_s"),
         "latency_us": _scaled("latency_s", Fraction(1, 10**6)),
-        "server": _as_is("server"),
-        "good_for": _as_is("good_for"),
     },
     "offers": {
-        "provider": _as_is("provider"),
-        "node": _as_is("node"),
-        "accelerator": _as_is("accelerator"),
-        "accelerators": _as_is("accelerators"),
-        "on_demand_usd_h": _as_is("usd_per_hour"),
-        "spot_usd_h": _as_is("spot_usd_per_hour"),
-        "zones": _as_is("zones"),
-        "region": _as_is("region"),
+        "on_demand_usd_h": _plain_column("usd_per_hour"),
+        "spot_usd_h": _plain_column("spot_usd_per_hour"),
     },
-    "fleets": {
-        "accelerator": _as_is("accelerator"),
-        "nodes": _as_is("nodes"),
-        "days": _as_is("days"),
-        "failures": _as_is("failures"),
-        "causes": _as_is("causes"),
-        "failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400)),
-        "hardware_share": _as_is("hardware_share"),
-        "stands_for": _as_is("stands_for"),
-    },
-    "runs": {
-        "accelerator": _as_is("accelerator"),
-        "accelerators": _as_is("accelerators"),
-        "bits": _as_is("bits"),
-        "experts": _as_is("experts"),
-        "mfu_percent": _scaled("mfu", Fraction(1, 100)),
-    },
-    "assumptions": {
-        "low": _as_is("low"),
-        "typical": _as_is("typical"),
-        "high": _as_is("high"),
-        "unit": _as_is("unit"),
-    },
+    "fleets": {"failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400))},
+    "runs": {"mfu_percent": _scaled("mfu", Fraction(1, 100))},
     "grids": {"intensity_g_kwh": _scaled("kg_co2e_per_kwh", Fraction(1, 1000))},
-    "software": {
-        name: _as_is(name)
-        for name in (
-            "component",
-            "ends",
-            "first_driver",
-            "last_driver",
-            "first_cuda",
-            "last_cuda",
-            "builds",
-            "packages",
-            "slurm",
-            "kernel",
-            "first_slurm",
-            "kernel_module",
-            "first_operator",
-            "python",
-            "first_python",
-            "last_python",
-            "left_out",
-            "cuda",
-        )
-    },
-    "xids": {"action": _as_is("action"), "meaning": _as_is("meaning")},
-    "anchors": {
-        "kind": _as_is("kind"),
-        "quantity": _as_is("quantity"),
-        "cluster": _as_is("cluster"),
-        "conditions": _as_is("conditions"),
-        "bandwidth": _bandwidth("value"),
-        "rate_tflops_per_s": _scaled("value", Fraction(10**12)),
-    },
-    "terms": {
-        "meaning": _as_is("meaning"),
-        "write_instead": _as_is("instead"),
-        "prefixes": _as_is("prefixes"),
-        "left_out": _as_is("left_out"),
-        "packages": _as_is("packages"),
-        **{kind: _as_is(kind) for kind in ("clusters", "networks", "switches", "models", "topologies")},
-    },
+    "anchors": {"bandwidth": _bandwidth("value"), "rate_tflops_per_s": _scaled("value", Fraction(10**12))},
+    "terms": {"write_instead": _plain_column("instead")},
 }
+_COLUMNS = {
+    kind: {field: _plain_column(field) for field in fact.model_fields} | _CONVERTED.get(kind, {})
+    for kind, fact in _FACTS.items()
+}
+"""Columns by kind: every field under its own name, and those that the data have in other units or under other names."""

@@ -7,12 +7,11 @@ so that a release of Trainworks always gives the same answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from trainworks.catalog.catalog import Catalog, find_row
+from trainworks.catalog.catalog import find_row
 from trainworks.catalog.facts import Component, Release
-from trainworks.catalog.problem import Check, Problem
-from trainworks.catalog.rows import Kind, read_rows
+from trainworks.catalog.rows import read_rows
 
 AS_OF = "2026-11"
 """Month in which the facts were read."""
@@ -146,31 +145,3 @@ def base_system(image: str) -> Release | None:
         if re.search(rf"(?:^|[-/:]){re.escape(name)}(?:$|-)", words):
             return found
     return None
-
-
-def _month(found: Release, _: Catalog) -> Iterator[Problem]:
-    """Support ends in a month."""
-    if found.ends is not None and not re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", found.ends):
-        yield f"`{found.ends}`", "year and month: `2028-06`", "a day, or a word"
-
-
-def _driver_range(found: Release, _: Catalog) -> Iterator[Problem]:
-    """The first driver is not newer than the last."""
-    if found.first_driver and found.last_driver and found.first_driver > found.last_driver:
-        yield f"R{found.first_driver}", f"at most R{found.last_driver}", "the two are exchanged"
-
-
-def _builds_have_a_driver(found: Release, _: Catalog) -> Iterator[Problem]:
-    """The driver that a build needs is known."""
-    for cuda in found.builds:
-        if least_driver(cuda) is None:
-            yield f"wheels for CUDA {cuda}", "a CUDA of the catalogue", "the row of the new CUDA is missing"
-
-
-_CHECKS: dict[str, Check] = {
-    "ends-in-a-month": _month,
-    "driver-range": _driver_range,
-    "builds-have-a-driver": _builds_have_a_driver,
-}
-SOFTWARE_CHECKS: dict[Kind, dict[str, Check]] = {"software": _CHECKS}
-"""Rules by kind of row and by name."""

@@ -1,1 +1,1 @@
-"""The command line: one file per command, no arithmetic."""
+"""The command line: one file per subject, no arithmetic."""

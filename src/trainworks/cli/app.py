@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from trainworks import __version__
-from trainworks.cli.commands import ALIASES, COMMANDS, module_of
+from trainworks.cli.commands import ALIASES, COMMANDS, command_of
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
 from trainworks.report.rendering.printable import say
 
@@ -36,25 +36,23 @@ class _LazyCommands(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """For listings and completion, which need the summary only."""
-        return typer.main.get_command(_placeholder(cmd_name)) if cmd_name in COMMANDS else None
+        """Placeholder of a command: listings and completion need its summary only."""
+        if cmd_name not in COMMANDS:
+            return None
+        listed = typer.Typer(add_completion=False, rich_markup_mode=None)
+        listed.command(name=cmd_name, help=COMMANDS[cmd_name])(lambda: None)
+        return typer.main.get_command(listed)
 
 
 def _imported(name: str) -> Any:
-    module = module_of(name)
+    function = command_of(name)
     command = typer.Typer(add_completion=False, rich_markup_mode=None)
     command.command(
         name=name,
-        help=f"{COMMANDS[name]}\n\n{inspect.cleandoc(module.command.__doc__ or '')}",
-        context_settings=getattr(module, "CONTEXT_SETTINGS", None),
-    )(module.command)
+        help=f"{COMMANDS[name]}\n\n{inspect.cleandoc(function.__doc__ or '')}",
+        context_settings=function.__globals__.get("CONTEXT_SETTINGS"),
+    )(function)
     return typer.main.get_command(command)
-
-
-def _placeholder(name: str) -> typer.Typer:
-    listed = typer.Typer(add_completion=False, rich_markup_mode=None)
-    listed.command(name=name, help=COMMANDS[name])(lambda: None)
-    return listed
 
 
 app = typer.Typer(
@@ -75,10 +73,26 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _set_verbosity(count: int) -> None:
+    if count or "TRAINWORKS_LOG" in os.environ:
+        from trainworks.verbosity import be_verbose
+
+        be_verbose(count)
+
+
 @app.callback()
 def _options(
     version: bool = typer.Option(
         False, "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+    ),
+    verbose: int = typer.Option(
+        0,
+        *("--verbose", "-v"),
+        count=True,
+        show_default=False,
+        metavar="",
+        help="Log decisions and external calls on stderr; -vv: all that is logged.",
+        callback=_set_verbosity,
     ),
 ) -> None:
     """Options of the program itself; each acts in its own callback, before a command is asked for."""

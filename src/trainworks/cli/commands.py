@@ -69,51 +69,45 @@ COMMANDS = {
 ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", "scancel": "stop", "sinfo": "nodes"}
 """Command names of SkyPilot and Slurm."""
 
-_FOLDERS = {
-    "planning": (
-        "plan",
-        "size",
-        "cost",
-        "goodput",
-        "capacity",
-        "network",
-        "storage",
-        "catalog",
-        "score",
-        "accuracy",
-        "calibrate",
-    ),
-    "runs": (
-        "run",
-        "submit",
-        "sweep",
-        "dev",
-        "exec",
-        "ssh",
-        "resume",
-        "report",
-        "checkpoint",
-        "env",
-        "export",
-        "profile",
-        "data",
-        "status",
-        "ls",
-        "logs",
-        "stop",
-        "wait",
-        "rm",
-    ),
-    "jobs": ("ps", "describe", "edit", "hold", "release", "retry", "nodes", "drain", "jobs"),
-    "observing": ("top", "why", "compare", "track", "usage", "exporter", "monitor", "serve"),
-    "proving": ("bench", "drill", "health", "review"),
-    "deploying": ("deploy",),
-    "admin": ("sandbox", "hooks", "autoscale", "schema"),
+_COMMANDS_OF = {
+    "planning.plan": ["plan"],
+    "planning.size": ["size"],
+    "planning.network": ["network"],
+    "planning.storage": ["storage"],
+    "planning.goodput": ["goodput"],
+    "planning.cost": ["cost"],
+    "planning.capacity": ["capacity"],
+    "planning.accuracy": ["accuracy", "calibrate", "score"],
+    "planning.catalog": ["catalog"],
+    "runs.start": ["run", "submit"],
+    "runs.sweep": ["sweep"],
+    "runs.dev": ["dev"],
+    "runs.attach": ["exec", "ssh", "port-forward"],
+    "runs.listing": ["ls", "status"],
+    "runs.record": ["logs", "report", "env"],
+    "runs.end": ["stop", "wait", "rm"],
+    "runs.resume": ["resume"],
+    "runs.checkpoint": ["checkpoint", "export"],
+    "runs.data": ["data"],
+    "jobs.jobs": ["ps", "describe", "jobs"],
+    "jobs.queue": ["hold", "release", "edit", "retry"],
+    "jobs.nodes": ["nodes", "drain"],
+    "observing.top": ["top"],
+    "observing.analysis": ["why", "compare", "usage", "profile"],
+    "observing.track": ["track"],
+    "observing.prometheus": ["exporter", "monitor"],
+    "observing.serve": ["serve"],
+    "proving.bench": ["bench"],
+    "proving.health": ["health"],
+    "proving.drill": ["drill"],
+    "proving.review": ["review"],
+    "admin.deploy": ["deploy"],
+    "admin.generated_files": ["hooks", "autoscale", "schema"],
+    "admin.sandbox": ["sandbox"],
 }
-_MODULES = {name: f"{folder}.{name}" for folder, names in _FOLDERS.items() for name in names}
-_MODULES |= {"jobs": "jobs.job_store", "port-forward": "runs.port_forward"}
+_MODULES = {name: module for module, names in _COMMANDS_OF.items() for name in names}
 
 
-def module_of(name: str) -> Any:
-    """The module of a command, imported."""
-    return importlib.import_module(f"trainworks.cli.{_MODULES[name]}")
+def command_of(name: str) -> Any:
+    """The function of a command: `port_forward_command` for `port-forward`; imports its module."""
+    return getattr(importlib.import_module(f"trainworks.cli.{_MODULES[name]}"), f"{name.replace('-', '_')}_command")

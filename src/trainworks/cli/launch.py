@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainworks.cli.forecast import confirmed, show_forecast
-from trainworks.cli.options import Env, announce, runs_folder, warn
+from trainworks.cli.options import Env, RunsOption, announce, runs_folder, warn
 from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainworks.api.launching.planning import Planning
-    from trainworks.api.run_request import RunRequest
+    from trainworks.api.launching.prepared_run import Planning, PreparedRun
+    from trainworks.api.run_request import AnyRequest, RunRequest
     from trainworks.api.runs import Launch
+
 
 Target = Annotated[
     list[str], typer.Argument(metavar="RUN_FILE | -- COMMAND...", help="Run file, or a command after `--`.")
@@ -36,34 +40,57 @@ WithoutLearning = Annotated[
 ]
 
 
-def wanted(target: list[str], *, nodes: int | None, nproc: int | None, name: str | None, env: Env) -> RunRequest:
-    """Read the run that the arguments describe, and print remarks on it; see `read_request`."""
-    from trainworks.api.run_request import read_request
+@dataclass(frozen=True)
+class StartOptions:
+    """What `run` and `submit` take beside their target."""
 
-    request = read_request(target, nodes=nodes, nproc=nproc, name=name, env=env or ())
-    for note in request.notes:
+    nodes: Nodes = None
+    nproc: ProcessesPerNode = None
+    name: Name = None
+    env: Env = None
+    runs: RunsOption = None
+    dry_run: DryRun = False
+    review: Review = True
+    recalibrate: Recalibrate = False
+    without_learning: WithoutLearning = False
+    tune: Tune = 0
+
+    def planning(self) -> Planning:
+        """How the plan of a run comes about."""
+        from trainworks.api.launching.prepared_run import Planning
+
+        return Planning(again=self.recalibrate, learning=not self.without_learning, tune=self.tune, announce=announce)
+
+
+def takes_start_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an option for each field of `StartOptions`, in the place of its parameter `options`."""
+    fields = inspect.signature(StartOptions, eval_str=True).parameters
+    signature = inspect.signature(command, eval_str=True)
+    flat = [
+        each for name, own in signature.parameters.items() for each in (fields.values() if name == "options" else [own])
+    ]
+
+    @functools.wraps(command)
+    def started(**given: Any) -> None:
+        options = StartOptions(**{name: given.pop(name) for name in fields if name in given})
+        command(**given, options=options)
+
+    started.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]  # which typer reads
+    return started
+
+
+def wanted(target: list[str], options: StartOptions) -> AnyRequest:
+    """Read the run, array or pipeline that the arguments describe, and print remarks on it; see `read_request`."""
+    from trainworks.api.run_request import read_request, runs_of
+
+    request = read_request(target, nodes=options.nodes, nproc=options.nproc, name=options.name, env=options.env or ())
+    for note in dict.fromkeys(note for run in runs_of(request) for note in run.notes):
         say(f"note: {note}", err=True)
     return request
 
 
-def planned(*, recalibrate: bool, without_learning: bool, tune: int) -> Planning:
-    """How the plan of a run comes about, by the options."""
-    from trainworks.api.launching.planning import Planning
-
-    return Planning(again=recalibrate, learning=not without_learning, tune=tune, announce=announce)
-
-
 def prepare(
-    request: RunRequest,
-    *,
-    runs: Path | None,
-    dry_run: bool,
-    planning: Planning,
-    console: Console,
-    queued: bool,
-    review: bool = True,
-    ask: bool = False,
-    times: int = 1,
+    request: RunRequest, options: StartOptions, console: Console, *, queued: bool, ask: bool = False, times: int = 1
 ) -> Launch | None:
     """Resolve the run, print its plan and make its run directory; None after a dry run or a refusal at the prompt.
 
@@ -71,21 +98,19 @@ def prepare(
 
     Args:
         request: the run.
-        runs: folder of all runs, instead of the run file's.
-        dry_run: print what would be started, and start nothing.
-        planning: what is measured for the plan.
+        options: of the command; with `review` a run that would end before its first step is refused, too.
         console: for the plan.
         queued: whether a run on this machine enters its queue; a run elsewhere always does.
-        review: show findings, and refuse a run that would end before its first step.
         ask: whether to ask for confirmation at a terminal.
         times: number of such jobs; 0 for one whose cost an earlier one has shown.
     """
     from trainworks.api.launching.prepared_run import prepare as prepare_run
     from trainworks.api.runs import create_launch
 
-    if review:
+    planning = options.planning()
+    if options.review:
         show_findings(request.run_file, request.source, console, refuse=True)
-    folder = runs_folder(runs, request.run_file.checkpoint.to)
+    folder = runs_folder(options.runs, request.run_file.checkpoint.to)
     prepared = prepare_run(request, folder=folder, queued=queued, planning=planning)
     if prepared.resolved.plan is not None:
         from trainworks.report.local_plan import LAYOUTS
@@ -93,11 +118,11 @@ def prepare(
         from trainworks.report.rendering.text import print_document
 
         document = build_document(prepared.resolved)
-        print_document(document if dry_run or planning.tune else document.without(LAYOUTS), console)
+        print_document(document if options.dry_run or planning.tune else document.without(LAYOUTS), console)
     prepared.check()
-    prepared = prepared.with_forecast(ask=not dry_run, learning=planning.learning)
+    prepared = prepared.with_forecast(ask=not options.dry_run, learning=planning.learning)
     show_forecast(prepared, times, console)
-    if dry_run:
+    if options.dry_run:
         typer.echo(prepared.rendered(), nl=False)
         return None
     if note := prepared.probe():
@@ -105,3 +130,31 @@ def prepare(
     if ask and not confirmed(prepared, times, console):
         return None
     return create_launch(prepared, notify=warn)
+
+
+def show_forecast(prepared: PreparedRun, times: int, console: Console) -> None:
+    """Print the plan of a job for another cluster, and the expected cost of so many jobs where there is a price."""
+    if prepared.resolved.forecast is not None:
+        from trainworks.report.rendering.renderer import build_document
+        from trainworks.report.rendering.text import print_document
+
+        print_document(build_document(prepared.resolved.forecast), console)
+    if times and (cost := prepared.expected_cost(times if prepared.spec.array else 1)) is not None:
+        from trainworks.report.local_plan import cost_text
+
+        console.print(f"expected cost: {cost_text(cost)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def confirmed(prepared: PreparedRun, times: int, console: Console) -> bool:
+    """Whether the user agrees to submit so many of these jobs; True without a terminal, where no question is asked."""
+    if not _is_at_a_terminal(console):
+        return True
+    from trainworks.report.jobs import request_text
+
+    jobs = f"{times} jobs, each requests" if times > 1 else "the job requests"
+    console.print(f"{prepared.backend.name}: {jobs} {request_text(prepared.spec)}", highlight=False)
+    return typer.confirm("submit?", default=True, err=True)
+
+
+def _is_at_a_terminal(console: Console) -> bool:
+    return sys.stdin.isatty() and console.is_terminal

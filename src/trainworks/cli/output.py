@@ -1,8 +1,9 @@
-"""Print a result: as text, as JSON, as the derivation of one figure, or as an HTML page."""
+"""Print a result: as text, as JSON, as the derivation of one figure, as an HTML page, or as files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +15,11 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainworks.api.deploying.proposal import Proposed
-    from trainworks.api.run_request import RunRequest
+    from trainworks.api.plan import Handover
+    from trainworks.api.proposal import Proposed
+    from trainworks.api.run_request import AnyRequest
     from trainworks.config.run_file import RunFile
     from trainworks.config.source import Source
-    from trainworks.report.handover.job import Handover
     from trainworks.report.rendering.document import Document
     from trainworks.results import Result
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 WriteStack = Annotated[
     Path | None,
     typer.Option("--write-stack", metavar="FILE", help="Write a stack file of the cluster, for `trainworks deploy`."),
+]
+ToFolder = Annotated[
+    Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files to this folder instead of printing them.")
 ]
 
 
@@ -55,6 +59,14 @@ def show(result: Result, *, as_json: bool = False, figure: str | None = None, pl
         from trainworks.report.rendering.renderer import build_document
 
         show_document(build_document(result))
+
+
+def show_facts(facts: object, document: Callable[[], Document], *, as_json: bool) -> None:
+    """Print facts on stdout: as JSON, or as their document."""
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        show_document(document())
 
 
 def show_document(document: Document) -> None:
@@ -93,15 +105,17 @@ def show_findings(run_file: RunFile, source: Source | None, console: Console, *,
         refuse_to_start(report, run_file, source)
 
 
-def show_unused(request: RunRequest) -> None:
+def show_unused(request: AnyRequest) -> None:
     """Print which keys of a run file have no effect where the run starts."""
-    for unused in (note for task in (request, *request.following) for note in task.unused):
+    from trainworks.api.run_request import runs_of
+
+    for unused in (note for run in runs_of(request) for note in run.unused):
         say(f"note: {unused}", err=True)
 
 
 def write_proposed_stack(proposal: Proposed, path: Path) -> None:
     """Write the stack file of a proposed cluster, and say on stderr what follows."""
-    from trainworks.api.deploying.proposal import stack_yaml
+    from trainworks.api.proposal import stack_yaml
 
     with option_errors():
         write_file(path, stack_yaml(proposal), "--write-stack")
@@ -114,3 +128,19 @@ def write_file(path: Path, content: str, option: str) -> None:
 
     with option_errors(option, path):
         write_atomic(path, content)
+
+
+def print_or_write(files: Mapping[str, str], to: Path | None) -> None:
+    """Print the files under their names, or write them to a folder; scripts become executable."""
+    if to is None:
+        for name, text in files.items():
+            typer.echo(f"# --- {name}")
+            typer.echo(text, nl=False)
+        return
+    from trainworks.files import write_atomic
+
+    for name, text in files.items():
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(to / name, text)
+        (to / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+        typer.echo(to / name)

@@ -31,7 +31,7 @@ class AcceleratorRequest(Spec):
         return f"{self.name}:{self.share or self.count:g}"
 
     @model_serializer
-    def _as_text(self) -> str:
+    def _to_text(self) -> str:
         return str(self)
 
 
@@ -53,7 +53,7 @@ def _requests(value: Any) -> tuple[AcceleratorRequest, ...]:
     return AnyOf(found) if isinstance(value, dict) else tuple(found)
 
 
-def _as_written(requests: tuple[AcceleratorRequest, ...]) -> list[str] | dict[str, None]:
+def _to_requests(requests: tuple[AcceleratorRequest, ...]) -> list[str] | dict[str, None]:
     texts = [str(request) for request in requests]
     return dict.fromkeys(texts) if isinstance(requests, AnyOf) else texts
 
@@ -128,7 +128,7 @@ def _amount_as_written(amount: float) -> float | str:
 AcceleratorsField = Annotated[
     tuple[AcceleratorRequest, ...],
     PlainValidator(_requests),
-    PlainSerializer(_as_written),
+    PlainSerializer(_to_requests),
     WithJsonSchema({"type": "string", "examples": ["A100:8", "H100"]}),
 ]
 CoresField = Annotated[
@@ -143,20 +143,6 @@ MemoryField = Annotated[
     PlainSerializer(_amount_as_written),
     WithJsonSchema({"type": ["string", "number"], "examples": ["32+", "64GB"]}),
 ]
-_SECRET = re.compile(
-    r"TOKEN(?![A-Z])|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|WEBHOOK|CREDENTIAL|(?<![^_])KEY(?![^_])"
-)
-
-
-def is_secret(name: str) -> bool:
-    """True if the name of a variable says that its value is secret.
-
-    >>> is_secret("WANDB_API_KEY"), is_secret("db_password"), is_secret("SIGNING_KEY"), is_secret("MONKEYS")
-    (True, True, True, False)
-    >>> is_secret("HF_TOKEN"), is_secret("MAX_TOKENS"), is_secret("TOKENIZERS_PARALLELISM")
-    (True, False, False)
-    """
-    return _SECRET.search(name.upper()) is not None
 
 
 def _environment_value(value: Any) -> Any:

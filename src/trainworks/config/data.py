@@ -19,7 +19,6 @@ HUB = "hf"
 SCHEMES = ("hf", "s3", "gs", "gcs", "az", "abfs", "http", "https", "memory", "file")
 """Valid schemes before `://`: the hub, and stores that fsspec supports."""
 
-_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HUB_OPTIONS = ("split", "column", "config")
 _SMALLEST_SHARE = 1e-5
 
@@ -49,7 +48,10 @@ class DataSource(Spec):
         """Read the options in `hf://name?split=train&column=text` as keys beside `source`."""
         if not isinstance(value, dict) or not isinstance(value.get("source"), str):
             return value
-        address = _checked_scheme(value["source"])
+        scheme = scheme_of(value["source"])
+        if scheme is not None and scheme not in SCHEMES:
+            raise FieldError(f"unknown kind of store `{scheme}://`", hint=_nearest(scheme, SCHEMES, form="{}://"))
+        address = value["source"]
         if scheme_of(address) != HUB or "?" not in address:
             return value | {"source": address}
         name, _, query = address.partition("?")
@@ -69,15 +71,8 @@ class DataSource(Spec):
 
 def scheme_of(address: str) -> str | None:
     """Scheme of an address, the part before `://`; None without one."""
-    found = _SCHEME.match(address)
+    found = re.match(r"^([A-Za-z][A-Za-z0-9+.-]*)://", address)
     return found[1].lower() if found else None
-
-
-def _checked_scheme(address: str) -> str:
-    scheme = scheme_of(address)
-    if scheme is not None and scheme not in SCHEMES:
-        raise FieldError(f"unknown kind of store `{scheme}://`", hint=_nearest(scheme, SCHEMES, form="{}://"))
-    return address
 
 
 def _nearest(word: str, known: tuple[str, ...], form: str = "{}") -> str | None:
@@ -110,13 +105,12 @@ def check_weights(sources: tuple[DataSource, ...]) -> None:
     Raises:
         FieldError: some sources have no weight, or a weight is too small.
     """
-    weights = [source.weight for source in sources]
     missing = [source.source for source in sources if source.weight is None]
     if missing and len(missing) < len(sources):
         raise FieldError(
             f"`{missing[0]}` has no weight, but other sources have one", hint="give a weight to every source or to none"
         )
-    total = sum(weight for weight in weights if weight is not None)
+    total = sum(source.weight for source in sources if source.weight is not None)
     for source in sources:
         if source.weight is not None and source.weight < _SMALLEST_SHARE * total:
             raise FieldError(
@@ -236,12 +230,10 @@ class Data(Spec):
 
 
 Metric = Literal["loss", "accuracy"]
-_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 
 def _share(value: Any) -> Any:
-    """Read `5 %` as 0.05."""
-    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value) if isinstance(value, str) else None
     return value if match is None else float(match[1]) / 100
 
 
@@ -278,7 +270,7 @@ class Evaluation(Spec):
     """Least change of the metric that counts as an improvement."""
 
     @model_validator(mode="after")
-    def _in_steps(self) -> Evaluation:
+    def _check_steps(self) -> Evaluation:
         if self.every.unit != "steps":
             raise FieldError(f"`every` must be in steps, got `{self.every}`", hint="write it like `100 steps`")
         if self.data is not None and self.split is not None:

@@ -55,7 +55,6 @@ Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/
 
 
 def _one_option(text: str) -> str:
-    """Check that an option of sbatch is one line."""
     if not re.fullmatch(r"--[a-z][a-z-]*(=[^\n\r\0]*)?", text):
         raise FieldError(f"invalid sbatch option `{text}`", hint="write it like `--reservation=maintenance`")
     return text
@@ -297,11 +296,28 @@ class SkyPilot(Spec):
 
 
 def cluster_from_text(value: Any) -> Any:
-    """Read `local`, `slurm:PARTITION` and similar as engines, any other text as a description of a cluster."""
+    """Read `local`, `slurm:PARTITION` and similar as engines, any other text as a description of a cluster.
+
+    That of a stack file, which has Slurm, is of its Slurm; words describe nodes to plan for alone.
+    """
+    if isinstance(value, dict) and isinstance(value.get("of"), str):
+        return {"engine": "slurm" if stack_file_in(value["of"]) else "described"} | value
     if not isinstance(value, str):
-        return value if not isinstance(value, dict) or "of" not in value else {"engine": "described"} | value
+        return value
+    if stack_file_in(value):
+        return {"engine": "slurm", "of": value}
     engine, _, partition = value.partition(":")
     if engine == "slurm" and partition:
         return {"engine": engine, "slurm": {"partition": partition.strip()}}
     known = value in BUILT_IN or (value.isidentifier() and is_plugin(value))
     return {"engine": value} if known and value != "described" else {"engine": "described", "of": value}
+
+
+def stack_file_in(text: str) -> tuple[str, str | None] | None:
+    """Path of a stack file and the group of nodes behind it; None for a text that names no such file.
+
+    >>> stack_file_in("cluster/stack.yaml:gpu"), stack_file_in("16 nodes of DGX H100")
+    (('cluster/stack.yaml', 'gpu'), None)
+    """
+    found = re.fullmatch(r"(?P<path>.+\.ya?ml)(?::(?P<group>.+))?", text)
+    return (found["path"], found["group"]) if found else None

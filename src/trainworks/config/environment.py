@@ -61,21 +61,15 @@ def environment_from_text(value: Any) -> Any:
         FieldError: the name has another ending, or the keys are variables.
     """
     if isinstance(value, str):
-        return {_kind_of(value): value}
+        ending = PurePath(value).suffix
+        if ending not in _LOCK_ENDINGS + _CONDA_ENDINGS:
+            raise FieldError(
+                f"`{value[:100]}` does not end like a lock file ({', '.join(_LOCK_ENDINGS)}) or a conda file (.yaml)",
+                hint="for a container write `environment: {image: ...}`",
+            )
+        return {"lock" if ending in _LOCK_ENDINGS else "conda": value}
     if isinstance(value, dict) and (strange := [key for key in value if str(key).isupper()]):
         raise FieldError(
             f"`{strange[0]}` is a variable, and `environment` has packages", hint=f"write `envs: {{{strange[0]}: ...}}`"
         )
     return value
-
-
-def _kind_of(text: str) -> str:
-    ending = PurePath(text).suffix
-    if ending in _LOCK_ENDINGS:
-        return "lock"
-    if ending in _CONDA_ENDINGS:
-        return "conda"
-    raise FieldError(
-        f"`{text[:100]}` does not end like a lock file ({', '.join(_LOCK_ENDINGS)}) or a conda file (.yaml)",
-        hint="for a container write `environment: {image: ...}`",
-    )

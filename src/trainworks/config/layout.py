@@ -209,6 +209,15 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     per_rank = global_batch // (layout.dp_replicate * layout.dp_shard)
     check_micro_batch(micro_batch, per_rank)
     degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
+    automatic: list[tuple[str, Any]] = [
+        ("zero", 2 if layout.zero_bubble is True else 3),  # zero bubble needs unsharded weights
+        ("sequence_parallel", layout.tp > 1),
+        ("interleave", 1),
+        ("zero_bubble", False),
+        ("recompute", "none"),
+        ("offload_activations", False),
+        ("offload_optimizer", False),
+    ]
     return ResolvedLayout(
         **degrees,
         micro_batch=micro_batch,
@@ -217,24 +226,8 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
         gradient_compression=layout.gradient_compression,
         powersgd_rank=layout.powersgd_rank,
         powersgd_warmup=layout.powersgd_warmup,
-        **{
-            name: automatic if (set_ := getattr(layout, name)) == "auto" else set_
-            for name, automatic in _automatic(layout)
-        },
+        **{name: value if (set_ := getattr(layout, name)) == "auto" else set_ for name, value in automatic},
     )
-
-
-def _automatic(layout: Layout) -> list[tuple[str, Any]]:
-    """Defaults of the `auto` options. Zero bubble needs unsharded weights, so it excludes ZeRO-3."""
-    return [
-        ("zero", 2 if layout.zero_bubble is True else 3),
-        ("sequence_parallel", layout.tp > 1),
-        ("interleave", 1),
-        ("zero_bubble", False),
-        ("recompute", "none"),
-        ("offload_activations", False),
-        ("offload_optimizer", False),
-    ]
 
 
 def stage_layers(layout: ResolvedLayout, num_layers: int) -> list[range]:
@@ -281,7 +274,7 @@ def check_written(layout: Layout, *, world_size: int, global_batch: int) -> bool
     """
     written = layout.model_fields_set
     _check_divisors(layout, world_size)
-    product = _product(layout)
+    product = math.prod(getattr(layout, name) for name in MESH_AXES)
     dp = layout.dp_replicate * layout.dp_shard
     complete = {"tp", "pp"} <= written and not written.isdisjoint(("dp_replicate", "dp_shard"))
     closed = complete or product == world_size or world_size % product != 0
@@ -360,33 +353,22 @@ def _check_batch(layout: Layout, global_batch: int) -> None:
         )
 
 
-def _product(layout: Layout) -> int:
-    return math.prod(getattr(layout, name) for name in MESH_AXES)
-
-
 def _check_world(layout: Layout, world_size: int) -> None:
     axes = {name: getattr(layout, name) for name in MESH_AXES}
-    product = _product(layout)
+    product = math.prod(axes.values())
     if product == world_size:
         return
+    axis = _axis_to_blame(axes)
+    others = product // axes[axis]
+    hint = f"start {next_multiple(world_size, others)} processes, a multiple of {others}"
+    if world_size % others == 0:
+        hint = f"set `{axis}: {world_size // others}`"
     factors = " * ".join(f"{name} ({degree})" for name, degree in axes.items())
-    raise LayoutError(
-        f"{factors} = {product}, world size is {world_size}",
-        field=_axis_to_blame(axes),
-        hint=_product_hint(axes, product, world_size),
-    )
+    raise LayoutError(f"{factors} = {product}, world size is {world_size}", field=axis, hint=hint)
 
 
 def _axis_to_blame(axes: dict[str, int]) -> str:
     return next((name for name in ("dp_shard", "dp_replicate") if axes[name] > 1), "dp_replicate")
-
-
-def _product_hint(axes: dict[str, int], product: int, world_size: int) -> str:
-    name = _axis_to_blame(axes)
-    others = product // axes[name]
-    if world_size % others == 0:
-        return f"set `{name}: {world_size // others}`"
-    return f"start {next_multiple(world_size, others)} processes, a multiple of {others}"
 
 
 def next_multiple(value: int, factor: int) -> int:

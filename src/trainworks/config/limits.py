@@ -73,7 +73,8 @@ def above_limit(name: str, value: int, *, called: str | None = None) -> str | No
     limit = LIMITS.get(_ALIASES.get(name, name))
     if limit is None or value <= limit.most:
         return None
-    return f"{called or name} is {_shown(value)}, above the limit of {limit.most:,}: {limit.reason}"
+    shown = f"{value:,}" if value < 10**15 else f"{value:.3g}" if value < 10**300 else "a number of over 300 digits"
+    return f"{called or name} is {shown}, above the limit of {limit.most:,}: {limit.reason}"
 
 
 def check_limit(name: str, value: int, *, called: str | None = None) -> int:
@@ -90,7 +91,3 @@ def check_limit(name: str, value: int, *, called: str | None = None) -> int:
     if (problem := above_limit(name, value, called=called)) is not None:
         raise UsageError(problem, hint="check the number of digits")
     return value
-
-
-def _shown(value: int) -> str:
-    return f"{value:,}" if value < 10**15 else f"{value:.3g}" if value < 10**300 else "a number of over 300 digits"

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from trainworks.config.limits import above_limit
 from trainworks.config.run_file import RunFile
-from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, is_task, read_task, without_effect
-from trainworks.config.source import FieldPath, Source, read_text
+from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
+from trainworks.config.source import FieldPath, Source
 from trainworks.config.spec import FieldError
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
 
@@ -22,16 +22,6 @@ LATER = ("recover.warm_spares",)
 
 _MISTAKEN = {"env": "variables are keys of `envs`; packages are an `environment`"}
 """Keys that users write for another one, and which one."""
-
-
-def load_run_file(path: Path) -> tuple[RunFile, Source]:
-    """Read and check a run file.
-
-    Raises:
-        UsageError: the file does not exist or cannot be read.
-        RunFileError: every problem in it, each with its line.
-    """
-    return parse_run_file(read_text(path), name=str(path))
 
 
 def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
@@ -56,7 +46,7 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
         chooses = run_file.cluster.engine in ("local", "described") or run_file.cluster.of is not None
         changed = changed_elsewhere(run_file.resources, chooses=chooses)
         source.unused += [f"{source.place(field)}: {what}" for field, what in changed]
-        ignored = [(source.place(origin), reason) for origin, reason in without_effect(moves)]
+        ignored = [(source.place(origin), reason) for origin, reason in ignored_keys(moves)]
         source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]
     return run_file, source
 

@@ -38,25 +38,21 @@ def _checked_url(url: str) -> str:
     return url
 
 
-def _url(url: str) -> str:
-    return url if _VARIABLE.fullmatch(url) else _checked_url(url)
-
-
 NotifyUrl = Annotated[
     str,
-    AfterValidator(_url),
+    AfterValidator(lambda url: url if _VARIABLE.fullmatch(url) else _checked_url(url)),
     WithJsonSchema({"type": "string", "examples": ["${SLACK_URL}", "json://host:8080/hook"]}),
 ]
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 class Notifications(Spec):
     """Messages about a run. A list of URLs is short for `{to: [...]}`."""
 
-    to: Annotated[tuple[NotifyUrl, ...], BeforeValidator(_as_list), Field(min_length=1, max_length=20)]
+    to: Annotated[
+        tuple[NotifyUrl, ...],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Field(min_length=1, max_length=20),
+    ]
     """Recipients as apprise URLs; `${NAME}` is an environment variable of the shell that starts the run."""
     when: Annotated[tuple[Occasion, ...], Field(min_length=1)] = get_args(Occasion)
     """Occasions: the run has finished or was stopped, failed, recovered from a failure, waits too long in the queue, or

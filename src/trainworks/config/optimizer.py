@@ -34,7 +34,7 @@ class Optimizer(Spec):
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
 
     @model_validator(mode="after")
-    def _of_its_schedule(self) -> Optimizer:
+    def _check_schedule(self) -> Optimizer:
         if self.decay_share != _DECAY_SHARE and self.schedule != "wsd":
             raise FieldError(f"`decay_share` is of `schedule: wsd`, and the schedule is {self.schedule}")
         if self.schedule == "range-test" and not 0 < self.min_lr_ratio < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainworks.errors import UsageError
@@ -82,17 +82,13 @@ def patched(template: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, 
             before = merged.get(key)
             merged[key] = patched(before if isinstance(before, Mapping) else {}, value)
         elif isinstance(value, list) and key in MERGE_KEYS:
-            merged[key] = _merged(merged.get(key) or (), value, MERGE_KEYS[key])
+            name = MERGE_KEYS[key]
+            entries = {
+                entry[name]: dict(entry) for entry in merged.get(key) or ()
+            }  # in their order; new ones come last
+            for change in value:
+                entries[change[name]] = patched(entries.get(change[name], {}), change)
+            merged[key] = list(entries.values())
         else:
             merged[key] = value
     return merged
-
-
-def _merged(
-    before: Sequence[Mapping[str, Any]], changes: Sequence[Mapping[str, Any]], key: str
-) -> list[dict[str, Any]]:
-    """Entries in their order; new ones come last."""
-    entries = {entry[key]: dict(entry) for entry in before}
-    for change in changes:
-        entries[change[key]] = patched(entries.get(change[key], {}), change)
-    return list(entries.values())

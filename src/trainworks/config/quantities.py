@@ -48,41 +48,33 @@ def _duration_or_auto(value: Any) -> float | str:
 
 
 AutoDurationS = Annotated[
-    float | Literal["auto"],
-    _parsed(_duration_or_auto),
-    WithJsonSchema({"type": "string", "examples": ["auto", "60s"]}),
+    float | Literal["auto"], _parsed(_duration_or_auto), WithJsonSchema({"type": "string", "examples": ["auto", "60s"]})
 ]
 """Duration as text, `60s`, or `auto`."""
 
 
-def _duration_or_never(value: Any) -> float | str:
-    return "never" if value == "never" else _duration(value)
-
-
 DurationSOrNever = Annotated[
     Annotated[float, Field(gt=0)] | Literal["never"],
-    _parsed(_duration_or_never),
+    _parsed(lambda value: "never" if value == "never" else _duration(value)),
     WithJsonSchema({"type": "string", "examples": ["2h", "never"]}),
 ]
 """Duration as text, `2h`, or `never`."""
 
 
-def _size(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(value)
-
-
 SizeBytes = Annotated[
-    int, _parsed(_size), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["110 kB", "8 KiB"]})
+    int,
+    _parsed(lambda value: value if isinstance(value, int) and not isinstance(value, bool) else parse_bytes(value)),
+    Field(gt=0),
+    WithJsonSchema({"type": "string", "examples": ["110 kB", "8 KiB"]}),
 ]
 """Size as text, `110 kB` or `8 KiB`; an integer is in bytes."""
 
 
-def _usd(value: Any) -> float:
-    return value if isinstance(value, float) else parse_usd(value)
-
-
 BudgetUsd = Annotated[
-    float, _parsed(_usd), Field(gt=0), WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD"]})
+    float,
+    _parsed(lambda value: value if isinstance(value, float) else parse_usd(value)),
+    Field(gt=0),
+    WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD"]}),
 ]
 """Amount as text, `2000 USD` or `1.5M USD`; a float is in dollars."""
 
@@ -91,7 +83,7 @@ class _Counted(Spec):
     """A count with a noun in one string: `300 steps`."""
 
     @model_serializer
-    def _as_text(self) -> str:
+    def _to_text(self) -> str:
         return str(self)
 
 

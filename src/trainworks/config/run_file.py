@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import PUBLISHED, is_plugin
-from trainworks.config.command import EnvironmentValue, Framework, Resources, is_secret
+from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
@@ -26,6 +26,7 @@ from trainworks.config.recovery import Checkpoint, Guard, Recover
 from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import CallbackClass, FieldError, PathText, RunName, Spec
 from trainworks.config.track import Track, TrackerName, trackers_from_list
+from trainworks.masking import is_secret
 
 
 class Workload(Spec):
@@ -182,14 +183,15 @@ class Cluster(Spec):
     """The cluster to run on or plan for.
 
     `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` or the name of an installed plugin
-    selects a backend; any other text, such as `4x p4d.24xlarge`, describes a cluster to plan for.
+    selects a backend, and `stack.yaml` the Slurm of that stack; any other text, such as `4x p4d.24xlarge`, describes a
+    cluster to plan for.
     """
 
     model_config = ConfigDict(json_schema_extra=_allow_plugin_blocks)
 
     engine: Engine = "local"
     of: str | None = None
-    """Description of a cluster to plan for: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, `4x p4d.24xlarge`.
+    """Description of a cluster: `4 nodes of 8x A100-SXM-80GB over 8x HDR`, `64x H100`, or its stack file, `stack.yaml`.
     With an engine other than `local` the job requests these nodes, their accelerators and, of nodes that the catalogue
     knows, 80 % of cores and memory; `nodes`, `processes_per_node` and `resources` may take a part. The ranks also get
     the variables that NCCL needs on its network."""
@@ -262,10 +264,6 @@ class Goal(Spec):
     """Longest acceptable time in the queue for 90 % of the starts."""
 
 
-def _layout_from_text(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
 class RunFile(Spec):
     """One file, one run."""
 
@@ -303,7 +301,10 @@ class RunFile(Spec):
     ] = None
     """The program that a plan for a described cluster is for; a framework alone is short for `{framework: ...}`."""
     layout: Annotated[
-        Layout | None, BeforeValidator(_layout_from_text, json_schema_input_type=Layout | Literal["auto"] | None)
+        Layout | None,
+        BeforeValidator(
+            lambda value: None if value == "auto" else value, json_schema_input_type=Layout | Literal["auto"] | None
+        ),
     ] = None
     """Degrees of parallelism and options; `auto` by default. A missing degree is 1 on this machine, open elsewhere."""
     job: JobOptions = JobOptions()

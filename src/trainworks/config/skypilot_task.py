@@ -78,7 +78,10 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
 
     _read_resources(rest, give, moves)
     if "file_mounts" in rest:
-        _read_mounts(rest, give)
+        # a bucket with its own options is handed on as it is
+        mounts = rest.pop("file_mounts")
+        is_plain = not isinstance(mounts, dict) or all(isinstance(source, str) for source in mounts.values())
+        give("file_mounts" if is_plain else "mounts", mounts, ("file_mounts",))
     _read_secrets(rest, options, moves)
     is_cloned = isinstance(rest.get("workdir"), dict) and "url" in rest["workdir"]
     if task := {key: rest.pop(key) for key in (*TASK_KEYS, *(["workdir"] if is_cloned else ())) if key in rest}:
@@ -102,7 +105,7 @@ def changed_elsewhere(resources: Resources | None, *, chooses: bool) -> Iterator
         yield path, f"of `{', '.join(map(str, wanted))}` the first is requested: SkyPilot alone chooses"
 
 
-def without_effect(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
+def ignored_keys(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
     """Moved keys that an engine other than SkyPilot ignores, each with the reason."""
     for origin, place in moves.items():
         if place[:2] == ("cluster", "skypilot"):
@@ -147,14 +150,10 @@ def _with_current_names(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     for new, old in renamed.items():
         resources[new] = resources.pop(old)
     if isinstance(size := resources.get("disk_size"), str):
-        resources["disk_size"] = _gigabytes(size)
+        match = re.fullmatch(r"(\d+)\s*([gt])b?", size.strip(), re.IGNORECASE)  # in GB, of which a TB has 1024
+        if match:
+            resources["disk_size"] = int(match[1]) * (1024 if match[2] in "tT" else 1)
     return resources, renamed
-
-
-def _gigabytes(text: str) -> int | str:
-    """Size of a disk in GB, of which a TB has 1024; a text that is none stays as it is."""
-    found = re.fullmatch(r"(\d+)\s*([gt])b?", text.strip(), re.IGNORECASE)
-    return int(found[1]) * (1024 if found[2] in "tT" else 1) if found else text
 
 
 def _infra_of(resources: Mapping[str, Any]) -> str | None:
@@ -165,15 +164,6 @@ def _infra_of(resources: Mapping[str, Any]) -> str | None:
     while places and places[-1] == "*":
         places.pop()
     return "/".join(places)
-
-
-def _read_mounts(rest: dict[str, Any], give: Callable[..., None]) -> None:
-    """Plain mounts are an option; a bucket with its own options is handed on as it is."""
-    mounts = rest.pop("file_mounts")
-    if isinstance(mounts, dict) and not all(isinstance(source, str) for source in mounts.values()):
-        give("mounts", mounts, ("file_mounts",))
-    else:
-        give("file_mounts", mounts, ("file_mounts",))
 
 
 def _read_secrets(rest: dict[str, Any], options: dict[str, Any], moves: Moves) -> None:

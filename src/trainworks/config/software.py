@@ -35,8 +35,6 @@ _WORDS: tuple[tuple[Family, str], ...] = (
     ("fms", r"pytorch fsdp|fms|foundation[-_ ]model[-_ ]stack"),
     ("torch", "torch"),
 )
-_YEAR = re.compile(r"\b(20[12]\d)\b")
-_RELEASE = re.compile(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b")
 _NAMED = "Megatron-LM, NeMo, torchtitan, PyTorch FSDP, DeepSpeed, Nanotron, MaxText, JAX, PaddlePaddle or Trainworks"
 
 
@@ -51,7 +49,7 @@ def family_of(text: str) -> Family | None:
 
 def year_of(text: str) -> int | None:
     """Year of a release: `Megatron-LM 2021`, `NeMo 25.09`."""
-    year, release = _YEAR.search(text), _RELEASE.search(text)
+    year, release = re.search(r"\b(20[12]\d)\b", text), re.search(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b", text)
     return int(year[1]) if year else 2000 + int(release[1]) if release else None
 
 

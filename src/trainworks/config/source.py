@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from trainworks.errors import LayoutError, RunFileError, UsageError, suggest
+from trainworks.errors import ArgumentError, LayoutError, RunFileError, UsageError, suggest
 
 FieldPath = tuple[str | int, ...]
 
@@ -85,6 +85,11 @@ class Source:
         place = self.place(path)
         return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
 
+    def blame(self, error: ArgumentError) -> RunFileError:
+        """The error at the line of the field that its argument names, such as `nodes.0.machine`."""
+        place = self.place(tuple(error.argument.split(".")))
+        return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
+
     def parse(self) -> Any:
         """Parse the YAML into plain Python values and remember the line numbers.
 
@@ -152,7 +157,9 @@ def read_text(path: Path, what: str = "run file") -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"{what} `{path}` not found", hint=_nearest_file(path)) from None
+        folder = path.parent if path.parent.is_dir() else Path()
+        nearest = suggest(str(path), [str(file) for file in sorted(folder.glob("*.y*ml"))])
+        raise UsageError(f"{what} `{path}` not found", hint=nearest) from None
     except IsADirectoryError:
         inside = next((f"`{file}`" for file in sorted(path.glob("*.y*ml"))), "a file")
         raise UsageError(f"`{path}` is a folder, not a {what}", hint=f"name {inside} in it") from None
@@ -162,6 +169,9 @@ def read_text(path: Path, what: str = "run file") -> str:
         raise UsageError(f"cannot read `{path}`: {error.strerror}") from None
 
 
-def _nearest_file(path: Path) -> str | None:
-    folder = path.parent if path.parent.is_dir() else Path()
-    return suggest(str(path), [str(file) for file in sorted(folder.glob("*.y*ml"))])
+def read_package_data(package: str, name: str) -> Any:
+    """The content of a YAML file in the folder `data` of a package."""
+    from importlib import resources  # noqa: PLC0415  # every process imports this module, and few read data
+
+    text = resources.files(package).joinpath("data", f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506, a safe loader

@@ -6,14 +6,7 @@ import re
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    GetJsonSchemaHandler,
-    StringConstraints,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetJsonSchemaHandler, StringConstraints, WithJsonSchema
 
 Image = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./][A-Za-z0-9._@/:+=#-]*$", max_length=4096)]
 """A container image, also with the `#` that Enroot writes after the name of a registry, or its file."""
@@ -51,10 +44,7 @@ _RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 def _run_name(text: str) -> str:
     if not re.fullmatch(_RUN_NAME, text):
-        raise FieldError(
-            f"invalid run name `{text[:100]}`",
-            hint=RUN_NAME_HINT,
-        )
+        raise FieldError(f"invalid run name `{text[:100]}`", hint=RUN_NAME_HINT)
     return text
 
 

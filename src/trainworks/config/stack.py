@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path, PurePosixPath
@@ -12,11 +13,10 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from trainworks.config.load import problems_of
 from trainworks.config.source import Source, read_text
 from trainworks.config.spec import FieldError, Spec
+from trainworks.config.stack_parts import software
 from trainworks.config.stack_parts.fabric import Fabric
-from trainworks.config.stack_parts.images import ImageRecipe, KubernetesBundle, MachineImage
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
-from trainworks.config.stack_parts.software import GpuSoftware, Monitoring, SoftwareEnvironment
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
 from trainworks.config.stack_parts.words import AccountName, Folder, PublicKey, Role
 from trainworks.errors import RunFileError, UsageError
@@ -38,7 +38,7 @@ class Stack(Spec):
     whose home is below one of `mounts` is moved here."""
     admin_keys: Annotated[tuple[PublicKey, ...], Field(min_length=1)]
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
-    gpu: GpuSoftware | None = None
+    gpu: software.GpuSoftware | None = None
     """Software of NVIDIA GPUs; without it, the project installs no driver, for images that have one."""
     fabric: Fabric | None = None
     """Network that ranks talk over; without it, adapters and switches are left as they are."""
@@ -46,12 +46,12 @@ class Stack(Spec):
     mounts: tuple[SharedMount, ...] = ()
     scratch: Scratch | None = None
     metadata: MetadataArray | None = None
-    environments: tuple[SoftwareEnvironment, ...] = ()
-    images: tuple[ImageRecipe, ...] = ()
+    environments: tuple[software.SoftwareEnvironment, ...] = ()
+    images: tuple[software.ImageRecipe, ...] = ()
     """Container images to build."""
-    machine_image: MachineImage | None = None
-    kubernetes: KubernetesBundle | None = None
-    monitoring: Monitoring | None = None
+    machine_image: software.MachineImage | None = None
+    kubernetes: software.KubernetesBundle | None = None
+    monitoring: software.Monitoring | None = None
     users: tuple[StackUser, ...] = ()
 
     @model_validator(mode="after")
@@ -130,8 +130,11 @@ class Stack(Spec):
     @model_validator(mode="after")
     def _compute_hardware(self) -> Stack:
         for group in self.nodes:
-            if "compute" in group.roles and (group.machine is None) == (group.hardware is None):
-                raise FieldError(f"compute nodes `{group.hosts}` need exactly one of `machine` and `hardware`")
+            if "compute" in group.roles and group.machine is None and group.hardware is None:
+                raise FieldError(f"compute nodes `{group.hosts}` need `machine` or `hardware`")
+            if group.machine is not None and group.hardware is not None and group.hardware.accelerators:
+                message = f"`machine` of `{group.hosts}` has accelerators, and `hardware` names some, too"
+                raise FieldError(message, hint="keep one: remove `hardware.accelerators`, or `machine`")
         return self
 
     @property
@@ -152,6 +155,14 @@ class Stack(Spec):
     def hosts(self, role: Role) -> dict[str, str]:
         """Names and addresses of all hosts with a role."""
         return {name: address for group in self.groups(role) for name, address in group.addresses.items()}
+
+
+def is_stack_file(path: str) -> bool:
+    """Whether a file describes the machines of a cluster, and not a run; False for one that is not there."""
+    if not path.endswith((".yaml", ".yml")) or not Path(path).is_file():
+        return False
+    text = read_text(Path(path), "stack file")
+    return all(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in ("os", "nodes", "slurm"))
 
 
 def load_stack(path: Path) -> tuple[Stack, Source]:

@@ -18,7 +18,7 @@ Label = Annotated[str, Field(min_length=1, max_length=250)]
 """Name of an experiment, a project or a model in a tracker."""
 
 
-def _without_password(uri: str) -> str:
+def _strip_password(uri: str) -> str:
     if urlsplit(uri).password is not None:
         raise FieldError(
             "`track.mlflow.uri` has a password",
@@ -38,7 +38,7 @@ class TensorBoard(Spec):
 class MLflow(Spec):
     """A run of MLflow."""
 
-    uri: Annotated[str, AfterValidator(_without_password)] | None = None
+    uri: Annotated[str, AfterValidator(_strip_password)] | None = None
     """Tracking server: `http://host:5000`, or `sqlite:///mlflow.db`; by default $MLFLOW_TRACKING_URI."""
     experiment: Label | None = None
     """Experiment that gets the run; by default the name of the run file."""
@@ -83,13 +83,11 @@ def trackers_from_list(value: Any) -> Any:
         options = value or {}
     else:
         items = value if isinstance(value, list | tuple) else [value]
-        options = {name: each for item in items for name, each in _as_options(item).items()}
+        options = {}
+        for item in items:
+            options |= item if isinstance(item, dict) else {str(item): {}}
     for name in options:
         if name not in TRACKERS:
             known = f"known trackers: {', '.join(TRACKERS)}"
             raise FieldError(f"unknown tracker `{str(name)[:100]}`", hint=suggest(str(name), TRACKERS, otherwise=known))
     return {name: {} if each is None else each for name, each in options.items()}
-
-
-def _as_options(item: Any) -> dict[str, Any]:
-    return item if isinstance(item, dict) else {str(item): {}}

@@ -7,9 +7,8 @@ the comments of beegfs-client.conf.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.storage import MetadataArray, MountKind, Scratch, SharedMount
@@ -26,7 +25,7 @@ class MountUnit:
     name: str
     """File name, which systemd derives from the folder."""
     text: str
-    facts: dict[str, Any]
+    facts: Mapping[str, object]
     """What the storage role has to know."""
 
 
@@ -51,7 +50,7 @@ def mount_units(stack: Stack) -> list[MountUnit]:
     return units + ([_metadata(stack.metadata)] if stack.metadata else [])
 
 
-def arrays(stack: Stack) -> list[dict[str, Any]]:
+def arrays(stack: Stack) -> list[Mapping[str, object]]:
     """Local file systems of drives, as the storage role creates them; the level is left out for a single drive."""
     found = []
     if stack.scratch is not None:
@@ -82,7 +81,7 @@ def beegfs_files(stack: Stack) -> dict[str, str]:
     return {_beegfs_file(mount): _beegfs_text(mount) for mount in stack.mounts if mount.kind == "beegfs"}
 
 
-def striped_folders(stack: Stack) -> list[dict[str, Any]]:
+def striped_folders(stack: Stack) -> list[Mapping[str, object]]:
     """Folders of Lustre with the command that stripes each, and the reason."""
     return [
         {"path": f"{mount.at}/{folder.path}", "options": list(options), "why": why}
@@ -92,9 +91,9 @@ def striped_folders(stack: Stack) -> list[dict[str, Any]]:
     ]
 
 
-def _array(group: str, device: str, options: list[str], drives: tuple[str, ...], at: str) -> dict[str, Any]:
-    facts = {"group": group, "device": device, "options": options, "drives": list(drives), "at": at}
-    return facts | {"name": device.rpartition("/")[2]}
+def _array(group: str, device: str, options: list[str], drives: tuple[str, ...], at: str) -> Mapping[str, object]:
+    name = device.rpartition("/")[2]
+    return {"group": group, "device": device, "options": options, "drives": list(drives), "at": at, "name": name}
 
 
 _BEEGFS_KEY = "/etc/beegfs/conn.auth"
@@ -174,29 +173,22 @@ _MountSource = tuple[str, str, str, tuple[str, ...]]
 """What is mounted, its type, its options, and their reasons."""
 
 
-def _nfs(mount: SharedMount) -> _MountSource:
-    return f"{mount.server}:{mount.export}", "nfs4", "hard,nconnect=8,noatime", _NFS_REASONS
-
-
-def _lustre(mount: SharedMount) -> _MountSource:
-    return str(mount.device), "lustre", "flock,noatime", _LUSTRE_REASONS
-
-
 def _cephfs(mount: SharedMount) -> _MountSource:
     monitors = ",".join(f"{monitor}:{_CEPH_PORT}" for monitor in mount.monitors)
     options = f"name={mount.client},secretfile={_ceph_key(mount)},fs={mount.file_system},ms_mode=prefer-crc,noatime"
     return f"{monitors}:{mount.export or '/'}", "ceph", options, _CEPH_REASONS
 
 
-def _beegfs(mount: SharedMount) -> _MountSource:
-    return "beegfs_nodev", "beegfs", f"cfgFile=/etc/beegfs/{_beegfs_file(mount)},_netdev", _BEEGFS_REASONS
-
-
 _SOURCES: dict[MountKind, Callable[[SharedMount], _MountSource]] = {
-    "nfs": _nfs,
-    "lustre": _lustre,
+    "nfs": lambda mount: (f"{mount.server}:{mount.export}", "nfs4", "hard,nconnect=8,noatime", _NFS_REASONS),
+    "lustre": lambda mount: (str(mount.device), "lustre", "flock,noatime", _LUSTRE_REASONS),
     "cephfs": _cephfs,
-    "beegfs": _beegfs,
+    "beegfs": lambda mount: (
+        "beegfs_nodev",
+        "beegfs",
+        f"cfgFile=/etc/beegfs/{_beegfs_file(mount)},_netdev",
+        _BEEGFS_REASONS,
+    ),
 }
 """Sources by kind; Storage Scale mounts by its own command, and has no unit."""
 
@@ -226,10 +218,7 @@ def _beegfs_text(mount: SharedMount) -> str:
 
 
 def _scratch(scratch: Scratch) -> MountUnit:
-    reasons = (
-        "# noatime: reading a file writes nothing",
-        "# nofail: a node without it starts, and is drained",
-    )
+    reasons = ("# noatime: reading a file writes nothing", "# nofail: a node without it starts, and is drained")
     device = SCRATCH_ARRAY if len(scratch.devices) > 1 else scratch.devices[0]
     return _local(scratch.at, device, "compute", "noatime,nofail", reasons)
 
@@ -253,7 +242,7 @@ def _unit(
     kind: str,
     options: str,
     reasons: tuple[str, ...],
-    facts: dict[str, Any],
+    facts: Mapping[str, object],
     *,
     before: tuple[str, ...],
     target: str,

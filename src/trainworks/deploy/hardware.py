@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, load_catalog, node, processor
-from trainworks.catalog.cluster import node_of_accelerators
-from trainworks.catalog.facts import Node, Release
+from trainworks.catalog.facts import Release
+from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.command import AcceleratorRequest
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
@@ -32,14 +32,20 @@ def system_of(stack: Stack) -> Release:
 
 
 def hardware_of(group: NodeGroup) -> Hardware:
-    """Hardware of a group of nodes: as described, or that of its machine; memory as a kernel reports it.
+    """Hardware of a group of nodes: as described, else that of its machine; memory as a kernel reports it.
 
     Raises:
         UsageError: the catalogue does not have the machine, or does not know its processors or memory.
     """
-    if group.hardware is not None:
+    if group.machine is None:
+        assert group.hardware is not None, "compute nodes have one of both"
         return group.hardware
-    machine = node(group.machine or "")
+    machine = node(group.machine)
+    accelerators = None
+    if machine.accelerators:
+        accelerators = AcceleratorRequest(name=machine.accelerator, count=machine.accelerators)
+    if group.hardware is not None:
+        return group.hardware.model_copy(update={"accelerators": accelerators})
     if machine.processor is None or machine.processors is None or machine.host_memory_bytes is None:
         hint = "describe it with `hardware`, from `slurmd -C` on a node"
         raise UsageError(f"the catalogue does not know the processors and memory of `{machine.name}`", hint=hint)
@@ -50,9 +56,7 @@ def hardware_of(group: NodeGroup) -> Hardware:
         cores_per_socket=cores,
         threads_per_core=max(1, threads),
         memory=int(machine.host_memory_bytes * _REPORTED_SHARE),
-        accelerators=AcceleratorRequest(name=machine.accelerator, count=machine.accelerators)
-        if machine.accelerators
-        else None,
+        accelerators=accelerators,
     )
 
 
@@ -91,39 +95,18 @@ def check_names(stack: Stack) -> None:
     for index, group in enumerate(stack.nodes):
         if "compute" not in group.roles:
             continue
-        key = "machine" if group.hardware is None else "hardware.accelerators"
+        key = "machine" if group.machine is not None else "hardware.accelerators"
         try:
             hardware_of(group)
-            _check_accelerators(group)
+            machine = node_of(group)
+            part = accelerator(machine.accelerator) if machine is not None else None
+            if part is not None and part.vendor != "NVIDIA":
+                raise UsageError(
+                    f"`{part.name}` is made by {part.vendor}, and the roles know NVIDIA's driver and devices alone",
+                    hint="leave these nodes out of the stack",
+                )
         except UsageError as error:
             raise ArgumentError(error.message, argument=f"nodes.{index}.{key}", hint=error.hint) from None
-
-
-def _check_accelerators(group: NodeGroup) -> None:
-    """Refuse accelerators that the rendered files are not for.
-
-    Raises:
-        UsageError: the catalogue does not have them, or another vendor than NVIDIA made them.
-    """
-    machine = node_of(group)
-    part = accelerator(machine.accelerator) if machine is not None else None
-    if part is not None and part.vendor != "NVIDIA":
-        raise UsageError(
-            f"`{part.name}` is made by {part.vendor}, and the roles know NVIDIA's driver and devices alone",
-            hint="leave these nodes out of the stack",
-        )
-
-
-def node_of(group: NodeGroup) -> Node | None:
-    """A node of a group as the catalogue knows it: its machine, or one with its accelerators; None without any.
-
-    Raises:
-        UsageError: the catalogue does not have the machine or the accelerators.
-    """
-    if group.machine is not None:
-        return node(group.machine)
-    found = group.hardware.accelerators if group.hardware else None
-    return None if found is None else node_of_accelerators(accelerator(found.name), found.count)
 
 
 def has_nvswitch(group: NodeGroup) -> bool:

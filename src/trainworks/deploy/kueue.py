@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from trainworks.config.autoscale import Autoscale, KubernetesAutoscale
 from trainworks.errors import UsageError
@@ -38,15 +38,22 @@ def kueue_files(autoscale: Autoscale) -> dict[str, str]:
     return {"kueue.yaml": command + "---\n".join(to_yaml(one) for one in kueue_objects(autoscale))}
 
 
-def kueue_objects(autoscale: Autoscale) -> list[dict[str, Any]]:
+def kueue_objects(autoscale: Autoscale) -> list[Mapping[str, object]]:
     """Build the ProvisioningRequestConfig and the AdmissionCheck that uses it.
 
     Raises:
         UsageError: as `kueue_files`.
     """
-    _check(autoscale)
+    field = next(
+        (name for name in _UNSUPPORTED if getattr(autoscale, name) != Autoscale.model_fields[name].default), None
+    )
+    if field is not None:
+        raise UsageError(
+            f"Kubernetes does not support `cluster.autoscale.{field}` per job: {_UNSUPPORTED[field]}",
+            hint=f"remove `cluster.autoscale.{field}`",
+        )
     options = autoscale.kubernetes or KubernetesAutoscale()
-    spec: dict[str, Any] = {
+    spec = {
         "provisioningClassName": options.provisioning_class,
         "parameters": dict(options.parameters) or None,
         "retryStrategy": {
@@ -67,16 +74,5 @@ def kueue_objects(autoscale: Autoscale) -> list[dict[str, Any]]:
     ]
 
 
-def _object(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _object(kind: str, spec: Mapping[str, object]) -> Mapping[str, object]:
     return {"apiVersion": KUEUE_API, "kind": kind, "metadata": {"name": NAME}, "spec": spec}
-
-
-def _check(autoscale: Autoscale) -> None:
-    field = next(
-        (name for name in _UNSUPPORTED if getattr(autoscale, name) != Autoscale.model_fields[name].default), None
-    )
-    if field is not None:
-        raise UsageError(
-            f"Kubernetes does not support `cluster.autoscale.{field}` per job: {_UNSUPPORTED[field]}",
-            hint=f"remove `cluster.autoscale.{field}`",
-        )

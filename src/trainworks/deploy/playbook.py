@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
@@ -84,7 +84,7 @@ def run_playbook(
         if "counts" in event:
             hosts.append(HostCounts(event["host"], *event["counts"]))
         elif "task" in event:
-            results.append(TaskResult(**event))
+            results.append(TaskResult(event["host"], event["outcome"], event["task"], event["detail"]))
             on_result(results[-1])
     return PlaybookRun(tuple(results), tuple(hosts))
 
@@ -101,7 +101,9 @@ def run_command(project: Path, hosts: Collection[str], command: str) -> dict[str
     variables = json.dumps({"command": command})
     options = [f"--limit={','.join(hosts)}", f"--extra-vars={variables}"]
     said = {event["host"]: event for event in _events(project, "command.yaml", options) if "counts" not in event}
-    return {host: _answer(said.get(host, {})) for host in hosts}
+    events = {host: said.get(host, _Line(host=host)) for host in hosts}
+    no_answer = {host: (None, event.get("detail", "no answer")) for host, event in events.items()}
+    return {host: Answer(*event.get("answer", no_answer[host])) for host, event in events.items()}
 
 
 def hosts_of(project: Path, limit: str) -> list[str]:
@@ -119,11 +121,6 @@ def hosts_of(project: Path, limit: str) -> list[str]:
     return names
 
 
-def _answer(event: Mapping[str, Any]) -> Answer:
-    exit_code, output = event.get("answer", (None, str(event.get("detail", "no answer"))))
-    return Answer(exit_code, output)
-
-
 def _program(name: str) -> str:
     program = Path(sys.executable).with_name(name)
     if not program.exists():
@@ -131,14 +128,24 @@ def _program(name: str) -> str:
     return str(program)
 
 
-def _events(project: Path, playbook: str, options: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Lines of the callback plugin."""
+class _Line(TypedDict):
+    """A line of the callback plugin: the counts of a host, the result of a task, or the answer of a command."""
+
+    host: str
+    counts: NotRequired[list[int]]
+    outcome: NotRequired[str]
+    task: NotRequired[str]
+    detail: NotRequired[str]
+    answer: NotRequired[tuple[int | None, str]]
+
+
+def _events(project: Path, playbook: str, options: Iterable[str]) -> Iterator[_Line]:
     settings = ("ANSIBLE_STDOUT_CALLBACK=result_lines", "ANSIBLE_CALLBACK_PLUGINS=callback_plugins")
     command = ["env", "-C", str(project), *settings, "ANSIBLE_CONFIG=ansible.cfg", _program("ansible-playbook")]
     counted = False
     for line in process.lines([*command, playbook, *options]):
         if line.startswith('{"host": '):
-            event: dict[str, Any] = json.loads(line)
+            event: _Line = json.loads(line)
             counted = counted or "counts" in event
             yield event
     if not counted:

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, get_args
+from typing import get_args
 
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator
+from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.words import Role
-from trainworks.deploy.fabric.hosts import host_files, rail_networks
-from trainworks.deploy.fabric.mpi import mpi_files
-from trainworks.deploy.fabric.open_sm import open_sm_files
+from trainworks.deploy import file_systems
+from trainworks.deploy.fabric.hosts import host_files, mpi_files, open_sm_files, rail_networks
 from trainworks.deploy.fabric.switches import switch_files
-from trainworks.deploy.file_systems import (
-    arrays,
-    beegfs_files,
-    exported_folders,
-    exports,
-    mount_units,
-    secret_files,
-    striped_folders,
-)
-from trainworks.deploy.hardware import has_nvswitch, node_of, system_of
-from trainworks.deploy.images.container import image_files
-from trainworks.deploy.images.machine import machine_image_files
-from trainworks.deploy.kubernetes.bundle import bundle_files
+from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.images import image_files, machine_image_files
+from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
@@ -52,7 +42,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     if system.packages != "apt" and stack.monitoring is not None:
         message = f"{system.name} has no packages of Prometheus"
         raise ArgumentError(message, argument="monitoring", hint="remove `monitoring`, or install Prometheus yourself")
-    slurm, units = slurm_files(stack), mount_units(stack)
+    slurm, units = slurm_files(stack), file_systems.mount_units(stack)
     watched = dict(monitoring) if stack.monitoring is not None else {}
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
     files |= {
@@ -63,13 +53,13 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
-    files |= {f"roles/storage/files/{name}": text for name, text in beegfs_files(stack).items()}
+    files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
     files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
-    if text := exports(stack):
+    if text := file_systems.exports(stack):
         files["roles/storage/files/exports"] = text
     return dict(sorted(files.items()))
 
@@ -87,11 +77,11 @@ def _fabric_files(stack: Stack) -> dict[str, str]:
     return files | {f"switches/{name}": text for name, text in switch_files(stack).items()}
 
 
-def inventory(stack: Stack) -> dict[str, Any]:
+def inventory(stack: Stack) -> Mapping[str, object]:
     """Inventory of Ansible: every host once with its address, and a group for each role."""
     hosts = {name: {"ansible_host": at} for group in stack.nodes for name, at in group.addresses.items()}
     roles: tuple[Role, ...] = get_args(Role)
-    groups: dict[str, Any] = {
+    groups: dict[str, Mapping[str, object]] = {
         role: {"hosts": {name: {} for name in stack.hosts(role)}} for role in roles if stack.hosts(role)
     }
     return {"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts, "children": groups}}
@@ -117,9 +107,8 @@ def cloud_init(stack: Stack) -> str:
     return "#cloud-config\n" + to_yaml(data)
 
 
-def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mapping[str, str]) -> dict[str, Any]:
-    """Variables of the roles."""
-    own_exports = exports(stack)
+def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mapping[str, str]) -> Mapping[str, object]:
+    own_exports = file_systems.exports(stack)
     return {
         "cluster_name": stack.name,
         "admin": stack.admin,
@@ -136,13 +125,13 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
         "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
-        "exported_folders": exported_folders(stack),
-        "mounts": [unit.facts for unit in mount_units(stack)],
+        "exported_folders": file_systems.exported_folders(stack),
+        "mounts": [unit.facts for unit in file_systems.mount_units(stack)],
         "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
-        "storage_arrays": arrays(stack),
-        "storage_secrets": secret_files(stack),
-        "beegfs_files": list(beegfs_files(stack)),
-        "striped_folders": striped_folders(stack),
+        "storage_arrays": file_systems.arrays(stack),
+        "storage_secrets": file_systems.secret_files(stack),
+        "beegfs_files": list(file_systems.beegfs_files(stack)),
+        "striped_folders": file_systems.striped_folders(stack),
         "scratch_at": stack.scratch.at if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
@@ -175,7 +164,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
     }
 
 
-def _homes(stack: Stack) -> dict[str, Any]:
+def _homes(stack: Stack) -> Mapping[str, object]:
     """Folder of the users' homes, and the hosts that create them there.
 
     A file server squashes root of a node: homes on it are created on the server itself. Those on another system
@@ -191,7 +180,7 @@ def _homes(stack: Stack) -> dict[str, Any]:
     return {"at": shared.export, "hosts": own, "shared": True}
 
 
-def _fabric_variables(stack: Stack, apt: bool) -> dict[str, Any]:
+def _fabric_variables(stack: Stack, apt: bool) -> Mapping[str, object]:
     """Variables of the role `fabric`; its play is left out without a link."""
     fabric = stack.fabric
     if fabric is None or fabric.link is None:
@@ -217,7 +206,10 @@ def _driver_packages(stack: Stack, apt: bool) -> list[str]:
         return []
     branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
     fabric = _needs_fabric_manager(stack)
-    is_open = _kernel_module(stack) == "open"
+    # the open module, unless some GPUs need the other
+    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
+    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
+    is_open = all(each is None or each.kernel_module != "proprietary" for each in found)
     if stack.os.startswith("Ubuntu"):
         names = [f"nvidia-driver-{branch}-server{'-open' if is_open else ''}", f"nvidia-utils-{branch}-server"]
     elif apt:
@@ -229,14 +221,6 @@ def _driver_packages(stack: Stack, apt: bool) -> list[str]:
     if not apt:  # one name for all branches
         return [f"{name}-{version or f'{branch}.*'}" for name in names]
     return [f"{name}={version}" for name in names] if version else names
-
-
-def _kernel_module(stack: Stack) -> str:
-    """The kernel module that knows the GPUs of all nodes: the open one, unless some need the other."""
-    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
-    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
-    modules = {each.kernel_module for each in found if each is not None}
-    return "proprietary" if "proprietary" in modules else "open"
 
 
 def _driver_version(stack: Stack) -> str:

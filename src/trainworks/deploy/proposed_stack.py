@@ -6,36 +6,44 @@ apply. A line that ends with `# fill in: ...` has a value that only the owner of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from trainworks.catalog import software
+from trainworks.catalog.catalog import has
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Node, Release
+from trainworks.catalog.stack_cluster import port_of
 from trainworks.config.source import FieldPath, Source
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.words import FILL_IN
-from trainworks.deploy.fabric.network import port_of
-from trainworks.deploy.fabric.rails import has_switch_text
+from trainworks.deploy.fabric.switches import has_switch_text
 from trainworks.deploy.hardware import hardware_of
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES, rails_network
 from trainworks.plan.network.design import NetworkDesign
+from trainworks.units import DAY_S
 
 _FIRST_COMPUTE = MANAGEMENT.network_address + FIRST_NODE
 _EXAMPLE_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIReplaceThisKey admin@example"
 _ADVICE_WIDTH = 110
 
 
-def proposed_stack(cluster: ClusterDescription, design: NetworkDesign | None = None, advice: Sequence[str] = ()) -> str:
+def proposed_stack(
+    cluster: ClusterDescription,
+    design: NetworkDesign | None = None,
+    advice: Sequence[str] = (),
+    time_limit_s: float | None = None,
+) -> str:
     """Text of a stack file for a described cluster.
 
     Args:
         cluster: its compute nodes.
         design: the network between them, which the file hands over as `fabric`; None for a single node.
         advice: sentences that go with them, as comments: about network, storage or racks.
+        time_limit_s: of the longest job, which its partition accepts; a week at least.
 
     Raises:
         UsageError: the nodes are not known, have no GPU of NVIDIA, or do not fit the network of the file.
@@ -48,9 +56,12 @@ def proposed_stack(cluster: ClusterDescription, design: NetworkDesign | None = N
     if cluster.num_nodes > MOST_NODES:
         raise UsageError(f"{cluster.num_nodes:,} nodes do not fit the network {MANAGEMENT} of the stack file")
     driver, torch, cuda = _gpu_software(cluster.accelerator.architecture or "")
-    system = _system()
+    # Ubuntu has packages of the driver and of Prometheus itself
+    systems = [each for each in software.releases("operating system") if each.name.startswith("Ubuntu")]
+    system = max(systems, key=lambda each: each.ends or "")
+    days = max(7, math.ceil((time_limit_s or 0.0) / DAY_S))
     group, note = _compute(cluster.node, cluster)
-    fabric, notes = ({}, {}) if design is None else _fabric(design)
+    fabric, notes = _fabric(cluster if design is None else design.cluster, design)
     data = {
         "name": "cluster",
         "os": system.name,
@@ -66,7 +77,7 @@ def proposed_stack(cluster: ClusterDescription, design: NetworkDesign | None = N
         "slurm": {
             "release": software.longest_supported("Slurm").name.removeprefix("Slurm "),
             "partitions": [
-                {"name": "train", "default": True, "max_time": "7-00:00:00"},
+                {"name": "train", "default": True, "max_time": f"{days}-00:00:00"},
                 {"name": "debug", "max_time": "30:00", "priority": 10},
             ],
         },
@@ -80,7 +91,7 @@ def proposed_stack(cluster: ClusterDescription, design: NetworkDesign | None = N
         ("os",): f"supported until {system.ends}",
         ("network",): "of the nodes' management interfaces",
         ("admin_keys", 0): f"{FILL_IN} your public key, `cat ~/.ssh/id_ed25519.pub`",
-        ("nodes", 2, "machine" if "machine" in group else "hardware"): note,
+        ("nodes", 2, "hardware" if "hardware" in group else "machine"): note,
         ("gpu",): f"supported until {driver.ends}; runs CUDA {cuda}",
         ("slurm", "release"): "packages that you build, as SchedMD describes",
         ("mounts",): "`scratch: {devices: [/dev/nvme1n1]}` adds the empty drives of a compute node, by `lsblk`",
@@ -107,24 +118,27 @@ def _commented(text: str, comments: Mapping[FieldPath, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compute(machine: Node, cluster: ClusterDescription) -> tuple[dict[str, Any], str]:
+def _compute(machine: Node, cluster: ClusterDescription) -> tuple[dict[str, object], str]:
     """The group of the compute nodes, and what the description or the catalogue leaves open, to be filled in."""
     num_nodes = cluster.num_nodes
     width = len(str(num_nodes))
     names = f"gpu{1:0{width}}" if num_nodes == 1 else f"gpu[{1:0{width}}-{num_nodes}]"
-    found: dict[str, Any] = {"hosts": names, "address": str(_FIRST_COMPUTE), "roles": ["compute"]}
+    found: dict[str, object] = {"hosts": names, "address": str(_FIRST_COMPUTE), "roles": ["compute"]}
     try:
         hardware_of(NodeGroup.model_validate(found | {"machine": machine.name}))
     except UsageError:
         note = f"{FILL_IN} the hardware of {machine.name}, by `slurmd -C` on a node"
-        return found | {"hardware": _hardware(machine)}, note
+        known = {"accelerators": f"{machine.accelerator}:{machine.accelerators}"}
+        if machine.name == cluster.node_name and has("nodes", machine.name):
+            found["machine"], known = machine.name, {}
+        return found | {"hardware": _hardware(machine) | known}, note
     is_assumed = machine.name not in cluster.node_name
     note = f"{FILL_IN} your machine; this one of the catalogue is assumed" if is_assumed else ""
     return found | {"machine": machine.name}, note
 
 
-def _hardware(machine: Node) -> dict[str, Any]:
-    """Hardware of a machine as far as the catalogue knows it, with usual values for the rest."""
+def _hardware(machine: Node) -> dict[str, object]:
+    """Processors and memory of a machine as far as the catalogue knows them, with usual values for the rest."""
     sockets = machine.processors or 2
     memory = machine.host_memory_bytes or 10**12
     return {
@@ -132,19 +146,22 @@ def _hardware(machine: Node) -> dict[str, Any]:
         "cores_per_socket": max(1, (machine.vcpus or 128) // (2 * sockets)),
         "threads_per_core": 2,
         "memory": f"{memory // 2**30} GiB",
-        "accelerators": f"{machine.accelerator}:{machine.accelerators}",
     }
 
 
-def _fabric(design: NetworkDesign) -> tuple[dict[str, Any], dict[str, str]]:
-    """`fabric` of the stack for a designed network, and the comments of its keys."""
-    cluster, node = design.cluster, design.cluster.node
+def _fabric(cluster: ClusterDescription, design: NetworkDesign | None) -> tuple[dict[str, object], dict[str, str]]:
+    """`fabric` of the stack for a designed network, and the comments of its keys; a single node may have adapters."""
+    node, adapters = cluster.node, cluster.fabric
     assert node is not None
-    port = cluster.fabric.port if cluster.fabric else port_of(node.network, node.nic_bytes_per_s)
-    asked = {"nics": design.nics, "port": port, "topology": design.topology}
-    asked |= {"switch": design.switch.name} if design.switch else {}
-    asked |= {"oversubscription": design.taper} if design.taper > 1 else {}
+    port = adapters.port if adapters else port_of(node.network, node.nic_bytes_per_s)
+    asked: dict[str, object] = {"nics": cluster.nics, "port": port}
+    if design is not None:
+        asked |= {"topology": design.topology} | ({"switch": design.switch.name} if design.switch else {})
+    asked |= {"oversubscription": cluster.oversubscription} if cluster.oversubscription > 1 else {}
     asked |= {"sharp": True} if cluster.in_network_reduction else {}
+    if design is None:
+        is_said = adapters is not None or len(asked) > 2
+        return ({"design": asked} if is_said and cluster.nics else {}), {}
     asked |= {"spare_slots": design.spare_slots} if design.spare_slots else {}
     devices = [f"mlx5_{number}" for number in range(design.nics)]
     notes = {"devices": f"{FILL_IN} the adapters of this network, by `rdma link` on a node"}
@@ -154,7 +171,7 @@ def _fabric(design: NetworkDesign) -> tuple[dict[str, Any], dict[str, str]]:
     rails = rails_network(design)
     if cluster.network != "RoCE" or rails is None:
         return {"design": asked}, {"design": "its adapters are left as they are: `link` configures them"}
-    found = {
+    found: dict[str, object] = {
         "design": asked,
         "link": "roce",
         "devices": devices,
@@ -177,18 +194,8 @@ def _wrapped(sentence: str) -> Iterator[str]:
     yield line
 
 
-def _system() -> Release:
-    """The supported release of Ubuntu that ends last: it has packages of the driver and of Prometheus itself."""
-    found = [each for each in software.releases("operating system") if each.name.startswith("Ubuntu")]
-    return max(found, key=lambda each: each.ends or "")
-
-
 def _gpu_software(architecture: str) -> tuple[Release, str, str]:
-    """Driver branch, PyTorch and CUDA: the longest supported branch that knows the GPUs, and the newest that it runs.
-
-    Raises:
-        UsageError: none fits.
-    """
+    """Driver branch, PyTorch and CUDA: the longest supported branch that knows the GPUs, and what it runs at most."""
     generation = software.generation(architecture)
     drivers = [each for each in software.releases("driver") if not software.is_over(each) and _knows(each, generation)]
     for driver in sorted(drivers, key=lambda each: each.ends or "", reverse=True):

@@ -91,7 +91,8 @@ class Rollout:
             results += done.results
             counts += done.hosts
             if done.failed:
-                return PlaybookRun(tuple(results), tuple(counts), done.stopped or _failed_hosts(done))
+                failed = f"{','.join(_failed_names(done))}: a task failed, or the host did not answer"
+                return PlaybookRun(tuple(results), tuple(counts), done.stopped or failed)
         return PlaybookRun(tuple(results), tuple(counts))
 
     def _batch(self, batch: Batch) -> PlaybookRun:
@@ -176,7 +177,3 @@ def is_ours(state: str, reason: str) -> bool:
 
 def _failed_names(done: PlaybookRun) -> list[str]:
     return [host.host for host in done.hosts if host.failed or host.unreachable]
-
-
-def _failed_hosts(done: PlaybookRun) -> str:
-    return f"{','.join(_failed_names(done))}: a task failed, or the host did not answer"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from trainworks.config.slurm.slurm_words import parse_slurm_time
+from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccount, StackUser
 
@@ -59,7 +59,7 @@ def accounts_script(stack: Stack) -> str:
 
 def _qos(qos: QualityOfService) -> Iterator[str]:
     gpus = f"gres/gpu={qos.max_gpus_per_user}" if qos.max_gpus_per_user else ""
-    wall, jobs = slurm_time(qos.max_time), _number(qos.max_jobs_per_user)
+    wall, jobs = slurm_time(qos.max_time), str(qos.max_jobs_per_user or "")
     show, change = f"qos where name={qos.name}", f"modify qos {qos.name} set"
     yield _ensure(f"{show} format=Name", qos.name, f"add qos {qos.name}")
     yield _ensure(f"{show} format=Priority", str(qos.priority), f"{change} Priority={qos.priority}")
@@ -106,10 +106,6 @@ def _ensure(show: str, wanted: str, command: str) -> str:
 
 def _sorted(names: tuple[str, ...]) -> str:
     return ",".join(sorted(names))
-
-
-def _number(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def slurm_time(text: str | None) -> str:

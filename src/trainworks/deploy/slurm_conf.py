@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
-from trainworks.config.slurm.slurm_words import parse_slurm_time
+from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition
@@ -28,10 +28,15 @@ _USUAL_RESOLUTION_S = 60
 def slurm_files(stack: Stack) -> dict[str, str]:
     """Files of /etc/slurm on every node, by name."""
     check, scratch = _node_check(stack), stack.scratch.at if stack.scratch else None
+    switches = leaves_of(stack)
+    lines = ["# a set of leaf switches that whole nodes are attached to is one switch here"]
+    lines += [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
+    if len(switches) > 1:
+        lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
     files = {
         "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": _CGROUP,
-        "topology.conf": _topology(stack),
+        "topology.conf": "\n".join(lines) + "\n",
         "prolog.sh": prolog(check, scratch=scratch),
         "epilog.sh": epilog(check, scratch=scratch),
         "health_check.sh": health_check(check),
@@ -171,7 +176,6 @@ def _backfill(stack: Stack) -> list[str]:
 
 
 def _priorities(stack: Stack) -> list[str]:
-    """Lines for QOS; empty without one."""
     lines = ["PriorityWeightQOS=100000"] if stack.slurm.qos else []
     if any(qos.preempts for qos in stack.slurm.qos):
         lines += [
@@ -204,7 +208,6 @@ def _mpi(stack: Stack) -> list[str]:
 
 
 def _power(stack: Stack) -> list[str]:
-    """Lines for nodes that stop while idle; empty without power saving."""
     if stack.slurm.power is None:
         return []
     seconds = math.ceil(stack.slurm.power.down_after)
@@ -267,7 +270,6 @@ def _partition(partition: Partition) -> str:
 
 
 def _gres(stack: Stack) -> str:
-    """Text of gres.conf; empty without GPUs."""
     groups = [(group.hosts, hardware_of(group)) for group in stack.groups("compute")]
     by_driver = stack.gpu is not None and stack.gpu.detect == "nvml"
     lines = [
@@ -282,15 +284,6 @@ def _gres(stack: Stack) -> str:
     else:
         reason = "# device files, which every build of slurmd can; one built with NVML finds the cores of each GPU, too"
     return "\n".join([reason, *lines]) + "\n"
-
-
-def _topology(stack: Stack) -> str:
-    """A switch for each set of leaves of the designed network, and one above them."""
-    switches = leaves_of(stack)
-    lines = [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
-    if len(switches) > 1:
-        lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
-    return "\n".join(["# a set of leaf switches that whole nodes are attached to is one switch here", *lines]) + "\n"
 
 
 def _node_check(stack: Stack) -> NodeCheck:

@@ -158,12 +158,10 @@ class _Expected:
         yield _verdict(host, "operating system", found, system, f"{found}.".startswith(f"{system}."))
         yield self._clock(host, facts["clock"][""])
         for name in services_of(self.stack, host):
-            state = facts["service"][name]
-            yield _verdict(host, f"service {name}", state, "active", state == "active")
+            yield _verdict(host, f"service {name}", facts["service"][name], "active")
         yield from self._mounts(host, facts.get("mount", {}), roles)
         for user in self.stack.users:
-            found = facts["user"][user.name]
-            yield _verdict(host, f"user {user.name}", found, str(user.uid), found == str(user.uid))
+            yield _verdict(host, f"user {user.name}", facts["user"][user.name], str(user.uid))
         if "munge" in services_of(self.stack, host):
             yield from self._slurm(host, facts)
         if "compute" in roles:
@@ -197,13 +195,12 @@ class _Expected:
         release, found = self.stack.slurm.release, facts["slurm"][""]
         version = found.rpartition(" ")[2]
         yield _verdict(host, "Slurm", found, release, f"{version}.".startswith(f"{release}."))
-        yield _verdict(host, "munge", facts["munge"][""], "Success", facts["munge"][""] == "Success")
-        yield _verdict(host, "key of munge", facts["key"][""], self.key, facts["key"][""] == self.key)
-        yield _verdict(host, "slurm.conf", facts["conf"][""], self.conf, facts["conf"][""] == self.conf)
+        yield _verdict(host, "munge", facts["munge"][""], "Success")
+        yield _verdict(host, "key of munge", facts["key"][""], self.key)
+        yield _verdict(host, "slurm.conf", facts["conf"][""], self.conf)
 
     def _compute(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
-        health = facts.get("health", {}).get("", "was not run")
-        yield _verdict(host, "health", health, "passes", health == "passes")
+        yield _verdict(host, "health", facts.get("health", {}).get("", "was not run"), "passes")
         if self.stack.gpu is not None:
             found, driver = facts["driver"][""], self.stack.gpu.driver
             yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))
@@ -222,13 +219,13 @@ class _Expected:
         """Prometheus reaches the exporter of every host."""
         for name in _hosts(self.stack):
             health = next((state for target, state in targets.items() if target == f"node {name}:9100"), "no target")
-            yield _verdict(host, f"target {name}", health, "up", health == "up")
+            yield _verdict(host, f"target {name}", health, "up")
 
 
-def _verdict(host: str, check: str, found: str, expected: str, good: bool) -> NodeVerdict:
-    return NodeVerdict(host, check, "pass" if good else "fail", found or "nothing", expected)
+def _verdict(host: str, check: str, found: str, expected: str, good: bool | None = None) -> NodeVerdict:
+    is_good = found == expected if good is None else good
+    return NodeVerdict(host, check, "pass" if is_good else "fail", found or "nothing", expected)
 
 
 def _hosts(stack: Stack) -> dict[str, frozenset[str]]:
-    """Roles of each host."""
     return {name: frozenset(group.roles) for group in stack.nodes for name in group.names}

@@ -17,6 +17,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from trainworks.files import readable_text
+
 AMD = "0x1002"
 """Vendor on the PCI bus."""
 AMD_CLASSES = ("0x0380", "0x1200")
@@ -33,20 +35,13 @@ ReadText = Callable[[Path], str]
 Sensor = Literal["junction", "edge", "mem"]
 
 
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
     """One accelerator; a figure that its driver does not show is None."""
 
     folder: Path
     """On the PCI bus."""
-    read: ReadText = _text_of
+    read: ReadText = readable_text
     """The text of a file; empty if there is none."""
 
     @property
@@ -119,11 +114,8 @@ def amd_gpus(root: Path = Path("/")) -> list[AmdGpu]:
     if not (root / AMDGPU_MODULE).is_dir():
         return []
     found = [AmdGpu(folder) for folder in sorted(root.glob("sys/bus/pci/devices/*"))]
-    return [gpu for gpu in found if _is_accelerator(gpu) and gpu.is_driven]
-
-
-def _is_accelerator(gpu: AmdGpu) -> bool:
-    return gpu.read(gpu.folder / "vendor") == AMD and gpu.read(gpu.folder / "class").startswith(AMD_CLASSES)
+    ours = [gpu for gpu in found if gpu.read(gpu.folder / "vendor") == AMD and gpu.is_driven]
+    return [gpu for gpu in ours if gpu.read(gpu.folder / "class").startswith(AMD_CLASSES)]
 
 
 def visible_amd_gpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[int, AmdGpu]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainworks.files import readable_text
 
 _RATE = re.compile(r"([\d.]+)\s*Gb/sec")
 
@@ -46,9 +47,6 @@ class EthernetPort:
 def rdma_ports(root: Path = Path("/")) -> list[NicPort]:
     """Ports of InfiniBand and RoCE devices, in the order of their names.
 
-    Args:
-        root: of the file system, for tests and containers.
-
     Source: https://www.kernel.org/doc/Documentation/ABI/stable/sysfs-class-infiniband
     """
     return [_rdma_port(folder) for folder in sorted(root.glob("sys/class/infiniband/*/ports/*"))]
@@ -57,9 +55,6 @@ def rdma_ports(root: Path = Path("/")) -> list[NicPort]:
 def ethernet_ports(root: Path = Path("/")) -> list[EthernetPort]:
     """Network cards, in the order of their names.
 
-    Args:
-        root: of the file system, for tests and containers.
-
     Source: https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-class-net
     """
     return [_ethernet_port(device.parent) for device in sorted(root.glob("sys/class/net/*/device"))]
@@ -67,15 +62,15 @@ def ethernet_ports(root: Path = Path("/")) -> list[EthernetPort]:
 
 def _rdma_port(folder: Path) -> NicPort:
     device = folder.parents[1]
-    rate = _RATE.match(_text(folder / "rate"))
+    rate = _RATE.match(readable_text(folder / "rate"))
     files = sorted([*folder.glob("counters/*"), *folder.glob("hw_counters/*")])
     return NicPort(
         device=device.name,
         port=folder.name,
-        state=_text(folder / "state").partition(":")[2].strip(),
+        state=readable_text(folder / "state").partition(":")[2].strip(),
         gbit_per_s=float(rate[1]) if rate else 0.0,
-        board=_text(device / "board_id"),
-        firmware=_text(device / "fw_ver"),
+        board=readable_text(device / "board_id"),
+        firmware=readable_text(device / "fw_ver"),
         counters=_numbers(files),
         pci=device / "device",
     )
@@ -85,19 +80,12 @@ def _ethernet_port(folder: Path) -> EthernetPort:
     megabits = _numbers([folder / "speed"]).get("speed", -1)
     return EthernetPort(
         name=folder.name,
-        is_up=_text(folder / "operstate") == "up",
+        is_up=readable_text(folder / "operstate") == "up",
         bytes_per_s=megabits * 1e6 / 8 if megabits > 0 else None,
         counters=_numbers([*folder.glob("statistics/*"), folder / "carrier_changes"]),
     )
 
 
 def _numbers(files: list[Path]) -> dict[str, int]:
-    texts = {file.name: _text(file) for file in files}
+    texts = {file.name: readable_text(file) for file in files}
     return {name: int(text) for name, text in texts.items() if text.lstrip("-").isdigit()}
-
-
-def _text(path: Path) -> str:
-    """Content without the line end; empty if the file is missing or the driver refuses, as for a link that is down."""
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    return ""

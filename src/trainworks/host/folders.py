@@ -26,11 +26,7 @@ def data_folder(*parts: str) -> Path:
 
 
 def _home() -> Path:
-    """Home folder of this user.
-
-    Raises:
-        EnvironmentProblem: neither `$HOME` nor an account names one.
-    """
+    """Home folder of this user; EnvironmentProblem if neither `$HOME` nor an account names one."""
     try:
         return Path.home()
     except RuntimeError:

@@ -61,14 +61,8 @@ def fork(
     """Run `work` in a fork of this process, with its output appended to `log`; its result is the exit code.
 
     A hundred times faster than a new interpreter. Only for a process without threads and without connections that the
-    child could disturb. Open files stay open, locks included.
-
-    Args:
-        work: runs in the child, which ends with it.
-        log: file that receives stdout and stderr.
-        env: additional variables of the child.
-        new_session: detach from the terminal.
-        close_fds: file descriptors that the child must close.
+    child could disturb. Open files stay open, locks included, but for `close_fds`. The child has the variables `env`,
+    too, and leaves the terminal with `new_session`.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -126,14 +120,10 @@ def _write_to(output: int) -> None:
 
 @final
 class Spare:
-    """A child forked in advance, so that starting a job does not pay for the fork.
+    """A child forked in advance, so that starting a job does not pay for the fork; see `fork`.
 
-    It ends with this process if it gets no order.
-
-    Args:
-        begin: runs in the child, and returns the function that executes the order.
-        new_session: detach the child from the terminal.
-        close_fds: file descriptors that the child must close.
+    `begin` runs in the child, and returns the function that executes the order. The child ends with this process if it
+    gets no order.
     """
 
     def __init__(self, begin: Callable[[], Order], *, new_session: bool = False, close_fds: Iterable[int] = ()) -> None:
@@ -151,12 +141,9 @@ class Spare:
         return self._socket.fileno() >= 0 and self._child.exit_code() is None
 
     def order(self, text: str, handles: Sequence[int], *, log: Path) -> Forked:
-        """Send the order to the child.
+        """Send the order, at most 64 kB, to the child, whose output is appended to `log`.
 
-        Args:
-            text: at most 64 kB.
-            handles: file descriptors for the child, at least one; a locked file stays locked throughout.
-            log: file that receives stdout and stderr.
+        It also gets file descriptors, at least one; a locked file stays locked throughout.
         """
         with self._socket:
             socket.send_fds(self._socket, [json.dumps([str(log), text]).encode()], list(handles))

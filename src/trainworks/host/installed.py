@@ -59,11 +59,8 @@ def _with_origin(one: Distribution, folder: Path) -> Distribution:
 
 
 def unmet_requirements(folder: str, others: Sequence[str]) -> Iterator[str]:
-    """What the distributions of a folder need, and neither it nor `others` have: `torch 2.13.0 needs networkx>=2.5`.
-
-    Args:
-        folder: site-packages of the environment.
-        others: folders behind it on the path.
+    """What the distributions of a folder need, and neither it nor `others`, which are behind it on the path, have:
+    `torch 2.13.0 needs networkx>=2.5`.
     """
     versions = {one.name: one.version for one in reversed(distributions_in([folder, *others]))}
     for one in metadata.distributions(path=[folder]):

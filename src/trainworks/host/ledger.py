@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -30,6 +31,8 @@ from trainworks.config.spec import Frozen
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name
+
+_LOG = logging.getLogger(__name__)
 
 _PLACES = (Path("/run/lock"), Path("/dev/shm"))  # noqa: S108, files are opened as those of other users
 """Not /dev/shm first: systemd may empty it when a user logs out."""
@@ -103,12 +106,7 @@ def _is_common(folder: Path) -> bool:
 
 @final
 class MachineLedger:
-    """Claims of all jobs of this machine.
-
-    Args:
-        folder: of the claims; None if this machine has no folder for them.
-        clock: to wait for another process that writes a claim.
-    """
+    """Claims of all jobs of this machine; the folder is None if it has none for them."""
 
     def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
         self._folder = folder
@@ -146,6 +144,7 @@ class MachineLedger:
         with self._locked():
             self._clean_up()
             share = choose(self.claims())
+            _LOG.info("claim in %s: %s", self._folder, share or "none is free")
             if share is None:
                 return None
             try:
@@ -170,8 +169,11 @@ class MachineLedger:
         """Remove this user's files of ended jobs; the caller must hold the lock."""
         for path in self._files():
             with suppress(OSError):
-                if os.lstat(path).st_uid == os.getuid() and not _is_locked(path):
-                    Path(path).unlink()
+                if os.lstat(path).st_uid == os.getuid():
+                    with opened(path) as handle:
+                        is_locked = _has_writer(handle)
+                    if not is_locked:
+                        Path(path).unlink()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -254,11 +256,6 @@ def plain_content(handle: int, largest: int = _LARGEST) -> tuple[os.stat_result,
     if not stat.S_ISREG(facts.st_mode) or facts.st_mode & 0o022 or facts.st_size > largest:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     return facts, os.read(handle, largest)
-
-
-def _is_locked(path: str) -> bool:
-    with opened(path) as handle:
-        return _has_writer(handle)
 
 
 def _has_writer(handle: int) -> bool:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.errors import ArgumentError, EnvironmentProblem, PortInUseError
+from trainworks.host.network import listening_socket
 
 SHORTEST_TOKEN = 16
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]*)):(?P<port>\d{1,5})")
-_BACKLOG = 1024
-"""Connections that wait to be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +62,18 @@ def open_socket(address: ListenAddress) -> socket.socket:
         PortInUseError: another program listens there.
         EnvironmentProblem: the address is not one of this machine.
     """
-    listening = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((address.host, address.port))
-        listening.listen(_BACKLOG)
+        return listening_socket(address.host, address.port)
     except OSError as error:
-        listening.close()
         if error.errno == errno.EADDRINUSE:
             hint = f"choose another: `--listen {ListenAddress(address.host, address.port + 1)}`"
             raise PortInUseError(f"port {address.port} is in use", place="--listen", hint=hint) from None
         reason = error.strerror or error
         raise EnvironmentProblem(f"cannot listen on `{address}`: {reason}", place="--listen") from None
-    return listening
 
 
 def read_secret(file: Path, *, argument: str) -> str:
-    """The text of a file that only its owner may read.
-
-    Args:
-        file: with secrets.
-        argument: of the caller that names it, for errors.
+    """The text of a file that only its owner may read; `argument` of the caller names it, for errors.
 
     Raises:
         ArgumentError: the file is missing or no text, or other users can read it.
@@ -102,3 +92,18 @@ def read_secret(file: Path, *, argument: str) -> str:
 def is_token(text: str) -> bool:
     """True for at least 16 printable ASCII characters."""
     return len(text) >= SHORTEST_TOKEN and text.isascii() and text.isprintable()
+
+
+def listen_address(text: str, secrets: Path | None, *, hint: str) -> ListenAddress:
+    """The address `HOST:PORT`, if only those are admitted who should be.
+
+    An empty host means all interfaces, port 0 a free one. The file `secrets` says who may read: None admits all who can
+    connect. `hint` is how to give one.
+
+    Raises:
+        ArgumentError: the text is not an address, or other machines could connect without a secret.
+    """
+    address = parse_address(text)
+    if not address.is_loopback and secrets is None:
+        raise ArgumentError(f"`{text}` admits other machines without a token", argument="listen", hint=hint)
+    return address

@@ -42,11 +42,7 @@ class MachineLoad:
 
 
 def machine_load(nvml: Any = pynvml) -> MachineLoad:
-    """Look at the machine for a tenth of a second; without a driver the accelerators are empty.
-
-    Args:
-        nvml: the interface of the driver, replaced in tests.
-    """
+    """Look at the machine for a tenth of a second; without a driver the accelerators are empty."""
     memory = psutil.virtual_memory()
     return MachineLoad(
         cores_busy=psutil.cpu_percent(_LOOK_S) / 100 * (psutil.cpu_count() or 1),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import psutil
 
+from trainworks.files import readable_text
+
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 _UNLIMITED = 1 << 60
@@ -41,13 +43,15 @@ def oom_kills() -> int:
 
     The count of the machine includes processes of other users.
     """
-    counts = [count for folder in _cgroups() for count in [_count(folder)] if count is not None]
-    return max(counts) if counts else _field(_PROC / "vmstat", "oom_kill") or 0
+    files = ("memory.events", "memory.oom_control")  # of version 2 and 1
+    counts = ([_field(folder / name, "oom_kill") for name in files] for folder in _cgroups())
+    known = [count for both in counts for count in [both[1] if both[0] is None else both[0]] if count is not None]
+    return max(known) if known else _field(_PROC / "vmstat", "oom_kill") or 0
 
 
 def _cgroups() -> list[Path]:
     """Visible memory cgroups of this process and their parents, of version 2 or 1."""
-    for line in _read(_PROC / "self" / "cgroup").splitlines():
+    for line in readable_text(_PROC / "self" / "cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         root = _CGROUP if number == "0" else _CGROUP / "memory"
         if (number == "0" or "memory" in controllers.split(",")) and (folders := _with_memory(root, path)):
@@ -61,15 +65,10 @@ def _with_memory(root: Path, path: str) -> list[Path]:
     return [f for f in folders if (f / "memory.events").exists() or (f / "memory.oom_control").exists()]
 
 
-def _count(folder: Path) -> int | None:
-    version_2 = _field(folder / "memory.events", "oom_kill")
-    return _field(folder / "memory.oom_control", "oom_kill") if version_2 is None else version_2
-
-
 def _limit_and_usage(folder: Path) -> tuple[int, int]:
     """Limit and usage of a cgroup, without reclaimable file pages."""
     names = ("memory.max", "memory.current") if (folder / "memory.events").exists() else _VERSION_1
-    limit, used = (_read(folder / name).strip() for name in names)
+    limit, used = (readable_text(folder / name) for name in names)
     inactive = _field(folder / "memory.stat", "inactive_file") or 0
     return int(limit) if limit.isdigit() else _UNLIMITED, max(0, (int(used) if used.isdigit() else 0) - inactive)
 
@@ -83,15 +82,8 @@ def _status_bytes(pid: int | str, field: str) -> int:
 
 
 def _field(path: Path, name: str) -> int | None:
-    for line in _read(path).splitlines():
+    for line in readable_text(path).splitlines():
         words = line.split()
         if len(words) > 1 and words[0] == name:
             return int(words[1])
     return None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

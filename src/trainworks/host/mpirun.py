@@ -23,11 +23,8 @@ def mpirun(
 ) -> str:
     """What the ranks of a program print.
 
-    Args:
-        command: of every rank.
-        addresses: of the nodes, which `mpirun` has to reach by itself, by ssh or Slurm; one for this machine.
-        ranks_per_node: on each of them.
-        env: variables of the ranks, beside those that MPI hands on.
+    `mpirun` has to reach the nodes by itself, by ssh or Slurm; one address is this machine. `env` has variables of the
+    ranks, beside those that MPI hands on.
 
     Raises:
         EnvironmentProblem: MPI is not installed, or the program fails; the message is its own.

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
+from typing import Protocol
 
 from trainworks.errors import PortInUseError
 
 LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
+"""Connections that wait to be accepted."""
+
+
+class Machines(Protocol):
+    """Nodes of a job, and a way to start processes on them."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Addresses of the nodes; the first one is this machine's."""
+        ...
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """An argument vector for this machine that runs `command` on a node, and ends as it does."""
+        ...
 
 
 def is_loopback(address: str) -> bool:
@@ -26,17 +43,29 @@ def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:
     Raises:
         PortInUseError: another process listens on that port, or it needs privileges.
     """
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        server.bind((address, port))
-        server.listen(2048)
+        return listening_socket(address, port)
     except OSError as error:
-        server.close()
         raise PortInUseError(
             f"cannot listen on {address}:{port}: {error.strerror}",
             hint="set `cluster.rendezvous_port` to a free port, or to 0 for a free one",
         ) from None
+
+
+def listening_socket(address: str, port: int) -> socket.socket:
+    """A socket that listens; the only place that takes a port.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
+    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((address, port))
+        server.listen(_BACKLOG)
+    except OSError:
+        server.close()
+        raise
     return server
 
 

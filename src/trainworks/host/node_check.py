@@ -6,12 +6,14 @@ import signal
 from socket import gethostname
 
 from trainworks.host import process
-from trainworks.record.events import append_event
+from trainworks.record.events.job import NodeCheckEvent
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 LONGEST_S = 120.0
 """Longest wait for the check of a node: its start on a busy node, and mounts that do not answer."""
+KILL_TAKES_S = 5.0
+"""Longest wait for the end of a killed check: one that waits for a dead mount does not end."""
 NO_ANSWER = f"its check gave no answer within {LONGEST_S:.0f} s"
 
 
@@ -30,6 +32,9 @@ def is_fit(run_dir: RunDir, resolved: ResolvedRun, node: int) -> bool:
     check = process.spawn(check_command(run_dir, resolved, node), log=run_dir.node_log(node))
     if (code := check.wait(LONGEST_S)) is None:
         check.signal_group(signal.SIGKILL)
+        check.wait(KILL_TAKES_S)
         hint = f"read node-{node}.log of the run"
-        append_event(run_dir.events_file, "node_check", node=node, host=gethostname(), message=NO_ANSWER, hint=hint)
+        run_dir.note(
+            NodeCheckEvent(kind="node_check", node=node, host=gethostname(), message=NO_ANSWER, hint=hint),
+        )
     return code == 0

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,45 +22,34 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
 
 
+@dataclass(eq=False)
 class UsageMeter:
-    """Adds up the resources used by the descendants of this process.
+    """Adds up the resources used by the descendants of this process."""
 
-    Args:
-        tree: the processes.
-        now_s: clock.
-        accelerators: returns the busy share since its last call, None if unknown; not given for a job without
-            accelerators.
-        energy_j: returns the energy of the accelerators since some moment before, None if unknown.
-        before_j: energy that earlier agents of the run have measured.
-        stat: the kernel's statistics of the cores; see proc(5).
-    """
+    tree: ProcessTree
+    now_s: Callable[[], float]
+    accelerators: Callable[[], float | None] | None = None
+    """Busy share since the last call, None if unknown; None for a job without accelerators."""
+    energy_j: Callable[[], float | None] = lambda: None
+    """Energy of the accelerators since some moment before, None if unknown."""
+    before_j: float = 0.0
+    """Energy that earlier agents of the run have measured."""
+    stat: Path = STAT
+    """The kernel's statistics of the cores; see proc(5)."""
 
-    def __init__(
-        self,
-        tree: ProcessTree,
-        now_s: Callable[[], float],
-        accelerators: Callable[[], float | None] | None = None,
-        energy_j: Callable[[], float | None] = lambda: None,
-        before_j: float = 0.0,
-        stat: Path = STAT,
-    ) -> None:
-        self._tree = tree
-        self._cpu_s = 0.0
-        self._other_load = OtherLoad(stat, lambda: self._cpu_s + time.process_time())
-        self._now_s = now_s
-        self._accelerators = accelerators
-        self._last_s = now_s()
-        self._accelerator_s = None if accelerators is None else 0.0
-        self._disk_waits = 0
-        self._energy_j, self._first_j, self._before_j = energy_j, energy_j(), before_j
+    def __post_init__(self) -> None:
+        self._cpu_s, self._disk_waits = 0.0, 0
+        self._other_load = OtherLoad(self.stat, lambda: self._cpu_s + time.process_time())
+        self._last_s, self._first_j = self.now_s(), self.energy_j()
+        self._accelerator_s = None if self.accelerators is None else 0.0
 
     def look(self) -> NodeUsage:
         """Totals so far."""
-        use, now_s = self._tree.look(), self._now_s()
+        use, now_s = self.tree.look(), self.now_s()
         self._cpu_s = use.cpu_s
         others_s, cores_s = self._other_load.times() or (None, None)
-        if self._accelerators is not None and self._accelerator_s is not None:
-            share = self._accelerators()
+        if self.accelerators is not None and self._accelerator_s is not None:
+            share = self.accelerators()
             self._accelerator_s += (1.0 if share is None else share) * (now_s - self._last_s)
         self._disk_waits += use.waits_for_disk
         self._last_s = now_s
@@ -78,10 +68,10 @@ class UsageMeter:
         )
 
     def _energy(self) -> float | None:
-        now_j = self._energy_j()
+        now_j = self.energy_j()
         if now_j is None or self._first_j is None:
             return None
-        return self._before_j + max(0.0, now_j - self._first_j)  # the counter begins again with the driver
+        return self.before_j + max(0.0, now_j - self._first_j)  # the counter begins again with the driver
 
 
 def received_bytes() -> int | None:
@@ -97,14 +87,9 @@ def received_bytes() -> int | None:
 def follow_usage(
     run_dir: RunDir, node: int, *, every_s: float, on_accelerators: bool, marks: Mapping[str, str] | None = None
 ) -> None:
-    """Measure in a thread that ends with this process.
+    """Measure the node of this agent every `every_s` seconds in a thread that ends with this process.
 
-    Args:
-        run_dir: of the run.
-        node: index of the node of this agent.
-        every_s: sampling interval.
-        on_accelerators: the ranks use accelerators.
-        marks: see `ProcessTree`.
+    `marks` are those of `ProcessTree`.
     """
     tree = ProcessTree(os.getpid(), marks)
 
@@ -128,12 +113,7 @@ def _meter(tree: ProcessTree, before: NodeUsage | None, *, on_accelerators: bool
 
 
 class AcceleratorUse:
-    """Utilisation and energy of the accelerators that this process sees, by this job or any other process.
-
-    Args:
-        nvml: the module pynvml, or an object with its functions.
-        amd: returns the accelerators of AMD that this process sees.
-    """
+    """Utilisation and energy of the accelerators that this process sees, by this job or any other process."""
 
     def __init__(self, nvml: Any = pynvml, amd: Callable[[], Mapping[int, AmdGpu]] = visible_amd_gpus) -> None:
         self._nvml = nvml

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from trainworks.record.events import append_event
+from trainworks.files import readable_text
+from trainworks.record.events.job import NoticeEvent
 from trainworks.record.run_dir import RunDir
 
 Cloud = Literal["aws", "gcp", "azure"]
@@ -61,41 +62,13 @@ class Reply:
     etag: str = ""
 
 
-class Ask(Protocol):
-    """Sends one request to a metadata service; raises OSError if it does not answer."""
-
-    def __call__(
-        self, path: str, headers: Mapping[str, str], *, method: str = "GET", within_s: float = _ANSWER_WITHIN_S
-    ) -> Reply:
-        """The answer, an error status included."""
-        ...
-
-
-class NoticeSource(Protocol):
-    """One question to a metadata service."""
-
-    pause_s: float
-    """Time between two looks."""
-
-    def look(self, ask: Ask, now: float) -> Iterator[CloudNotice]:
-        """What it says now."""
-        ...
-
-
 def cloud_here(dmi: Path = _DMI) -> Cloud | None:
     """The cloud whose virtual machine this is, by the names in its firmware; None elsewhere."""
-
-    def said(name: str) -> str:
-        try:
-            return (dmi / name).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
-
-    if said("sys_vendor") == "Amazon EC2" or said("bios_vendor") == "Amazon EC2":
+    if "Amazon EC2" in (readable_text(dmi / "sys_vendor"), readable_text(dmi / "bios_vendor")):
         return "aws"
-    if said("product_name") == "Google Compute Engine":
+    if readable_text(dmi / "product_name") == "Google Compute Engine":
         return "gcp"
-    return "azure" if said("chassis_asset_tag") == _AZURE_ASSET_TAG else None
+    return "azure" if readable_text(dmi / "chassis_asset_tag") == _AZURE_ASSET_TAG else None
 
 
 def address_of(cloud: Cloud, environment: Mapping[str, str]) -> str:
@@ -120,7 +93,8 @@ class AwsNotices:
         action = self._get(ask, "/latest/meta-data/spot/instance-action")
         if action:
             fields = json.loads(action)
-            yield CloudNotice("aws", f"spot interruption ({fields['action']})", True, _iso_time(fields["time"]))
+            at = datetime.strptime(fields["time"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+            yield CloudNotice("aws", f"spot interruption ({fields['action']})", True, at)
         if self._get(ask, "/latest/meta-data/events/recommendations/rebalance"):
             yield CloudNotice("aws", "rebalance recommendation", False, None)
 
@@ -191,6 +165,10 @@ class AzureNotices:
                 yield CloudNotice("azure", f"scheduled event ({kind})", ends, deadline_at if ends else None)
 
 
+NoticeSource = AwsNotices | GcpNotices | AzureNotices
+"""One question to a metadata service, asked again after `pause_s`."""
+
+
 def sources_of(cloud: Cloud) -> list[NoticeSource]:
     """The questions to ask a cloud; each is asked by a thread of its own."""
     if cloud == "aws":
@@ -200,14 +178,20 @@ def sources_of(cloud: Cloud) -> list[NoticeSource]:
     return [AzureNotices()]
 
 
-def ask_at(address: str) -> Ask:
-    """Requests to the service at an address, past any proxy: it answers its own machine alone."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+class Ask:
+    """Sends requests to the metadata service at an address, past any proxy: it answers its own machine alone."""
 
-    def ask(path: str, headers: Mapping[str, str], *, method: str = "GET", within_s: float = _ANSWER_WITHIN_S) -> Reply:
-        request = urllib.request.Request(address + path, method=method, headers=dict(headers))  # noqa: S310
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def __call__(
+        self, path: str, headers: Mapping[str, str], *, method: str = "GET", within_s: float = _ANSWER_WITHIN_S
+    ) -> Reply:
+        """The answer, an error status included; raises OSError if the service does not answer."""
+        request = urllib.request.Request(self._address + path, method=method, headers=dict(headers))  # noqa: S310
         try:
-            with opener.open(request, timeout=within_s) as reply:
+            with self._opener.open(request, timeout=within_s) as reply:
                 return Reply(reply.status, reply.read().decode().strip(), reply.headers.get("ETag", ""))
         except urllib.error.HTTPError as error:
             with error:
@@ -215,25 +199,28 @@ def ask_at(address: str) -> Ask:
         except (urllib.error.URLError, http.client.HTTPException, UnicodeDecodeError) as error:
             raise ConnectionError(str(error)) from None
 
-    return ask
-
 
 def follow_notices(run_dir: RunDir, node: int, wanted: Cloud | Literal["auto", "off"]) -> None:
     """Write what the cloud says of this node into the record, once each, by threads that end with this process.
 
-    Args:
-        run_dir: of the run.
-        node: index of the node of this agent.
-        wanted: the cloud, `off`, or `auto` for the cloud that the firmware names.
+    `auto` is the cloud that the firmware names.
     """
     cloud = cloud_here() if wanted == "auto" else wanted
     if cloud is None or cloud == "off":
         return
-    ask = ask_at(address_of(cloud, os.environ))
+    ask = Ask(address_of(cloud, os.environ))
 
     def take(notice: CloudNotice) -> None:
-        words = {"cloud": notice.cloud, "what": notice.what, "ends": notice.ends, "deadline_at": notice.deadline_at}
-        append_event(run_dir.events_file, "notice", node=node, **words)
+        run_dir.note(
+            NoticeEvent(
+                kind="notice",
+                node=node,
+                cloud=notice.cloud,
+                what=notice.what,
+                ends=notice.ends,
+                deadline_at=notice.deadline_at,
+            ),
+        )
 
     never = threading.Event()
     for source in sources_of(cloud):
@@ -254,7 +241,3 @@ def watch(source: NoticeSource, ask: Ask, take: Callable[[CloudNotice], None], e
                     seen.add(notice.what)
         except (OSError, ValueError, KeyError, TypeError):  # no answer, or not what the cloud documents
             pause_s = _AFTER_ERROR_S
-
-
-def _iso_time(text: str) -> float:
-    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()

@@ -17,13 +17,7 @@ def ask(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def field_values(nvml: Any, handle: Any, wanted: Sequence[int]) -> dict[int, int]:
-    """Values by field, without the fields that the GPU does not have.
-
-    Args:
-        nvml: the module pynvml, or an object with its functions.
-        handle: the GPU.
-        wanted: numbers of fields: `NVML_FI_...`.
-    """
+    """Values by field (`NVML_FI_...`), without the fields that the GPU does not have; `nvml` is pynvml or its like."""
     values = ask(nvml.nvmlDeviceGetFieldValues, handle, list(wanted)) or ()
     is_wide = {pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG}
     return {

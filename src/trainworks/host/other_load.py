@@ -21,9 +21,8 @@ def _own_s() -> float:
 class OtherLoad:
     """Watches the cores that this process may use, from its creation on.
 
-    Args:
-        stat: the kernel's statistics; see proc(5).
-        own_s: returns the processor time so far that does not count as that of other programs.
+    `own_s` returns the processor time so far that does not count as that of other programs; `stat` has the kernel's
+    statistics, see proc(5).
     """
 
     def __init__(self, stat: Path = STAT, own_s: Callable[[], float] = _own_s) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import psutil
 
-from trainworks.files import free_bytes
+from trainworks.files import free_bytes, readable_text
 from trainworks.host.amd import visible_amd_gpus
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
@@ -44,7 +44,7 @@ def probe_host(disk: Path) -> HostFacts:
 def num_cores() -> int:
     """Cores available to this process: its affinity, limited to the quota of the cgroup (rounded up)."""
     affinity = len(os.sched_getaffinity(0))
-    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    quota, _, period = readable_text(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         return max(1, min(affinity, -(-int(quota) // int(period))))
     return affinity
@@ -115,7 +115,7 @@ def _is_device(name: str, index: int, uuid: str) -> bool:
 
 
 def _memory_bytes() -> int:
-    limit = _read(_CGROUP / "memory.max")
+    limit = readable_text(_CGROUP / "memory.max")
     total = int(psutil.virtual_memory().total)
     return min(total, int(limit)) if limit.isdigit() else total
 
@@ -130,14 +130,14 @@ def _operating_system() -> str:
 
 def processor_name() -> str:
     """Name of the processor as the kernel shows it, else the machine type."""
-    for line in _read(_CPUINFO).splitlines():
+    for line in readable_text(_CPUINFO).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
 
 
 def _processor_formats() -> tuple[Literal["bf16", "fp16"], ...]:
-    for line in _read(_CPUINFO).splitlines():
+    for line in readable_text(_CPUINFO).splitlines():
         if line.startswith(("flags", "Features")):
             flags = set(line.partition(":")[2].split())
             return tuple(name for name, carriers in _FORMAT_FLAGS.items() if flags & carriers)
@@ -153,10 +153,3 @@ def package_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

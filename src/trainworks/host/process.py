@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,7 @@ from trainworks.host.process_end import (
     wait_for_end,
     when_ended,
 )
+from trainworks.masking import masked_command
 
 __all__ = [
     "Child",
@@ -62,6 +65,9 @@ __all__ = [
 ]
 
 
+_LOG = logging.getLogger(__name__)
+_LOGGED_CHARACTERS = 2000
+"""Characters of a command's output in the log."""
 _END_WITH_PARENT = """\
 import os, signal, sys
 from trainworks.host.process import die_with_parent
@@ -101,6 +107,13 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    def end(self, grace_s: float) -> None:
+        """Terminate the process group, and kill it if this process still runs after the grace; it is reaped."""
+        self.signal_group(signal.SIGTERM)
+        if self.wait(grace_s) is None:
+            self.signal_group(signal.SIGKILL)
+            self.wait()
+
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the process group, if it still exists."""
         try:
@@ -136,21 +149,17 @@ def run(
     pass_fds: Sequence[int] = (),
     keeps_stderr: bool = False,
 ) -> Output:
-    """Run a command to its end and capture its output. Any exit code is returned.
+    """Run a command, without a shell, to its end and capture its output. Any exit code is returned.
 
-    Args:
-        command: argument vector, without a shell.
-        timeout_s: longest time; none when None.
-        env: the whole environment; this process's own when None.
-        stdin: its input; empty when None.
-        pass_fds: open files that it inherits.
-        keeps_stderr: the command may leave a process behind that keeps its stderr open; do not wait for that one.
+    `env` is the whole environment; this process's own when None. The input is empty when None. With `keeps_stderr` the
+    command may leave a process behind that keeps its stderr open, which is not waited for.
 
     Raises:
         FileNotFoundError: the program does not exist.
         EnvironmentProblem: it took longer than `timeout_s` and was killed.
     """
     errors = os.memfd_create("stderr") if keeps_stderr else None
+    started_s = time.perf_counter()
     try:
         done = subprocess.run(
             list(command),
@@ -163,17 +172,33 @@ def run(
             input=stdin or "",
             pass_fds=pass_fds,
         )
-        return Output(done.returncode, done.stdout, done.stderr if errors is None else _content(errors))
+        said = done.stderr if errors is None else os.pread(errors, os.fstat(errors).st_size, 0).decode(errors="replace")
+        output = Output(done.returncode, done.stdout, said)
+        _log_end(command, output, time.perf_counter() - started_s)
+        return output
     except subprocess.TimeoutExpired:
+        _LOG.info("killed after %.2f s: %s", timeout_s, _Words(command))
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:g} s") from None
     finally:
         if errors is not None:
             os.close(errors)
 
 
-def _content(file: int) -> str:
-    """What was written into an open file."""
-    return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+class _Words:
+    """A command in the log: made to a text only when it is printed."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+
+    def __str__(self) -> str:
+        return masked_command(self._command)
+
+
+def _log_end(command: Sequence[str], output: Output, seconds: float) -> None:
+    _LOG.info("exit code %d after %.2f s: %s", output.exit_code, seconds, _Words(command))
+    for name, text in (("stdout", output.stdout), ("stderr", output.stderr)):
+        if text and _LOG.isEnabledFor(logging.DEBUG):
+            _LOG.debug("%s: %s", name, text.strip()[:_LOGGED_CHARACTERS])
 
 
 def lines(command: Sequence[str]) -> Iterator[str]:
@@ -184,6 +209,7 @@ def lines(command: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen(
         list(command), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
     )
+    _LOG.info("process %d reads: %s", process.pid, _Words(command))
     assert process.stdout is not None
     try:
         yield from process.stdout
@@ -202,6 +228,7 @@ def attach(command: Sequence[str]) -> int:
         FileNotFoundError: the program does not exist.
     """
     sys.stdout.flush()
+    _LOG.info("in the terminal: %s", _Words(command))
     before = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the command would inherit
     try:
         code = subprocess.run(list(command), check=False).returncode
@@ -229,15 +256,10 @@ def spawn(
     new_session: bool = False,
     pass_fds: Iterable[int] = (),
 ) -> Child:
-    """Start a process whose output is appended to `log`.
+    """Start a process, without a shell, whose output is appended to `log`.
 
-    Args:
-        command: argument vector, without a shell.
-        log: file that receives stdout and stderr.
-        env: the whole environment; this process's own when None.
-        folder: working folder; this process's own when None.
-        new_session: detach from the terminal, so that the process survives the shell.
-        pass_fds: file descriptors that stay open in the child.
+    `env` is the whole environment; it and the working folder are this process's own when None. With `new_session` the
+    process survives the shell. The files `pass_fds` stay open in it.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -251,6 +273,7 @@ def spawn(
             process_group=None if new_session else 0,
             pass_fds=tuple(pass_fds),
         )
+    _LOG.info("process %d started, output in %s: %s", process.pid, log, _Words(command))
     return Child(process)
 
 
@@ -262,15 +285,12 @@ def detach(
     env: Mapping[str, str] | None = None,
     pass_fds: Iterable[int] = (),
 ) -> None:
-    """Start a process that is not a child of this one and survives it.
+    """Start a process that is not a child of this one and survives it; its output is appended to `log`.
 
-    Args:
-        command: argument vector, passed to a shell as arguments, not as text.
-        log: file that receives stdout and stderr.
-        folder: working folder.
-        env: the whole environment; this process's own when None.
-        pass_fds: file descriptors that stay open in the process.
+    The command is passed to a shell as arguments, not as text. `env` is the whole environment; this process's own when
+    None. The files `pass_fds` stay open in the process.
     """
+    _LOG.info("detached, output in %s: %s", log, _Words(command))
     script = '"$@" < /dev/null >> "$0" 2>&1 &'
     subprocess.run(
         ["/bin/sh", "-c", script, str(log), *command],
@@ -300,12 +320,10 @@ def wait_any(children: Iterable[Child], timeout_s: float | None) -> None:
 
 
 def replace(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Replace this process by another program, under the same process id.
-
-    Args:
-        command: argument vector; the program is searched on the path.
-        env: the whole environment.
+    """Replace this process by another program, which is searched on the path, under the same process id and with the
+    whole environment `env`.
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    _LOG.info("becomes: %s", _Words(command))
     os.execvpe(command[0], list(command), dict(env))  # noqa: S606

@@ -90,12 +90,7 @@ _POLL_S = 0.01
 
 
 def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> None:
-    """Let the kernel signal this process when its parent ends; at once if the parent is gone.
-
-    Args:
-        number: the signal to receive.
-        parent_pid: expected parent, to detect one that died before this call.
-    """
+    """Let the kernel signal this process when its parent ends; at once if the expected parent is gone already."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if parent_pid is not None and os.getppid() != parent_pid:
         os.kill(os.getpid(), number)
@@ -162,9 +157,7 @@ def _prctl(option: int, value: int) -> None:
 def end_descendants(grace_s: float, *, spare: Iterable[int] = ()) -> int:
     """Terminate every descendant of this process and kill the rest after `grace_s`; returns the number of kills.
 
-    Args:
-        grace_s: time for a clean end.
-        spare: children that stay, with their descendants.
+    Children in `spare` stay, with their descendants.
     """
     spared = frozenset(spare)
     descendants = _descendants(spared)

@@ -42,11 +42,9 @@ class _Process:
 
 
 class ProcessTree:
-    """All descendants of a process, without itself.
+    """All descendants of a process, without itself; its ended children count through it.
 
-    Args:
-        root: the process; its ended children count through it.
-        marks: environment variables of processes that belong to it without being descendants.
+    `marks` are environment variables of processes that belong to it without being descendants.
     """
 
     def __init__(self, root: int, marks: Mapping[str, str] | None = None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainworks.files import readable_text
+
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("avx2", 32), ("avx", 16), ("sse2", 8), ("sve", 32), ("asimd", 16))
 """Operations in fp32 that a core completes in a cycle at most, by the flag of its widest unit, two of them. A processor
 with one such unit has half.
@@ -29,11 +31,11 @@ class Processors:
 
 def processors(root: Path = Path("/")) -> Processors:
     """The processors of this machine, or of the tree under `root`."""
-    text = _read(root / "proc/cpuinfo")
+    text = readable_text(root / "proc/cpuinfo")
     fields = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in text.splitlines())]
     facts = dict(reversed(fields))  # of the first core
     flags = set(f"{facts.get('flags', '')} {facts.get('Features', '')}".split())
-    khz = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    khz = readable_text(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     return Processors(
         model=facts.get("model name", ""),
         sockets=max(1, len({value for name, value in fields if name == "physical id"})),
@@ -42,10 +44,3 @@ def processors(root: Path = Path("/")) -> Processors:
         highest_clock_hz=float(khz) * 1e3 if khz else None,
         is_virtual="hypervisor" in flags,
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shlex
 import sqlite3
@@ -19,7 +20,9 @@ from sqlalchemy.pool import NullPool
 
 from trainworks.errors import DamagedStoreError, EnvironmentProblem
 
-VERSION = "0004"
+_LOG = logging.getLogger(__name__)
+
+VERSION = "0005"
 """Newest migration."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _REBUILD = "make it anew from the run directories: trainworks jobs rebuild"
@@ -45,13 +48,19 @@ def open_database(url: str, *, keep_connection: bool = False) -> Engine:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
     """
     try:
-        engine = sa.create_engine(url, **_options(url, keep_connection))
+        timeout = {"timeout": _BUSY_S} if url.startswith("sqlite") else {}
+        pool = {"pool_size": 1, "pool_pre_ping": not timeout} if keep_connection else {"poolclass": NullPool}
+        engine = sa.create_engine(url, connect_args=timeout, **pool)
         if engine.dialect.name == "sqlite":
             sa.event.listen(engine, "connect", _set_up_sqlite)
             sa.event.listen(engine, "begin", _begin_sqlite)
+        before = file_identity(engine.url)
         _bring_up_to_date(engine)
+        if before is not None and before != file_identity(engine.url):  # replaced meanwhile: a lost file is open
+            engine.dispose()
+            return open_database(url, keep_connection=keep_connection)
     except (SQLAlchemyError, ImportError, ValueError) as error:
-        problem = f"cannot open the job store `{_without_password(url)}`: {_first_line(error)}"
+        problem = f"cannot open the job store `{_strip_password(url)}`: {_first_line(error)}"
         if _is_damage(error):
             raise DamagedStoreError(problem, hint=_REBUILD) from None
         raise EnvironmentProblem(problem, hint=_hint(url)) from None
@@ -97,7 +106,6 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def _hint(url: str) -> str:
-    """How the store is named so that it can be opened."""
     if "://" not in url:
         path = Path(url).expanduser().absolute()
         file = path / "jobs.db" if path.is_dir() or not path.suffix else path
@@ -105,12 +113,6 @@ def _hint(url: str) -> str:
     if url.startswith("sqlite"):
         return "set TRAINWORKS_DATA to a folder where you can write, or TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
     return "write it like TRAINWORKS_STORE=postgresql+psycopg://USER@HOST/DATABASE, and see whether the server runs"
-
-
-def _options(url: str, keep_connection: bool) -> dict[str, Any]:
-    timeout = {"timeout": _BUSY_S} if url.startswith("sqlite") else {}
-    pool = {"pool_size": 1, "pool_pre_ping": not timeout} if keep_connection else {"poolclass": NullPool}
-    return pool | {"connect_args": timeout}
 
 
 def _set_up_sqlite(connection: Any, record: object) -> None:
@@ -154,7 +156,19 @@ def _bring_up_to_date(engine: Engine) -> None:
         if engine.dialect.name == "postgresql":  # one at a time; SQLite's BEGIN IMMEDIATE has seen to that
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})")
         if _version(connection) != VERSION:
-            _migrate(connection)
+            from alembic.operations import Operations  # noqa: PLC0415, once in the life of a store
+            from alembic.runtime.migration import MigrationContext  # noqa: PLC0415
+            from alembic.script import ScriptDirectory  # noqa: PLC0415
+
+            scripts = ScriptDirectory(str(_MIGRATIONS))
+            context = MigrationContext.configure(connection)
+            missing = list(scripts.walk_revisions(context.get_current_revision() or "base", "head"))
+            _LOG.info("migrating the job store from %s to %s", context.get_current_revision() or "nothing", VERSION)
+            with Operations.context(context):
+                for revision in reversed(missing):
+                    if revision.revision != context.get_current_revision():
+                        revision.module.upgrade()
+            context.stamp(scripts, "head")
 
 
 def _version(connection: Connection) -> str | None:
@@ -163,23 +177,7 @@ def _version(connection: Connection) -> str | None:
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
-def _migrate(connection: Connection) -> None:
-    """Run what is missing, in order, within the transaction that there is."""
-    from alembic.operations import Operations  # noqa: PLC0415, once in the life of a store
-    from alembic.runtime.migration import MigrationContext  # noqa: PLC0415
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-
-    scripts = ScriptDirectory(str(_MIGRATIONS))
-    context = MigrationContext.configure(connection)
-    missing = list(scripts.walk_revisions(context.get_current_revision() or "base", "head"))
-    with Operations.context(context):
-        for revision in reversed(missing):
-            if revision.revision != context.get_current_revision():
-                revision.module.upgrade()
-    context.stamp(scripts, "head")
-
-
-def _without_password(url: str) -> str:
+def _strip_password(url: str) -> str:
     try:
         return sa.make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:
@@ -202,7 +200,8 @@ def answering(engine: Engine) -> Iterator[Connection]:
             raise DamagedStoreError(f"the job store is damaged: {_first_line(error)}", hint=_REBUILD) from None
         if not isinstance(error, OperationalError):
             raise
-        closed = _closed_file(engine.url) if _is_read_only(error) else None
+        logs = [Path(f"{engine.url.database}{suffix}") for suffix in ("-wal", "-shm") if _is_read_only(error)]
+        closed = next((file for file in logs if file.exists() and not os.access(file, os.W_OK)), None)
         files = [shlex.quote(str(file)) for file in (engine.url.database, closed)]
         hint = "its owner lets you write by: chmod --reference={} {}".format(*files) if closed else None
         raise EnvironmentProblem(f"the job store does not answer: {_first_line(error)}", hint=hint) from None
@@ -220,6 +219,7 @@ def _transaction(engine: Engine) -> Iterator[Connection]:
     with ExitStack() as stack:
         while (connection := _begun(engine, stack, is_last=time.monotonic() >= deadline)) is None:
             engine.dispose()
+            _LOG.debug("the connection to the job store is read-only yet: another in %g s", _RETRY_S)
             time.sleep(_RETRY_S)  # noqa: TID251, as SQLite sleeps while another connection writes
         yield connection
 
@@ -237,9 +237,3 @@ def _begun(engine: Engine, stack: ExitStack, *, is_last: bool) -> Connection | N
 def _is_read_only(error: OperationalError) -> bool:
     """Whether SQLite refuses to write; the low byte of its codes is the kind of an error."""
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
-
-
-def _closed_file(url: sa.URL) -> Path | None:
-    """File of the write-ahead log that this user may not write, if there is one."""
-    files = [Path(f"{url.database}{suffix}") for suffix in ("-wal", "-shm")]
-    return next((file for file in files if file.exists() and not os.access(file, os.W_OK)), None)

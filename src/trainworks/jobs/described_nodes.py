@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import NoReturn
 
 from trainworks.catalog.catalog import accelerator, has, processor
-from trainworks.catalog.cluster import ClusterDescription, parse_cluster
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import PYTORCH_VENDORS
 from trainworks.catalog.prices import known_accelerator
+from trainworks.catalog.stack_cluster import read_cluster
 from trainworks.config.command import AcceleratorRequest, AtLeast, Resources
+from trainworks.config.engines import stack_file_in
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import FieldPath, Source
-from trainworks.errors import UsageError
+from trainworks.errors import RunFileError, UsageError
 from trainworks.jobs.accelerator_names import matching_names
 
 _HOST_SHARE = 0.8
@@ -22,7 +24,8 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     """The run file with the nodes, ranks and `resources` of `cluster.of`, where it leaves them open.
 
     A job takes all of the described cluster, or the part that `nodes`, `processes_per_node` of a workload and
-    `resources` name. Cores and memory are requested where the catalogue has those of the described node.
+    `resources` name. Cores and memory are requested where the catalogue has those of the described node. In place of a
+    stack file stand the words of its cluster, which nodes without the file can read.
 
     Args:
         run_file: with any cluster; one without `of`, or that is only planned for, stays as it is.
@@ -35,11 +38,14 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     cluster = run_file.cluster
     if cluster.of is None or (cluster.engine == "described" and not of_format):
         return run_file
-    whole = _whole(cluster.of, source)
+    whole = described_cluster(run_file, source)
     wanted = _accelerators(run_file, whole, source)
     count = wanted.count
     changes: dict[str, object] = {"nodes": _nodes(run_file, whole, source)}
-    if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and _has_gpus(whole):
+    if stack_file_in(cluster.of):
+        changes["of"] = whole.name
+    takes_a_rank = whole.accelerator.vendor in PYTORCH_VENDORS  # each of them; on others the command decides
+    if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and takes_a_rank:
         changes["processes_per_node"] = count
     written = run_file.resources or Resources()
     resources = {
@@ -48,10 +54,7 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
         "memory": written.memory or _memory_gb(whole, count),
     }
     return run_file.model_copy(
-        update={
-            "cluster": cluster.model_copy(update=changes),
-            "resources": written.model_copy(update=resources),
-        }
+        update={"cluster": cluster.model_copy(update=changes), "resources": written.model_copy(update=resources)}
     )
 
 
@@ -61,9 +64,9 @@ def described_part(run_file: RunFile, source: Source | None = None) -> ClusterDe
     Raises:
         UsageError: the description cannot be read, or the run file requests more than it has, or other accelerators.
     """
+    whole = described_cluster(run_file, source)
     if run_file.cluster.engine == "described":
-        return _whole(run_file.cluster.of or "", source, ("cluster",))
-    whole = _whole(run_file.cluster.of or "", source)
+        return whole
     return whole.part(_nodes(run_file, whole, source), _accelerators(run_file, whole, source).count)
 
 
@@ -77,7 +80,7 @@ def check_worker(run_file: RunFile, source: Source | None = None) -> None:
         return
     wanted: list[tuple[str | None, FieldPath]] = []
     if run_file.cluster.of is not None:  # first: the requests may be completed from it
-        wanted.append((_whole(run_file.cluster.of, source).accelerator.name, ("cluster", "of")))
+        wanted.append((described_cluster(run_file, source).accelerator.name, ("cluster", "of")))
     requests = (run_file.resources.accelerators if run_file.resources else None) or ()
     wanted += [(one.kind, ("resources", "accelerators")) for one in requests]
     for kind, field in wanted:
@@ -91,11 +94,18 @@ def check_worker(run_file: RunFile, source: Source | None = None) -> None:
             )
 
 
-def _whole(text: str, source: Source | None, field: FieldPath = ("cluster", "of")) -> ClusterDescription:
-    """The described cluster; its errors name the line."""
+def described_cluster(run_file: RunFile, source: Source | None = None) -> ClusterDescription:
+    """The cluster that `cluster.of` of a run file describes, in words or by a stack file.
+
+    Raises:
+        UsageError: it cannot be read, with its line.
+    """
     try:
-        return parse_cluster(text)
+        return read_cluster(run_file.cluster.of or "")
+    except RunFileError:  # of the stack file, with the line there
+        raise
     except UsageError as error:
+        field: FieldPath = ("cluster",) if run_file.cluster.engine == "described" else ("cluster", "of")
         raise UsageError(error.message, place=_place(source, field), hint=error.hint) from None
 
 
@@ -115,7 +125,13 @@ def _accelerators(run_file: RunFile, whole: ClusterDescription, source: Source |
     per_node = run_file.cluster.processes_per_node
     requests = run_file.resources.accelerators if run_file.resources else None
     at = ("resources", "accelerators")
-    if requests and not (same := [one for one in requests if _is_same(one, whole)]):
+    name = whole.accelerator.name
+    same = [
+        one
+        for one in requests or ()  # without a kind, any accelerator will do
+        if one.kind is None or known_accelerator(one.kind) == name or matching_names(one.kind, [name])
+    ]
+    if requests and not same:
         hint = f"request `{whole.accelerator.name}:{most}`, or describe the nodes that you want"
         _refuse(f"`{requests[0]}` requested", whole, hint, source, at)
     if requests and min(one.count for one in same) > most:
@@ -129,13 +145,6 @@ def _accelerators(run_file: RunFile, whole: ClusterDescription, source: Source |
     return AcceleratorRequest(name=whole.accelerator.name, count=count)
 
 
-def _is_same(request: AcceleratorRequest, whole: ClusterDescription) -> bool:
-    """Whether a request means the described accelerator; `gpu` means any."""
-    name = whole.accelerator.name
-    kind = request.kind
-    return kind is None or known_accelerator(kind) == name or bool(matching_names(kind, [name]))
-
-
 def _refuse(wanted: str, whole: ClusterDescription, hint: str, source: Source | None, field: FieldPath) -> NoReturn:
     each = f"{whole.accelerators_per_node} {whole.accelerator.name}"
     nodes = "1 node" if whole.num_nodes == 1 else f"{whole.num_nodes} nodes"
@@ -145,11 +154,6 @@ def _refuse(wanted: str, whole: ClusterDescription, hint: str, source: Source | 
 
 def _place(source: Source | None, field: FieldPath) -> str | None:
     return source.place(field) if source else None
-
-
-def _has_gpus(cluster: ClusterDescription) -> bool:
-    """Whether every accelerator takes one rank; on others the command decides."""
-    return cluster.accelerator.vendor in PYTORCH_VENDORS
 
 
 def _is_named(cluster: ClusterDescription) -> bool:

@@ -72,15 +72,15 @@ def command_environment(
         return common
     if framework == "deepspeed":
         return common | _deepspeed(processes, rendezvous, node)
-    common = _without(common, _OF_TORCHRUN)
+    common = _drop(common, _OF_TORCHRUN)
     if framework == "jax":
         return common | _jax(processes, rendezvous, node, local_rank)
     if framework == "tensorflow":
         return common | {"TF_CONFIG": _tf_config(processes, rendezvous, int(common["RANK"]))}
-    return _without(common, _OF_A_RANK) | (_mpi(rendezvous) if framework == "mpi" else {})
+    return _drop(common, _OF_A_RANK) | (_mpi(rendezvous) if framework == "mpi" else {})
 
 
-def _without(env: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+def _drop(env: dict[str, str], names: Iterable[str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in names}
 
 
@@ -114,15 +114,10 @@ def _jax(processes: Processes, rendezvous: Rendezvous, node: int, local_rank: in
         "OMPI_COMM_WORLD_RANK": str(rank),
         "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
     }
-    return own | _jax_devices(processes, local_rank)
-
-
-def _jax_devices(processes: Processes, local_rank: int) -> dict[str, str]:
-    """Devices of this process; by default JAX uses the device of its local rank."""
-    if processes.device != "cuda":
-        return {}
-    each = accelerators_per_node(processes) // processes.processes_per_node
-    return {"JAX_LOCAL_DEVICE_IDS": ",".join(str(local_rank * each + index) for index in range(each))}
+    if processes.device == "cuda":  # by default JAX uses the device of its local rank
+        each = accelerators_per_node(processes) // processes.processes_per_node
+        own["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(local_rank * each + index) for index in range(each))
+    return own
 
 
 def _tf_config(processes: Processes, rendezvous: Rendezvous, rank: int) -> str:

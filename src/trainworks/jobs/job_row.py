@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.record.status import End
 from trainworks.units import HOUR_S
 
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
@@ -39,7 +40,8 @@ class JobRow:
     """Name of the user, for display only: `uid` identifies the user."""
     engine: str
     spec: JobSpec
-    state: JobState
+    end: End
+    """Its state and how it came to it."""
     submitted_at: float
     changed_at: float
     version: int
@@ -53,9 +55,6 @@ class JobRow:
     reason: str | None = None
     """Why the job waits."""
     detail: str | None = None
-    cause: str | None = None
-    message: str | None = None
-    exit_code: int | None = None
     asked_to_end: str | None = None
     attempt: int = 0
     """Number of allocations so far."""
@@ -67,7 +66,6 @@ class JobRow:
     position: int | None = None
     starts_at: float | None = None
     started_at: float | None = None
-    ended_at: float | None = None
     cluster: str | None = None
     """`cluster` of the run file, as JSON; None on this machine."""
     uid: int | None = None
@@ -76,6 +74,16 @@ class JobRow:
     """Machine whose dispatcher starts the job; None for jobs of remote backends."""
     asked_by: int | None = None
     """User who requested the end of the job; for a waiting job, the administrator who queued it again."""
+
+    @property
+    def state(self) -> JobState:
+        """State of the job; UNKNOWN if a newer version of Trainworks wrote another."""
+        return parse_state(self.end.state)
+
+    @property
+    def ended_at(self) -> float | None:
+        """Time of its end; None before that."""
+        return self.end.at
 
     @property
     def team(self) -> str:
@@ -89,13 +97,45 @@ class Attempt:
 
     job_id: int
     number: int
-    state: JobState
     started_at: float
-    ended_at: float | None = None
-    cause: str | None = None
-    message: str | None = None
+    end: End
+    """Its state, and how and when it lost its nodes."""
     placement: tuple[Placement, ...] = ()
-    exit_code: int | None = None
+
+    @property
+    def state(self) -> JobState:
+        """State of the job at the end of the attempt, or now."""
+        return parse_state(self.end.state)
+
+    @property
+    def ended_at(self) -> float | None:
+        """When the job lost its nodes; None while it has them."""
+        return self.end.at
+
+
+class JobChanges(TypedDict, total=False):
+    """Columns of a job that may change beside its end."""
+
+    name: str
+    spec: JobSpec
+    handle: str | None
+    priority: int
+    held: bool
+    raw: str | None
+    reason: str | None
+    detail: str | None
+    asked_to_end: str | None
+    asked_by: int | None
+    attempt: int
+    restarts: int
+    placement: Sequence[Placement]
+    reachable: bool
+    position: int | None
+    starts_at: float | None
+    started_at: float | None
+    cluster: str | None
+    uid: int | None
+    host: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +212,7 @@ def billing_of(cluster: str | None) -> Billing:
     return Billing(str(team or ""), given.get("usd_per_accelerator_hour"))
 
 
-def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, Any]:
+def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, object]:
     """Columns of a new job, without its version."""
     return {
         "run_id": spec.run_id,
@@ -197,16 +237,40 @@ def job_of_row(row: Any) -> JobRow:
     """The job of a row of the database."""
     values = dict(row._mapping)
     del values["array"]  # the spec has it, and searches need the column
+    values["end"] = _end_of_columns(values)
     spec = json.loads(values.pop("ticket"))
     lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
-    values["spec"] = replace(JobSpec(**spec | lists), node=_node(spec["node"]))
-    values["state"] = parse_state(values["state"])
+    alternatives = tuple(spec["node"].get("alternatives", ()))
+    node = NodeResources(**spec["node"] | {"alternatives": alternatives})
+    values["spec"] = replace(JobSpec(**spec | lists), node=node)
     values["placement"] = placement_of(values["placement"])
     return JobRow(**values)
 
 
-def _node(saved: dict[str, Any]) -> NodeResources:
-    return NodeResources(**saved | {"alternatives": tuple(saved.get("alternatives", ()))})
+def attempt_of_row(row: Any) -> Attempt:
+    """The attempt of a row of the database."""
+    values = dict(row._mapping)
+    values["end"] = _end_of_columns(values)
+    values["placement"] = placement_of(values["placement"])
+    return Attempt(**values)
+
+
+def _end_of_columns(values: dict[str, Any]) -> End:
+    """Take the columns of an end out of those of a row."""
+    words = {name: values.pop(name) for name in ("state", "cause", "message", "hint", "exit_code")}
+    return End(**words, at=values.pop("ended_at"))
+
+
+def end_columns(end: End) -> dict[str, object]:
+    """The columns of a job or an attempt that hold its end."""
+    return {
+        "state": str(end.state),
+        "cause": None if end.cause is None else str(end.cause),
+        "message": end.message,
+        "hint": end.hint,
+        "exit_code": end.exit_code,
+        "ended_at": end.at,
+    }
 
 
 def billed_of_row(row: Any) -> BilledAttempt:
@@ -240,13 +304,14 @@ def placement_text(placement: Sequence[Placement]) -> str:
     return json.dumps([(one.node, one.cores, one.devices) for one in placement])
 
 
-def to_columns(changes: dict[str, Any]) -> dict[str, Any]:
+def to_columns(changes: JobChanges) -> dict[str, object]:
     """Changes of a job as columns of the database."""
-    columns = dict(changes)
-    if "placement" in columns:
-        columns["placement"] = placement_text(columns["placement"])
+    columns: dict[str, object] = {**changes}
+    if "placement" in changes:
+        columns["placement"] = placement_text(changes["placement"])
     if "spec" in columns:
-        columns["ticket"] = _spec_text(columns.pop("spec"))
+        del columns["spec"]
+        columns["ticket"] = _spec_text(changes["spec"])
     return columns
 
 

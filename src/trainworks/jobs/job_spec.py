@@ -1,4 +1,4 @@
-"""The job a run submits to a queue: its resources, time limit and priority."""
+"""The job a run submits to a queue: its resources, time limit and priority, and the jobs that it waits for."""
 
 from __future__ import annotations
 
@@ -74,3 +74,27 @@ def new_array_id() -> str:
 def is_array_id(name: str) -> bool:
     """Whether a name has the form of an array's id."""
     return re.fullmatch(f"array-[{_ARRAY_LETTERS}]{{6}}", name) is not None
+
+
+ANY_END = "afterany:"
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """One job that must end first."""
+
+    job: str
+    """Number or run of the job."""
+    needs_success: bool = True
+
+    def __str__(self) -> str:
+        return self.job if self.needs_success else f"{ANY_END}{self.job}"
+
+
+def parse_dependency(text: str) -> Dependency:
+    """Read an entry of `job.depends_on`.
+
+    >>> parse_dependency("tokenize-1"), parse_dependency("afterany:12")
+    (Dependency(job='tokenize-1', needs_success=True), Dependency(job='12', needs_success=False))
+    """
+    return Dependency(text.removeprefix(ANY_END), needs_success=not text.startswith(ANY_END))

@@ -106,20 +106,16 @@ def _requirements(text: str, machine: Mapping[str, str]) -> Requirements:
         if not line:
             continue
         if line.startswith("-"):
-            options.append(_option(line))
+            name = re.split(r"[\s=]", line, maxsplit=1)[0]
+            if name not in _OPTIONS:
+                raise UsageError(
+                    f"the lock file has `{line[:100]}`, whose content is not in the file",
+                    hint=f"write a complete file, as `{_COMPILE}` does",
+                )
+            options.append(line)
         elif (pin := _pin(line, machine)) is not None:
             pins.append(pin)
     return Requirements(tuple(pins), tuple(options))
-
-
-def _option(line: str) -> str:
-    name = re.split(r"[\s=]", line, maxsplit=1)[0]
-    if name not in _OPTIONS:
-        raise UsageError(
-            f"the lock file has `{line[:100]}`, whose content is not in the file",
-            hint=f"write a complete file, as `{_COMPILE}` does",
-        )
-    return line
 
 
 def _pin(line: str, machine: Mapping[str, str]) -> Pin | None:
@@ -134,16 +130,8 @@ def _pin(line: str, machine: Mapping[str, str]) -> Pin | None:
         ) from None
     if requirement.marker is not None and not _holds(str(requirement.marker), machine):
         return None
-    _check_pinned(requirement, has_hashes=bool(hashes))
-    name = canonicalize_name(requirement.name)
-    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
-    where = f" @ {requirement.url}" if requirement.url else str(requirement.specifier)
-    return Pin(name, f"{name}{extras}{where}", hashes)
-
-
-def _check_pinned(requirement: Requirement, *, has_hashes: bool) -> None:
     if requirement.url is not None:
-        is_pinned = has_hashes or "#sha256=" in requirement.url or bool(_COMMIT.search(requirement.url))
+        is_pinned = bool(hashes) or "#sha256=" in requirement.url or bool(_COMMIT.search(requirement.url))
     else:
         specifiers = list(requirement.specifier)
         is_exact = len(specifiers) == 1 and specifiers[0].operator in ("==", "===")
@@ -153,6 +141,10 @@ def _check_pinned(requirement: Requirement, *, has_hashes: bool) -> None:
             f"`{requirement}` leaves its version open: nodes could get different packages",
             hint=f"pin every package, as `{_COMPILE}` or `pip freeze` does",
         )
+    name = canonicalize_name(requirement.name)
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    where = f" @ {requirement.url}" if requirement.url else str(requirement.specifier)
+    return Pin(name, f"{name}{extras}{where}", hashes)
 
 
 def _holds(marker: str, machine: Mapping[str, str]) -> bool:

@@ -63,26 +63,22 @@ def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
     texts = [run_file.run, run_file.setup, *command, *run_file.envs.values()]
     if any("\0" in text for text in texts if text is not None):
         raise UsageError("a command cannot hold the character of code 0")
-    per_node = run_file.cluster.processes_per_node
+    # by default a rank per accelerator; a command that makes them itself starts once
+    per_node, requested = run_file.cluster.processes_per_node, run_file.resources and run_file.resources.accelerators
+    if per_node == "auto":
+        per_node = requested[0].count if requested and run_file.starts != "per_node" else 1
     return Program(
         script=None if command else run_file.run,
         command=command,
         setup=run_file.setup,
         envs=run_file.envs,
         framework=run_file.framework,
-        processes_per_node=_accelerators(run_file) if per_node == "auto" else per_node,
+        processes_per_node=per_node,
         starts=run_file.starts,
         working_folder=run_file.workdir,
         image=run_file.cluster.kubernetes.image,
         resources=run_file.resources,
     )
-
-
-def _accelerators(run_file: RunFile) -> int:
-    """Default ranks per node: one per accelerator; a command that makes them itself starts once."""
-    if run_file.starts == "per_node" or run_file.resources is None or run_file.resources.accelerators is None:
-        return 1
-    return run_file.resources.accelerators[0].count
 
 
 def shell_of(script: str) -> list[str]:

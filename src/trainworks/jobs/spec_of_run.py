@@ -38,14 +38,22 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes
-    array = run_file.envs.get(ARRAY_ID) or ""
+    array, per_node = run_file.envs.get(ARRAY_ID) or "", run_file.cluster.processes_per_node
+    node, request = _node_of_run_file(run_file), run_file.resources
+    if processes is not None:  # one core per thread, unless the run file gives the number of cores
+        threads = processes.processes_per_node * processes.threads_per_process
+        node = NodeResources(
+            cores=request.cpus if request and request.cpus else float(threads),
+            accelerators=accelerators_per_node(processes),
+            memory_bytes=request.memory_bytes if request else None,
+        )
     return JobSpec(
         run_id=run_id,
         name=run_file.name,
         min_nodes=min(job.min_nodes or nodes, nodes) if run_file.workload is None else nodes,
         max_nodes=nodes,
-        node=_node_of_processes(processes, run_file) if processes else _node_of_run_file(run_file),
-        tasks_per_node=_tasks_per_node(run_file),
+        node=node,
+        tasks_per_node=per_node if run_file.framework == "slurm" and per_node != "auto" else 1,
         working_folder=working_folder,
         keep_code=job.keep_code,
         max_restarts=run_file.max_restarts,
@@ -62,20 +70,6 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
         array=array if is_array_id(array) else None,
         environment=run_file.environment.kind if run_file.environment else None,
     )
-
-
-def _tasks_per_node(run_file: RunFile) -> int:
-    per_node = run_file.cluster.processes_per_node
-    return per_node if run_file.framework == "slurm" and per_node != "auto" else 1
-
-
-def _node_of_processes(processes: Processes, run_file: RunFile) -> NodeResources:
-    """One core per thread, unless the run file gives the number of cores."""
-    request = run_file.resources
-    threads = processes.processes_per_node * processes.threads_per_process
-    cores = request.cpus if request and request.cpus else float(threads)
-    memory = request.memory_bytes if request else None
-    return NodeResources(cores=cores, accelerators=accelerators_per_node(processes), memory_bytes=memory)
 
 
 def _node_of_run_file(run_file: RunFile) -> NodeResources:

@@ -6,21 +6,26 @@ the other learns that it did not. No lock lasts longer than a statement.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import replace
+from typing import Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from trainworks.errors import UsageError
+from trainworks.jobs import job_row
 from trainworks.jobs.database import answering, open_database
-from trainworks.jobs.job_row import Attempt, JobRow, Placement, job_of_row, new_job_columns, placement_text, to_columns
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.stored_jobs import StoredJobs
 from trainworks.jobs.tables import attempts, changes, jobs, nodes
+from trainworks.record.status import End
+
+_LOG = logging.getLogger(__name__)
 
 
 def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
@@ -59,7 +64,7 @@ class JobStore(StoredJobs):
         cluster: str | None = None,
         uid: int | None = None,
         host: str | None = None,
-    ) -> JobRow:
+    ) -> job_row.JobRow:
         """Write a new job down, which waits; once this returns it is not lost.
 
         A run directory is submitted once: the same again is the job that there is. A job that has ended in a directory
@@ -79,7 +84,7 @@ class JobStore(StoredJobs):
             UsageError: the run directory is a job of another user or machine already.
         """
         uid = os.getuid() if uid is None else uid
-        row = new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
+        row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
         row |= {"cluster": cluster, "uid": uid, "host": host}
         with self._writing() as connection:
             there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
@@ -95,10 +100,18 @@ class JobStore(StoredJobs):
                 f"cannot submit `{run_dir}`: it is job {there.id} of {there.owner} on {where} already",
                 hint="submit from another folder, or with another `--runs`",
             )
-        return job_of_row(there)
+        return job_row.job_of_row(there)
 
     def restore(
-        self, spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float, now: float, **columns: Any
+        self,
+        spec: JobSpec,
+        *,
+        run_dir: str,
+        owner: str,
+        engine: str,
+        submitted_at: float,
+        end: End,
+        columns: job_row.JobChanges,
     ) -> None:
         """Write down a job that another store had, in the state that it is in.
 
@@ -108,17 +121,19 @@ class JobStore(StoredJobs):
             owner: user who submitted it.
             engine: that has it.
             submitted_at: when that was.
-            now: when it came to that state.
-            columns: others of the job, `state` and `uid` among them; with `attempt` that attempt begins.
+            end: the state that it is in, how it came to it, and when.
+            columns: others of the job; with `attempt` that attempt begins.
         """
-        row = new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
-        row |= to_columns(columns) | {"state": str(columns["state"]), "changed_at": now}
+        now = end.at or submitted_at
+        end = end if parse_state(end.state).is_final else replace(end, at=None)
+        row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
+        row |= job_row.to_columns(columns) | job_row.end_columns(end) | {"changed_at": now}
         with self._writing() as connection:
             row["version"] = _next_version(connection)
-            job = job_of_row(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
+            job = job_row.job_of_row(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
             if job.attempt:
                 began = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
-                connection.execute(sa.insert(attempts).values(**began, placement=placement_text(job.placement)))
+                connection.execute(sa.insert(attempts).values(**began, placement=job_row.placement_text(job.placement)))
 
     def remove(self, job_id: int) -> bool:
         """Delete a job that its engine never got; False if the engine has it, or it has started."""
@@ -130,61 +145,62 @@ class JobStore(StoredJobs):
     def move(
         self,
         job_id: int,
-        to: JobState,
+        to: JobState | End,
         *,
         since: Sequence[JobState] | None = None,
         now: float,
-        ended_at: float | None = None,
-        **changes: Any,
+        **changes: Unpack[job_row.JobChanges],
     ) -> bool:
         """Take a job to another state, with what changes beside it; False if another process changed it first.
 
         Args:
             job_id: which job.
-            to: the new state.
+            to: the new state; an End also says how the job came to it, and when it ended or gave up its nodes, if that
+                was before `now`. A state alone leaves cause, message, hint and exit code as they are.
             since: the states it may be in; all that may come before the new one when left out.
             now: the time of the change.
-            ended_at: when the job ended, or gave up its nodes, if that was before `now`.
             changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
         """
-        before = [state for state in (since or JobState) if to in TRANSITIONS[state]]
-        values = to_columns(changes) | {"state": str(to), "changed_at": now}
-        values["ended_at"] = (ended_at or now) if to.is_final else None
-        if to.is_final:
+        end, words = (to, job_row.end_columns(to)) if isinstance(to, End) else (End(to), {"state": str(to)})
+        state, ended_at = parse_state(end.state), end.at or now
+        before = [one for one in (since or JobState) if state in TRANSITIONS[one]]
+        values = (
+            job_row.to_columns(changes) | words | {"changed_at": now, "ended_at": ended_at if state.is_final else None}
+        )
+        if state.is_final:
             values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
         with self._writing() as connection:
-            known = (jobs.c.id == job_id) & jobs.c.state.in_([str(state) for state in before])
+            known = (jobs.c.id == job_id) & jobs.c.state.in_([str(one) for one in before])
             values["version"] = _next_version(connection)
             moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
             if moved is not None:
-                self._follow(connection, job_of_row(moved), ended_at or now)
+                self._follow(connection, job_row.job_of_row(moved), ended_at)
+        why = "" if moved is not None else "another process changed it first"
+        _LOG.info("job %d %s %s: %s", job_id, "is" if moved is not None else "is not", state, why or changes)
         return moved is not None
 
-    def _follow(self, connection: Connection, job: JobRow, ended_at: float) -> None:
+    def _follow(self, connection: Connection, job: job_row.JobRow, ended_at: float) -> None:
         """The attempt's own row: it ends when its job gives up its nodes."""
         began = attempts.c.started_at
         ended = sa.case((began > ended_at, began), else_=ended_at) if job.state.is_final or job.state.waits else None
         own = (attempts.c.job_id == job.id) & (attempts.c.number == job.attempt) & attempts.c.ended_at.is_(None)
-        state = attempt_state(job.state, parse_cause(job.cause))
-        values = {"state": str(state), "cause": job.cause, "message": job.message, "exit_code": job.exit_code}
-        connection.execute(sa.update(attempts).where(own).values(**values, ended_at=ended))
+        state = attempt_state(job.state, parse_cause(job.end.cause))
+        values = job_row.end_columns(replace(job.end, state=state)) | {"ended_at": ended}
+        connection.execute(sa.update(attempts).where(own).values(values))
 
-    def start(self, job: JobRow, placement: Sequence[Placement], *, now: float) -> JobRow | None:
+    def start(
+        self, job: job_row.JobRow, placement: Sequence[job_row.Placement], *, now: float
+    ) -> job_row.JobRow | None:
         """Give a job that waits its nodes, and begin its next attempt; None if it has changed since it was read."""
-        placed = placement_text(placement)
+        placed = job_row.placement_text(placement)
         known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.version == job.version)
         values = {
-            "state": str(JobState.STARTING),
             "attempt": job.attempt + 1,
             "placement": placed,
             "changed_at": now,
             "started_at": now,
-            **dict.fromkeys(
-                (
-                    *("reason", "detail", "position", "starts_at"),
-                    *("asked_to_end", "asked_by", "cause", "message", "exit_code"),
-                )
-            ),
+            **job_row.end_columns(End(JobState.STARTING)),
+            **dict.fromkeys(("reason", "detail", "position", "starts_at", "asked_to_end", "asked_by")),
         }
         with self._writing() as connection:
             values["version"] = _next_version(connection)
@@ -199,18 +215,35 @@ class JobStore(StoredJobs):
                         started_at=now,
                     )
                 )
-        return job_of_row(started) if started else None
+        why = "" if started else "not started, another process changed it first"
+        _LOG.info("job %d attempt %d: %s", job.id, job.attempt + 1, why or placed)
+        return job_row.job_of_row(started) if started else None
 
     def change(
-        self, job_id: int, *, now: float | None = None, waits_since_attempt: int | None = None, **changes: Any
+        self,
+        job_id: int,
+        *,
+        now: float | None = None,
+        waits_since_attempt: int | None = None,
+        end: End | None = None,
+        **changes: Unpack[job_row.JobChanges],
     ) -> bool:
         """Change columns of an unfinished job but its state; False if it does not exist or has ended.
 
-        With `waits_since_attempt` False, too, if it does not wait, or has had more attempts than that.
+        Args:
+            job_id: which job.
+            now: the time of the change; None if it does not count as one.
+            waits_since_attempt: False, too, if it does not wait, or has had more attempts than that.
+            end: how it came to the state that it is in.
+            changes: other columns.
         """
         only_waiting = waits_since_attempt is not None
         live = [str(state) for state in JobState if (state.waits if only_waiting else not state.is_final)]
-        values = to_columns(changes) | ({"changed_at": now} if now is not None else {})
+        values = job_row.to_columns(changes) | ({"changed_at": now} if now is not None else {})
+        if end is not None:
+            values |= {
+                name: value for name, value in job_row.end_columns(end).items() if name not in ("state", "ended_at")
+            }
         with self._writing() as connection:
             known = (jobs.c.id == job_id) & jobs.c.state.in_(live)
             known &= (jobs.c.attempt == waits_since_attempt) if only_waiting else sa.true()
@@ -234,13 +267,14 @@ class JobStore(StoredJobs):
         with self._writing() as connection:
             connection.execute(statement, rows)
 
-    def write_attempts(self, job_id: int, rows: Sequence[Attempt]) -> None:
+    def write_attempts(self, job_id: int, rows: Sequence[job_row.Attempt]) -> None:
         """Replace every attempt of a job."""
         if self.attempts(job_id) == list(rows):
             return
         values = [
-            {name: getattr(row, name) for name in ("number", "cause", "message", "exit_code", "started_at", "ended_at")}
-            | {"job_id": job_id, "state": str(row.state), "placement": placement_text(row.placement)}
+            job_row.end_columns(row.end)
+            | {"job_id": job_id, "number": row.number, "started_at": row.started_at}
+            | {"placement": job_row.placement_text(row.placement)}
             for row in rows
         ]
         with self._writing() as connection:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from trainworks.jobs.database import answering, file_identity
-from trainworks.jobs.job_row import Attempt, BilledAttempt, JobRow, billed_of_row, job_of_row, placement_of
+from trainworks.jobs.job_row import Attempt, BilledAttempt, JobRow, attempt_of_row, billed_of_row, job_of_row
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.tables import attempts, changes, jobs, nodes
 
@@ -29,7 +29,7 @@ class StoredJobs:
     def is_replaced(self) -> bool:
         """Whether another file has its name now: no other process reads what is written to this store."""
         now = file_identity(self._engine.url)
-        return None not in (now, self._file) and now != self._file
+        return now is not None and now != self._file
 
     def close(self) -> None:
         """Close the connection, where one is kept."""
@@ -143,11 +143,7 @@ class StoredJobs:
         query = sa.select(attempts).order_by(attempts.c.job_id, attempts.c.number)
         query = query if job_id is None else query.where(attempts.c.job_id == job_id)
         with self._reading() as connection:
-            rows = [dict(row._mapping) for row in connection.execute(query)]
-        return [
-            Attempt(**row | {"state": parse_state(row["state"]), "placement": placement_of(row["placement"])})
-            for row in rows
-        ]
+            return [attempt_of_row(row) for row in connection.execute(query)]
 
     def billed_attempts(
         self, job_ids: Sequence[int] | None = None, *, arrays: Iterable[str] = ()

@@ -25,6 +25,7 @@ jobs = Table(
     Column("detail", Text),
     Column("cause", Text),
     Column("message", Text),
+    Column("hint", Text),
     Column("exit_code", Integer),
     Column("asked_to_end", Text),
     Column("attempt", Integer, nullable=False),
@@ -51,7 +52,7 @@ jobs = Table(
     Index("jobs_by_array", "array", "id"),
     sqlite_autoincrement=True,
 )
-"""One row per job, its latest attempt included; columns are those of `JobRow`, and `array`, which its spec has."""
+"""One row per job, its latest attempt included; columns are those of `JobRow`, its `End`, and `array` of its spec."""
 
 attempts = Table(
     "attempts",
@@ -61,6 +62,7 @@ attempts = Table(
     Column("state", Text, nullable=False),
     Column("cause", Text),
     Column("message", Text),
+    Column("hint", Text),
     Column("placement", Text),
     Column("exit_code", Integer),
     Column("started_at", Float, nullable=False),

@@ -1,4 +1,4 @@
-"""The two-second calibration: measured once per machine and shape, then remembered."""
+"""What is measured once before a plan, and then remembered: rates of this machine, and steps of the real model."""
 
 from __future__ import annotations
 
@@ -6,18 +6,37 @@ import hashlib
 import json
 import os
 import signal
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
-from trainworks.errors import EnvironmentProblem, MissingExtraError
+from pydantic import ValidationError
+
+from trainworks.config.spec import Spec
+from trainworks.errors import EnvironmentProblem, MissingExtraError, UsageError
+from trainworks.files import temporary_folder, write_atomic
 from trainworks.host import process
-from trainworks.host.network import is_loopback, listen
+from trainworks.host.network import Machines, is_loopback, listen
 from trainworks.host.other_load import OtherLoad
-from trainworks.measure.cache import remembered
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.environment import HostFacts
+from trainworks.record.trial import Trial, TrialRequest
+
+_Answer = TypeVar("_Answer", bound=Spec)
+
+
+def remembered(path: Path, kind: type[_Answer], measure: Callable[[], _Answer], *, again: bool) -> _Answer:
+    """The answer in a file, or a new one, which is written there; a file that cannot be read counts as none."""
+    if not again:
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            pass
+    answer = measure()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, answer.model_dump_json(indent=2) + "\n")
+    return answer
+
 
 _MODULE = "trainworks.worker.calibrate"
 _TIMEOUT_S = 300
@@ -25,19 +44,6 @@ _ENDS_S = 10.0
 """Time the other machines may take to end after the first."""
 _METHOD = 4
 """Counts the changes of what is measured: an answer of another method is none."""
-
-
-class Machines(Protocol):
-    """Nodes of a job, and a way to start processes on them."""
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        """Addresses of the nodes; the first one is this machine's."""
-        ...
-
-    def command(self, node: int, command: list[str]) -> list[str]:
-        """An argument vector for this machine that runs `command` on a node, and ends as it does."""
-        ...
 
 
 def calibrate(
@@ -72,28 +78,24 @@ def calibrate(
 
     def measure() -> Calibration:
         announce("measuring the rates of this machine, which takes some seconds; later plans use them again")
-        return _run(request, environment, machines, python)
+        text, load = request.model_dump_json(), OtherLoad()
+        if machines is None:
+            env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
+            output = process.run(process.python_module(_MODULE, text, python=python), timeout_s=_TIMEOUT_S, env=env)
+        else:
+            output = _run_on_all(machines, request.nodes, text, dict(os.environ) | dict(environment))
+        if output.exit_code != 0:
+            reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
+            raise EnvironmentProblem(f"the calibration of this machine failed: {reason}")
+        calibration = Calibration.model_validate_json(output.stdout.splitlines()[-1])
+        return calibration.model_copy(update={"others_share": load.share() if machines is None else None})
 
-    return remembered(cache / f"{_key(request, host)}.json", Calibration, measure, again=again)
-
-
-def _run(
-    request: CalibrationRequest, environment: Mapping[str, str], machines: Machines | None, python: str | None
-) -> Calibration:
-    text, load = request.model_dump_json(), OtherLoad()
-    if machines is None:
-        env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
-        output = process.run(process.python_module(_MODULE, text, python=python), timeout_s=_TIMEOUT_S, env=env)
-    else:
-        output = _on_all(machines, request.nodes, text, dict(os.environ) | dict(environment))
-    if output.exit_code != 0:
-        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
-        raise EnvironmentProblem(f"the calibration of this machine failed: {reason}")
-    calibration = Calibration.model_validate_json(output.stdout.splitlines()[-1])
-    return calibration.model_copy(update={"others_share": load.share() if machines is None else None})
+    accelerators = [accelerator.name for accelerator in host.accelerators]
+    facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again)
 
 
-def _on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -> process.Output:
+def _run_on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -> process.Output:
     """The output of the first of several machines."""
     address = machines.addresses[0]
     env = env | ({"GLOO_SOCKET_IFNAME": "lo"} if is_loopback(address) else {})
@@ -103,9 +105,9 @@ def _on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -
         machines.command(node, process.python_module(_MODULE, request, str(node), address, port))
         for node in range(nodes)
     ]
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder("trainworks-calibrate-") as folder:
         others = [
-            process.spawn(command, log=Path(folder) / f"node-{node}.log", env=env)
+            process.spawn(command, log=folder / f"node-{node}.log", env=env)
             for node, command in enumerate(commands[1:], 1)
         ]
         try:
@@ -114,9 +116,75 @@ def _on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -
             for other in others:
                 other.wait(_ENDS_S)
                 other.signal_group(signal.SIGKILL)
+                other.wait()
 
 
-def _key(request: CalibrationRequest, host: HostFacts) -> str:
+_TRIAL_TIMEOUT_S = 900
+
+
+class TrialOutOfMemoryError(EnvironmentProblem):
+    """The layout that was tried needs more memory than there is."""
+
+
+def try_out(
+    request: TrialRequest,
+    host: HostFacts,
+    cache: Path,
+    *,
+    environment: Mapping[str, str],
+    again: bool = False,
+    python: str | None = None,
+    announce: Callable[[str], None] = lambda text: None,
+) -> Trial:
+    """Measured memory and time of a few steps.
+
+    Args:
+        request: the model and its layout.
+        host: this machine; another one, or another torch, is measured anew.
+        cache: folder of earlier trials. Imports of a module's file, and variables, do not invalidate it.
+        environment: variables of the ranks.
+        again: try even if there was a trial.
+        python: interpreter of the ranks; Trainworks' own when None.
+        announce: receives a line before something is measured.
+
+    Raises:
+        UsageError: the model, or the user's file, is at fault; with `file:line`.
+        TrialOutOfMemoryError: this layout needs too much.
+        EnvironmentProblem: the trial did not finish.
+    """
+
+    def measure() -> Trial:
+        announce(f"training a few steps with {request.layout.describe()}, to measure them; later plans use the result")
+        return _train_steps(request, environment, python)
+
+    # everything that affects the trial; the length of the run does not
+    fields = request.model_dump(mode="json")
+    fields["workload"] |= {"train_for": None, "eval": request.workload.eval is not None}
+    module = request.workload.model.module
+    file = Path(module).read_bytes().decode(errors="replace") if module else None
     accelerators = [accelerator.name for accelerator in host.accelerators]
-    facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    facts = [1, fields, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    return remembered(cache / f"{_digest(facts)}.json", Trial, measure, again=again)
+
+
+def _train_steps(request: TrialRequest, environment: Mapping[str, str], python: str | None) -> Trial:
+    env = os.environ | environment | {"GLOO_SOCKET_IFNAME": "lo"}
+    arguments = (request.model_dump_json(), str(os.getpid()))
+    command = process.python_module("trainworks.worker.trial", *arguments, python=python)
+    output = process.run(command, timeout_s=_TRIAL_TIMEOUT_S, env=env)
+    last = (output.stdout.strip().splitlines() or [""])[-1]
+    try:
+        answer = json.loads(last)
+    except ValueError:
+        reason = (output.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentProblem(f"the trial of this model failed: {reason}") from None
+    if "error" not in answer:
+        return Trial.model_validate(answer)
+    if answer.get("cause") == "oom":
+        raise TrialOutOfMemoryError(answer["error"])
+    kind = EnvironmentProblem if answer.get("cause") in ("environment", "disk_full") else UsageError
+    raise kind(answer["error"], place=answer.get("place"), hint=answer.get("hint"))
+
+
+def _digest(facts: list[object]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

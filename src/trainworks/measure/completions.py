@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.states import chunk_counts
+from trainworks.plan.parameters import chunk_counts
+from trainworks.plan.space import Fixed
 from trainworks.plan.step_time import TrainingJob
-
-
-@dataclass(frozen=True, slots=True)
-class OpenLayout:
-    """A partly decided layout; None is open."""
-
-    dp: int
-    dp_shard: int
-    zero: int
-    tp: int
-    pp: int
-    cp: int
-    ep: int
-    interleave: int | None
-    micro_batch: int | None
-    recompute: Recompute | None
-    sequence_parallel: bool
-    offload: int | None = None
-    """Whether activations are offloaded."""
-    offload_optimizer: bool = False
-
 
 _MOST_CHUNKS = 8
 _CHIP_TO_CHIP_BYTES_PER_S = 2e11
@@ -41,64 +21,49 @@ _PROGRAM_SAVINGS = 1.25
 more than that, those within this factor of the smallest are in question."""
 
 
-def completions(layout: OpenLayout, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
-    """All layouts that agree with it: micro-batches 1, 2, 4, 8 that divide a rank's share, every recomputation, and
-    every number of chunks up to 8 that shares the blocks evenly.
+def completions(decided: Fixed, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
+    """All layouts that agree with what is decided: micro-batches 1, 2, 4, 8 that divide a rank's share, every
+    recomputation, and every number of chunks up to 8 that shares the blocks evenly.
+
+    Args:
+        decided: fields of `Layouts`, with `dp` and `pp` among them; those of the three above that it lacks are open.
+        layers: of the model.
+        global_batch: sequences per step.
+        can_offload: whether activations may be offloaded where neither that nor recomputation is decided.
     """
-    per_rank = max(1, global_batch // layout.dp)
-    sizes = (
-        [size for size in (1, 2, 4, 8) if per_rank % size == 0] if layout.micro_batch is None else [layout.micro_batch]
-    )
-    kinds = [(kind, 0) for kind in Recompute] if layout.recompute is None else [(layout.recompute, 0)]
-    if layout.offload is not None:
-        kinds = [(kind, layout.offload) for kind, _ in kinds]
-    elif layout.recompute is None and can_offload:
+    per_rank, pp = max(1, global_batch // decided["dp"]), decided["pp"]
+    sizes = [size for size in (1, 2, 4, 8) if per_rank % size == 0]
+    chunks = chunk_counts(layers, pp, _MOST_CHUNKS if pp > 1 else 1)
+    kinds = [(kind, decided.get("offload", 0)) for kind in _one_or(decided, "recompute", list(Recompute))]
+    if can_offload and not {"recompute", "offload"} & decided.keys():
         kinds.append((Recompute.NONE, 1))
-    chunks = (
-        [layout.interleave]
-        if layout.interleave
-        else chunk_counts(layers, layout.pp, _MOST_CHUNKS if layout.pp > 1 else 1)
-    )
-    filled = [(size, *kind, v) for size, kind, v in itertools.product(sizes, kinds, chunks)]
-    micro_batch, recompute, offload, interleave = np.array(filled, dtype=np.float64).T
-    return Layouts.of(
-        global_batch=global_batch,
-        dp=layout.dp,
-        dp_shard=layout.dp_shard,
-        zero=layout.zero,
-        tp=layout.tp,
-        sequence_parallel=layout.sequence_parallel,
-        pp=layout.pp,
-        interleave=interleave,
-        cp=layout.cp,
-        ep=layout.ep,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        offload=offload,
-        offload_optimizer=float(layout.offload_optimizer),
-    )
+    filled = itertools.product(_one_or(decided, "micro_batch", sizes), kinds, _one_or(decided, "interleave", chunks))
+    columns = np.array([(size, *kind, v) for size, kind, v in filled], dtype=np.float64).T
+    opened = dict(zip(("micro_batch", "recompute", "offload", "interleave"), columns, strict=True))
+    return Layouts.of(global_batch=global_batch, **{**decided, **opened})
 
 
-def _fast_host(job: TrainingJob) -> bool:
-    """True if the host is on a chip-to-chip link, where offloading activations is common; False on PCIe."""
-    return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
+def _one_or(decided: Fixed, name: str, otherwise: Sequence[int]) -> Sequence[int]:
+    return [decided[name]] if name in decided else otherwise
 
 
 def best_completion(
-    job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
+    job: TrainingJob, decided: Fixed, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> tuple[Layouts, StepTimes]:
     """The fastest completion that fits, with its step time; if none fits, the fastest of those near the smallest."""
-    layouts = feasible_completions(job, layout, global_batch=global_batch, coefficients=coefficients)
+    layouts = feasible_completions(job, decided, global_batch=global_batch, coefficients=coefficients)
     times = job.step_times(layouts, coefficients)
     best = np.array([int(times.total_s.argmin())])
     return layouts.take(best), times.take(best)
 
 
 def feasible_completions(
-    job: TrainingJob, layout: OpenLayout, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
+    job: TrainingJob, decided: Fixed, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> Layouts:
     """The completions that fit the accelerator, or those near the smallest if none does."""
-    layouts = completions(layout, layers=job.shape.layers, global_batch=global_batch, can_offload=_fast_host(job))
+    # offloading activations is common where the host is on a chip-to-chip link, and not on PCIe
+    can_offload = job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
+    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=can_offload)
     if len(layouts) > 1:
         used = job.memories(layouts).device_bytes(coefficients)
         fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes

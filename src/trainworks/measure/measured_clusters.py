@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Iterable
 
-from trainworks.catalog.catalog import accelerator, has, link, reference_node, without_remark
+from trainworks.catalog.catalog import accelerator, has, link, reference_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Node
+from trainworks.catalog.names import without_remark
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, text_of, whole_of
 
@@ -23,13 +24,8 @@ _KINDS = (
 )
 _GENERATIONS = ("hdr100", "hdr200", "ndr200", "ndr400", "edr", "hdr", "ndr", "xdr")
 """InfiniBand generations under the catalogue's names; the longer ones first."""
-_COUNT = re.compile(r"(\d+)\s*[x\u00d7*]", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([GgTt])(?:(B(?=/|ps))|[Bb])?(?:it)?(?:/s|ps|[eE]\b|\b)")
-_GENERATION = re.compile(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b")
 _WATTS = re.compile(r"\b(\d{3,4})\s*W\b")
-_VARIANT = re.compile(r"(?P<part>.+?)[\s-]*(?P<gigabytes>\d+)\s*GB\b.*")
-_GROUP = re.compile(r"nvl\s*(\d+)", re.IGNORECASE)
-_BOTH_WAYS = re.compile(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", re.IGNORECASE)
 
 
 def read_accelerator(row: Row) -> Accelerator:
@@ -48,7 +44,7 @@ def read_accelerator(row: Row) -> Accelerator:
     known = next((each for each in spellings if has("accelerators", each)), None)
     watts = _WATTS.search(name)
     limit = f" at {watts[1]} W" if watts else ""
-    variants = (_VARIANT.fullmatch(each) for each in spellings[1:])
+    variants = (re.fullmatch(r"(?P<part>.+?)[\s-]*(?P<gigabytes>\d+)\s*GB\b.*", each) for each in spellings[1:])
     variant = next((each for each in variants if each and has("accelerators", each["part"])), None)
     if known is None and variant is not None:
         return accelerator(variant["part"] + limit).model_copy(
@@ -92,13 +88,16 @@ def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
     num_nodes = math.ceil(num_accelerators / min(written, num_accelerators))
     per_node = math.ceil(num_accelerators / num_nodes)
     inside = text_of(row, "intra_node_net")
+    domain = node.scale_up_domain if node.scale_up_domain > node.accelerators else per_node
+    if group := re.search(r"nvl\s*(\d+)", inside, re.IGNORECASE):  # `NVL72`
+        domain = max(int(group[1]), per_node)
     network, printed_bytes_per_s = _network(text_of(row, "inter_node_net"), node, per_node)
     return ClusterDescription(
         name=f"{num_accelerators}x {device.name}",
         accelerator=device,
         num_nodes=num_nodes,
         accelerators_per_node=per_node,
-        scale_up_domain=_domain(inside, node, per_node),
+        scale_up_domain=domain,
         scale_up_bytes_per_s=_scale_up_bytes_per_s(inside, device),
         node_bytes_per_s=printed_bytes_per_s or node.nics * node.nic_bytes_per_s * written / node.accelerators,
         network=network,
@@ -107,18 +106,11 @@ def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
     )
 
 
-def _domain(inside: str, node: Node, per_node: int) -> int:
-    """Accelerators on one scale-up link: as given (`NVL72`), else as in the reference node."""
-    if group := _GROUP.search(inside):
-        return max(int(group[1]), per_node)
-    return node.scale_up_domain if node.scale_up_domain > node.accelerators else per_node
-
-
 def _scale_up_bytes_per_s(inside: str, device: Accelerator) -> float:
     """Rate of the link, one direction; tables print both, and may print less than the part's own."""
     if "pcie" in inside.lower() and "nvlink" not in inside.lower():
         return 0.0
-    printed = _BOTH_WAYS.search(inside)
+    printed = re.search(r"nvlink\d?\s+(\d+(?:\.\d+)?)\s*GB/s", inside, re.IGNORECASE)
     return min(device.scale_up_bytes_per_s, float(printed[1]) * 1e9 / 2) if printed else device.scale_up_bytes_per_s
 
 
@@ -133,13 +125,13 @@ def _network(text: str, node: Node, per_node: int) -> tuple[str, float | None]:
     """
     lower = text.lower()
     kind = next((name for name, words in _KINDS if re.search(words, lower)), node.network)
-    rate, generation = _RATE.search(text), _GENERATION.search(lower)
+    rate, generation = _RATE.search(text), re.search(r"(?:\b|(?<=\dx))(" + "|".join(_GENERATIONS) + r")\b", lower)
     if rate:
         port = float(rate[1]) * (1e12 if rate[2] in "Tt" else 1e9) * (8 if rate[3] else 1) / 8
     elif generation:
         port = link(generation[1]).bytes_per_s
     else:
         return kind, None
-    count = _COUNT.search(lower)
+    count = re.search(r"(\d+)\s*[x\u00d7*]", lower, re.IGNORECASE)
     each = per_node if re.search(r"(?:per|/)\s*(?:gpu|accelerator)", lower) else 1 if rate else max(1, node.nics)
     return kind, (int(count[1]) if count else each) * port

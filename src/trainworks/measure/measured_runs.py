@@ -1,4 +1,4 @@
-"""Tables of measured training runs: from a row's text to a job, a layout and the step time.
+"""Tables of measured training runs: from a row's text to a job, a layout, the step time and the memory.
 
 A table has the columns of `COLUMNS`; any cell may be empty. Missing values have the defaults an expert would choose:
 the model from its name or dimensions, the network from the accelerator's reference node, the layout's open parts from
@@ -15,15 +15,13 @@ from typing import Literal
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
-from trainworks.measure.completions import OpenLayout
+from trainworks.measure import row_settings
 from trainworks.measure.measured_clusters import read_cluster
-from trainworks.measure.row_model import MODEL_COLUMNS, read_model
-from trainworks.measure.row_software import read_software
-from trainworks.measure.row_training import ADAPTER_COLUMNS, OFFLOADING_COLUMNS, read_adapter, read_offloading
-from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
+from trainworks.measure.tables import Row, flag_of, needed_number, needed_whole, number_of, text_of, whole_of
+from trainworks.plan.collectives import Collective
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.run.adapted_job import AdaptedJob
+from trainworks.plan.run.pricing import AdaptedJob
 from trainworks.plan.search import search
 from trainworks.plan.software import Software
 from trainworks.plan.space import Fixed, Space
@@ -32,11 +30,11 @@ from trainworks.record.model_shape import ModelShape
 
 COLUMNS = (
     *("id", "source_key", "source"),
-    *MODEL_COLUMNS,
+    *row_settings.MODEL_COLUMNS,
     *("seq_len", "global_batch", "micro_batch", "gpu", "num_gpus", "gpus_per_node", "intra_node_net", "inter_node_net"),
     *("dp", "tp", "pp", "cp", "ep", "interleave", "zero_stage", "recompute", "seqpar"),
-    *OFFLOADING_COLUMNS,
-    *ADAPTER_COLUMNS,
+    *row_settings.OFFLOADING_COLUMNS,
+    *row_settings.ADAPTER_COLUMNS,
     *("precision", "framework", "attention", "compiled", "fp8_recipe"),
     *("iteration_time_s", "tflops_per_gpu", "tflops_kind", "mfu", "tokens_per_s_per_gpu", "memory_gb_per_gpu"),
     *("memory_kind", "step_time_s_eval", "usable_for_step_eval", "notes"),
@@ -45,6 +43,7 @@ COLUMNS = (
 MemoryKind = Literal["allocated", "reserved", "device"]
 """Memory handed out by the framework, taken from the device, or reported as used by the device."""
 
+_MESH = ("dp", "tp", "pp", "cp")
 _PRECISIONS = (
     ("fp4", ("fp4",)),
     ("fp8", ("fp8", "e4m3")),
@@ -73,7 +72,8 @@ class MeasuredRun:
     source: str
     job: TrainingJob
     global_batch: int
-    layout: OpenLayout
+    layout: Fixed
+    """Decided fields of `Layouts`; the planner chooses the others."""
     step_time_s: float | None
     """Measured; None where the row only has a memory."""
     memory_bytes: float | None
@@ -84,7 +84,7 @@ class MeasuredRun:
     @property
     def num_accelerators(self) -> int:
         """Accelerators of the run."""
-        return self.layout.dp * self.layout.tp * self.layout.pp * self.layout.cp
+        return math.prod(self.layout[name] for name in _MESH)
 
 
 def read_run(row: Row) -> MeasuredRun:
@@ -93,20 +93,27 @@ def read_run(row: Row) -> MeasuredRun:
     Raises:
         UsageError: the row lacks something that has no default, or names something unknown.
     """
-    shape = read_model(row)
+    shape = row_settings.read_model(row)
     length = needed_whole(row, "seq_len")
     batch = needed_whole(row, "global_batch")
     total = num_accelerators(row)
     cluster = read_cluster(row, num_accelerators=total)
-    precision = _precision(text_of(row, "precision"))
+    # recipes name the arithmetic of the products: `MXFP8` and `FP8-CS` are fp8, `bf16 TE` is bf16
+    arithmetic = text_of(row, "precision").lower().replace("bfloat16", "bf16")
+    precision = next((name for name, words in _PRECISIONS if any(word in arithmetic for word in words)), "bf16")
     if precision not in cluster.accelerator.peak_flops_per_s and precision == "bf16":
         precision = "fp16"
     sequence_parallel = flag_of(row, "seqpar")
-    adapter = read_adapter(row, shape, precision)
+    adapter = row_settings.read_adapter(row, shape, precision)
     job = _job(shape, length, precision, cluster, Software(), adapter)
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    software = read_software(
-        row, precision, zero=layout.zero, tp=layout.tp, pp=layout.pp, sequence_parallel=layout.sequence_parallel
+    software = row_settings.read_software(
+        row,
+        precision,
+        zero=layout["zero"],
+        tp=layout["tp"],
+        pp=layout["pp"],
+        sequence_parallel=bool(layout["sequence_parallel"]),
     )
     job = _job(shape, length, precision, cluster, software, adapter)
     gigabytes = number_of(row, "memory_gb_per_gpu")
@@ -154,46 +161,37 @@ def memory_kind(words: str) -> MemoryKind:
     return "allocated" if any(word in lower for word in ("alloc", "active", "peak")) else "device"
 
 
-def _precision(text: str) -> str:
-    """The arithmetic of the products: `MXFP8`, `FP8-CS`, `bf16 TE` ... name recipes of fp8, bf16 ..."""
-    lower = text.lower().replace("bfloat16", "bf16")
-    return next((name for name, words in _PRECISIONS if any(word in lower for word in words)), "bf16")
-
-
 def num_accelerators(row: Row) -> int:
     """Accelerators as printed, else the product of a layout with its data-parallel degree."""
     printed = whole_of(row, "num_gpus")
     if printed is None and whole_of(row, "dp"):
-        return math.prod(whole_of(row, name) or 1 for name in ("dp", "tp", "pp", "cp"))
+        return math.prod(whole_of(row, name) or 1 for name in _MESH)
     return needed_whole(row, "num_gpus") if printed is None else printed
 
 
-def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_parallel: bool) -> OpenLayout:
-    """What the row prints of its layout.
-
-    Raises:
-        UsageError: the degrees do not fit the world, or the global batch has no micro-batch for each rank.
-    """
+def _layout(row: Row, job: TrainingJob, world: int, batch: int, sequence_parallel: bool) -> Fixed:
     dp, tp, pp, cp = _mesh(row, job, world, batch)
     zero, shard = _zero(text_of(row, "zero_stage"), dp, job.cluster)
-    micro, offloading = whole_of(row, "micro_batch"), read_offloading(row)
+    micro, offloading = whole_of(row, "micro_batch"), row_settings.read_offloading(row)
+    recomputed = text_of(row, "recompute").lower()
     if batch < dp * (micro or 1):
         raise UsageError(f"global_batch {batch} is smaller than dp {dp} x micro_batch {micro or 1}")
-    return OpenLayout(
-        dp=dp,
-        dp_shard=shard,
-        zero=zero,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=whole_of(row, "ep") or 1,
-        interleave=whole_of(row, "interleave"),
-        micro_batch=micro,
-        recompute=_recompute(text_of(row, "recompute")),
-        sequence_parallel=tp > 1 and sequence_parallel,
-        offload=offloading.activations,
-        offload_optimizer=offloading.optimizer,
-    )
+    decided = {
+        "dp": dp,
+        "dp_shard": shard,
+        "zero": zero,
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": whole_of(row, "ep") or 1,
+        "interleave": whole_of(row, "interleave"),
+        "micro_batch": micro,
+        "recompute": next((value for value, words in _RECOMPUTED if recomputed.startswith(words)), None),
+        "sequence_parallel": int(tp > 1 and sequence_parallel),
+        "offload": offloading.activations,
+        "offload_optimizer": int(offloading.optimizer),
+    }
+    return {name: value for name, value in decided.items() if value is not None}
 
 
 def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int, int, int]:
@@ -201,17 +199,18 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
 
     Of a row that prints none of them the planner's own fastest layout is taken, but weights that are sharded
     (`zero_stage` 3) need no other axis. Where dp * tp * pp is the world beside a cp, dp counts the ranks of both.
-
-    Raises:
-        UsageError: the degrees do not multiply to the world, or nothing fits.
     """
-    printed = {name: whole_of(row, name) for name in ("dp", "tp", "pp", "cp")}
+    printed = {name: whole_of(row, name) for name in _MESH}
     if not any(printed.values()) and world > 1 and _zero(text_of(row, "zero_stage"), world, job.cluster)[0] < 3:
-        offloading = read_offloading(row)
-        fixed = {"offload": int(bool(offloading.activations)), "offload_optimizer": int(offloading.optimizer)}
-        return _searched_mesh(job, world, batch, whole_of(row, "micro_batch"), fixed)
+        offloading = row_settings.read_offloading(row)
+        fixed = {"cp": 1, "offload": int(bool(offloading.activations)), "offload_optimizer": int(offloading.optimizer)}
+        fixed |= {"micro_batch": micro} if (micro := whole_of(row, "micro_batch")) else {}
+        best = search(Space(job, world, batch, fixed), keep=1).layouts
+        if not len(best):
+            raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
+        return int(best.dp[0]), int(best.tp[0]), int(best.pp[0]), int(best.cp[0])
     remaining = max(1, world // math.prod(degree or 1 for degree in printed.values()))
-    for name in ("dp", "tp", "pp", "cp"):
+    for name in _MESH:
         if printed[name] is None:
             printed[name], remaining = remaining, 1
     dp, tp, pp, cp = (degree or 1 for degree in printed.values())
@@ -220,17 +219,6 @@ def _mesh(row: Row, job: TrainingJob, world: int, batch: int) -> tuple[int, int,
     if dp * tp * pp * cp != world:
         raise UsageError(f"dp {dp} * tp {tp} * pp {pp} * cp {cp} = {dp * tp * pp * cp}, not {world} accelerators")
     return dp, tp, pp, cp
-
-
-def _searched_mesh(
-    job: TrainingJob, world: int, batch: int, micro: int | None, offloading: Fixed
-) -> tuple[int, int, int, int]:
-    fixed = {"cp": 1, **offloading} | ({"micro_batch": micro} if micro else {})
-    result = search(Space(job, world, batch, fixed), keep=1)
-    if not len(result.layouts):
-        raise UsageError(f"dp, tp and pp are empty, and no layout on {world} accelerators fits")
-    best = result.layouts
-    return int(best.dp[0]), int(best.tp[0]), int(best.pp[0]), int(best.cp[0])
 
 
 def _zero(text: str, dp: int, cluster: ClusterDescription) -> tuple[int, int]:
@@ -248,13 +236,7 @@ def _zero(text: str, dp: int, cluster: ClusterDescription) -> tuple[int, int]:
     return zero, dp if zero else 1
 
 
-def _recompute(text: str) -> Recompute | None:
-    """Recomputation of a cell; None if it is empty or unknown."""
-    lower = text.lower()
-    return next((value for value, words in _RECOMPUTED if lower.startswith(words)), None)
-
-
-def _step_time_s(row: Row, job: TrainingJob, batch: int, layout: OpenLayout, devices: int) -> float | None:
+def _step_time_s(row: Row, job: TrainingJob, batch: int, layout: Fixed, devices: int) -> float | None:
     """Measured seconds per step: printed, else from tokens/s, else from a FLOP/s or MFU figure and its convention."""
     printed = number_of(row, "step_time_s_eval") or number_of(row, "iteration_time_s")
     if printed:
@@ -265,7 +247,7 @@ def _step_time_s(row: Row, job: TrainingJob, batch: int, layout: OpenLayout, dev
     if isinstance(job, AdaptedJob) and (number_of(row, "tflops_per_gpu") or number_of(row, "mfu")):
         raise UsageError("tables count the FLOPs of adapters in different ways: fill in tokens_per_s_per_gpu")
     if teraflops := number_of(row, "tflops_per_gpu"):
-        flops = _printed_flops_per_token(text_of(row, "tflops_kind"), job, layout.recompute)
+        flops = _printed_flops_per_token(text_of(row, "tflops_kind"), job, layout.get("recompute"))
         return tokens * flops / (teraflops * 1e12 * devices)
     if mfu := number_of(row, "mfu"):
         share = mfu / 100 if mfu > 1 else mfu
@@ -275,7 +257,7 @@ def _step_time_s(row: Row, job: TrainingJob, batch: int, layout: OpenLayout, dev
     return None
 
 
-def _printed_flops_per_token(words: str, job: TrainingJob, recompute: Recompute | None) -> float:
+def _printed_flops_per_token(words: str, job: TrainingJob, recompute: int | None) -> float:
     """FLOPs per token as the row's figure counts them.
 
     model, causal      what the model needs; `causal` with half the attention
@@ -289,5 +271,111 @@ def _printed_flops_per_token(words: str, job: TrainingJob, recompute: Recompute 
         return 2.0 * job.shape.num_parameters * (3 if recompute == Recompute.NONE else int(passes[1]))
     convention: FlopsConvention = "model-causal" if "causal" in lower else "model"
     if any(word in lower for word in ("hardware", "hfu", "printed")):
-        convention = _HARDWARE[Recompute.FULL if recompute is None else recompute]
+        convention = _HARDWARE[Recompute.FULL if recompute is None else Recompute(recompute)]
     return flops_per_token_by_convention(convention, job.shape, job.sequence_length)
+
+
+MEMORY_COLUMNS = (*COLUMNS, "outcome")
+
+_SHARES_BF16_STATES = re.compile(r"deepspeed", re.IGNORECASE)
+"""DeepSpeed's bf16 optimizer shares its states among replicas with ZeRO 0 too (deepspeed.runtime.bf16_optimizer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """One row that can be predicted."""
+
+    run: MeasuredRun
+    out_of_memory: bool
+    """True if it did not fit; then it has no figure."""
+
+
+def read_memory(row: Row) -> MeasuredMemory:
+    """Run of a row, and whether it fitted.
+
+    Without a global batch, assumes as many micro-batches as pipeline stages: more do not change the memory.
+
+    Raises:
+        UsageError: the row lacks something that has no default.
+    """
+    filled = row
+    if not text_of(row, "global_batch"):
+        tp, pp, cp, micro = (whole_of(row, name) or 1 for name in ("tp", "pp", "cp", "micro_batch"))
+        dp = whole_of(row, "dp") or max(1, num_accelerators(row) // (tp * pp * cp))
+        filled = {**row, "global_batch": str(dp * pp * micro)}
+    if _SHARES_BF16_STATES.search(text_of(row, "source") + text_of(row, "notes")) and "bf16" in text_of(
+        row, "precision"
+    ):
+        filled = {**filled, "zero_stage": "1"} if text_of(row, "zero_stage") == "0" else filled
+    outcome = text_of(row, "outcome").lower()
+    return MeasuredMemory(read_run(filled), out_of_memory="oom" in outcome or "out of memory" in outcome)
+
+
+COLLECTIVE_COLUMNS = (
+    *("id", "source", "gpu", "nodes", "gpus", "network", "collective", "size_bytes", "time_us", "busbw", "algbw"),
+)
+
+_KNOWN: dict[str, Collective] = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCollective:
+    """One row that can be predicted."""
+
+    id: str
+    source: str
+    group: str
+    """Collective, ranks, accelerator and network: what one curve over sizes belongs to."""
+    kind: Collective
+    cluster: ClusterDescription
+    ranks: int
+    size_bytes: float
+    """Size as nccl-tests counts it: the complete buffer, summed over the ranks in gathers and scatters."""
+    time_s: float | None
+
+
+def read_collective(row: Row) -> MeasuredCollective:
+    """The collective of a row; its time is printed, or follows from `algbw` or `busbw` in GB/s.
+
+    Raises:
+        UsageError: the row lacks something, or names a collective that is not planned.
+    """
+    ranks = needed_whole(row, "gpus")
+    nodes = whole_of(row, "nodes") or 1
+    if ranks % nodes:
+        raise UsageError(f"{ranks} gpus are not the same number on each of {nodes} nodes")
+    network = text_of(row, "network")
+    size_bytes = needed_number(row, "size_bytes")
+    text = text_of(row, "collective")
+    key = "".join(letter for letter in text.lower() if letter.isalpha()).removesuffix("perf")
+    if key not in _KNOWN:
+        raise UsageError(f"collective `{text}` is not planned", hint=f"these are: {', '.join(_KNOWN.values())}")
+    kind = _KNOWN[key]
+    cells = {**row, "gpus_per_node": str(ranks // nodes), "inter_node_net": network if nodes > 1 else ""}
+    cluster = read_cluster({"intra_node_net": network if nodes == 1 else "", **cells}, num_accelerators=ranks)
+    return MeasuredCollective(
+        id=text_of(row, "id"),
+        source=source_of(row),
+        group=f"{kind}, {ranks}x {cluster.accelerator.name}, {network or cluster.network}",
+        kind=kind,
+        cluster=cluster,
+        ranks=ranks,
+        size_bytes=size_bytes,
+        time_s=_time_s(row, kind, ranks, size_bytes),
+    )
+
+
+def _time_s(row: Row, kind: Collective, ranks: int, size_bytes: float) -> float | None:
+    """Algbw = S / t, busbw = algbw times 2(n-1)/n for an all-reduce, (n-1)/n for the others (nccl-tests)."""
+    if microseconds := number_of(row, "time_us"):
+        return microseconds * 1e-6
+    if bus := number_of(row, "busbw"):
+        return size_bytes * (2 if kind == "all_reduce" else 1) * (ranks - 1) / ranks / (bus * 1e9)
+    if algorithm := number_of(row, "algbw"):
+        return size_bytes / (algorithm * 1e9)
+    return None

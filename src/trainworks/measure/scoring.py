@@ -15,10 +15,8 @@ from typing import TypeVar
 import numpy as np
 
 from trainworks.errors import TrainworksError, UsageError
+from trainworks.measure import measured_runs
 from trainworks.measure.completions import best_completion
-from trainworks.measure.measured_collectives import COLLECTIVE_COLUMNS, MeasuredCollective, read_collective
-from trainworks.measure.measured_memory import MEMORY_COLUMNS, read_memory
-from trainworks.measure.measured_runs import COLUMNS, MeasuredRun, read_run, source_of
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s
@@ -65,7 +63,7 @@ class Refusal:
 class PredictedRun:
     """A row and its prediction."""
 
-    run: MeasuredRun
+    run: measured_runs.MeasuredRun
     parts_s: Array
     """Seconds of the completed layout by rate, before any learning; shape [R]."""
     step_time_s: float
@@ -89,7 +87,7 @@ class PredictedRun:
 class PredictedCollective:
     """A row and what the planner says of it."""
 
-    measured: MeasuredCollective
+    measured: measured_runs.MeasuredCollective
     time_s: float
 
 
@@ -163,14 +161,14 @@ class ScoreTable:
 
 def predict_run(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
     """A row of a table of runs."""
-    return _attempt(row, lambda: _predicted(read_run(row), coefficients))
+    return _attempt(row, lambda: _predicted(measured_runs.read_run(row), coefficients))
 
 
 def predict_memory(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
     """A row of a table of memory."""
 
     def predict() -> PredictedRun:
-        measured = read_memory(row)
+        measured = measured_runs.read_memory(row)
         return _predicted(measured.run, coefficients, out_of_memory=measured.out_of_memory)
 
     return _attempt(row, predict)
@@ -180,7 +178,7 @@ def predict_collective(row: Row, coefficients: Coefficients = COEFFICIENTS) -> P
     """A row of a table of collectives."""
 
     def predict() -> PredictedCollective:
-        measured = read_collective(row)
+        measured = measured_runs.read_collective(row)
         size, ranks, stride = (np.array([float(value)]) for value in (measured.size_bytes, measured.ranks, 1))
         seconds = collective_s(measured.kind, size, ranks, stride, link_rates(measured.cluster, coefficients))
         return PredictedCollective(measured, float(seconds[0]))
@@ -195,10 +193,12 @@ def _attempt(row: Row, predict: Callable[[], T]) -> T | Refusal:
     except TrainworksError as error:
         reason = f"{error.message}; {error.hint}" if error.hint else error.message
         kind = text_of(row, "usable_for_step_eval").lower()
-        return Refusal(text_of(row, "id"), source_of(row), kind, reason, line_of(row))
+        return Refusal(text_of(row, "id"), measured_runs.source_of(row), kind, reason, line_of(row))
 
 
-def _predicted(run: MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False) -> PredictedRun:
+def _predicted(
+    run: measured_runs.MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False
+) -> PredictedRun:
     job = run.job
     layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
     memories = job.memories(layouts)
@@ -271,20 +271,21 @@ def score_runs(results: Iterable[RowPrediction]) -> RunScore:
         if isinstance(result, PredictedRun) and result.run.step_time_s and result.run.kind != _UNSCORED
     ]
     kinds = sorted({result.run.kind for result in scored}, key=lambda kind: (kind != "yes", kind))
-    groups = {kind: _run_group([result for result in scored if result.run.kind == kind]) for kind in kinds}
+    groups = {}
+    for kind in kinds:
+        rows = [result for result in scored if result.run.kind == kind]
+        blind = [
+            _Point(r.run.source, r.step_time_s, r.run.step_time_s or 0.0, low=r.low_s, high=r.high_s) for r in rows
+        ]
+        calibrated = {learned: points for learned in LEARNED if (points := _calibrated(rows, learned))}
+        groups[kind] = _group(blind, {learned: _group(points) for learned, points in calibrated.items()})
     return RunScore(groups, _sweeps([result for result in scored if result.run.kind == "yes"]))
-
-
-def _run_group(results: Sequence[PredictedRun]) -> Group:
-    blind = [_Point(r.run.source, r.step_time_s, r.run.step_time_s or 0.0, low=r.low_s, high=r.high_s) for r in results]
-    calibrated = {learned: _calibrated(results, learned) for learned in LEARNED}
-    return _group(blind, {learned: _group(points) for learned, points in calibrated.items() if points})
 
 
 def _calibrated(results: Sequence[PredictedRun], learned: int) -> list[_Point]:
     """A belief is of one cluster: rows of one source on one accelerator. A row that is alone on its own is left out."""
     points = []
-    for rows in _by(results, lambda r: (r.run.source, r.run.job.cluster.accelerator.name)).values():
+    for rows in _group_by(results, lambda r: (r.run.source, r.run.job.cluster.accelerator.name)).values():
         if len(rows) < 2:
             continue
         observed = [Observation(r.parts_s, r.run.step_time_s or 0.0, r.run.job.software) for r in rows]
@@ -302,8 +303,14 @@ def _sweeps(results: Sequence[PredictedRun]) -> list[Sweep]:
     Repeated measurements of one layout count once, with their mean.
     """
     sweeps = []
-    for rows in _by(results, _sweep_key).values():
-        layouts = list(_by(rows, lambda r: (r.run.layout, r.step_time_s)).values())
+
+    def alike(result: PredictedRun) -> tuple[object, ...]:
+        run, job = result.run, result.run.job
+        model = job.shape.model_dump_json()
+        return run.source, model, job.cluster.name, run.global_batch, job.sequence_length, job.precision
+
+    for rows in _group_by(results, alike).values():
+        layouts = list(_group_by(rows, lambda r: (tuple(r.run.layout.items()), r.step_time_s)).values())
         if len(layouts) < _SWEEP_ROWS:
             continue
         predicted = [repeats[0].step_time_s for repeats in layouts]
@@ -315,17 +322,11 @@ def _sweeps(results: Sequence[PredictedRun]) -> list[Sweep]:
     return sweeps
 
 
-def _sweep_key(result: PredictedRun) -> tuple[object, ...]:
-    run, job = result.run, result.run.job
-    model = job.shape.model_dump_json()
-    return run.source, model, job.cluster.name, run.global_batch, job.sequence_length, job.precision
-
-
 def score_memory(results: Iterable[RowPrediction]) -> MemoryScore:
     """Errors of the rows that have a figure, by its kind; and which of all rows the planner would have rejected."""
     predicted = [result for result in results if isinstance(result, PredictedRun)]
     groups = {}
-    for kind, rows in _by(predicted, lambda r: r.run.memory_kind).items():
+    for kind, rows in _group_by(predicted, lambda r: r.run.memory_kind).items():
         points = [_Point(r.run.source, r.memory_bytes, r.run.memory_bytes) for r in rows if r.run.memory_bytes]
         if points:
             groups[str(kind)] = _group(points)
@@ -357,7 +358,7 @@ class _Point:
 
 def _group(points: Sequence[_Point], calibrated: dict[int, Group] | None = None) -> Group:
     """Errors by source, their mean, and those of all rows; of at least one row."""
-    sources = {str(name): _errors(rows) for name, rows in sorted(_by(points, lambda point: point.source).items())}
+    sources = {str(name): _errors(rows) for name, rows in sorted(_group_by(points, lambda point: point.source).items())}
     macro = macro_average(sources.values())
     assert macro is not None
     return Group(sources, macro, _errors(points), calibrated or {})
@@ -371,8 +372,7 @@ def _errors(points: Sequence[_Point]) -> Errors:
     return errors
 
 
-def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:
-    """Items by a key, in their order."""
+def _group_by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]:
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -380,9 +380,9 @@ def _by(items: Iterable[T], key: Callable[[T], object]) -> dict[object, list[T]]
 
 
 TABLES = {
-    "runs": ScoreTable(COLUMNS, predict_run, score_runs),
-    "memory": ScoreTable(MEMORY_COLUMNS, predict_memory, score_memory),
-    "collectives": ScoreTable(COLLECTIVE_COLUMNS, predict_collective, score_collectives),
+    "runs": ScoreTable(measured_runs.COLUMNS, predict_run, score_runs),
+    "memory": ScoreTable(measured_runs.MEMORY_COLUMNS, predict_memory, score_memory),
+    "collectives": ScoreTable(measured_runs.COLLECTIVE_COLUMNS, predict_collective, score_collectives),
 }
 """Scoring function by the kind of the table."""
 

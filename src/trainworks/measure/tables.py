@@ -21,9 +21,6 @@ Row = Mapping[str, str]
 
 _DELIMITERS = ",;\t|"
 _ABSENT = {"", "-", "--", "?", "n/a", "na", "nan", "nil", "null", "<na>", "unknown", "not printed", "not stated"}
-_THOUSANDS = re.compile(r"(?<=\d)[, _'](?=\d{3}(?:\D|$))")
-_RANGE = re.compile(r"([0-9.]+)\s*(?:-|\u2013|to|\.\.)\s*([0-9.]+)")
-_UNIT = re.compile(r"\s*[A-Za-z]+$")
 _TRUE, _FALSE = {"true", "yes", "on", "1", "y", "t"}, {"false", "no", "off", "0", "n", "f", "none"}
 
 
@@ -47,7 +44,14 @@ def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     Raises:
         UsageError: no such file, no text table, or none of the columns.
     """
-    lines = _text(path).splitlines(keepends=True)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        hint = "give the path of a CSV file" if not path.exists() else None
+        raise UsageError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=hint) from None
+    if b"\0" in content[:4096]:
+        raise UsageError(f"`{path}` is not a text table: it contains zero bytes", hint="save it as CSV in UTF-8")
+    lines = content.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
     if not lines or not lines[0].strip():
         raise UsageError(f"`{path}` has no columns: its first line is empty", hint=_expected(columns))
     delimiter = max(_DELIMITERS, key=lambda mark: len(set(columns) & set(_header(lines[0], mark))))
@@ -88,17 +92,6 @@ def _rows(lines: list[str], header: list[str], delimiter: str) -> list[Row]:
             rows.append(_FileRow(zip(header, cells, strict=False), reader.line_num + 1, problem))
 
 
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        hint = "give the path of a CSV file" if not path.exists() else None
-        raise UsageError(f"`{path}` cannot be read: {(error.strerror or str(error)).lower()}", hint=hint) from None
-    if b"\0" in content[:4096]:
-        raise UsageError(f"`{path}` is not a text table: it contains zero bytes", hint="save it as CSV in UTF-8")
-    return content.decode("utf-8-sig", errors="replace")
-
-
 def _header(line: str, delimiter: str) -> list[str]:
     names = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
     return [re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names]
@@ -134,11 +127,11 @@ def number_of(row: Row, name: str) -> float | None:
     text = text_of(row, name)
     if not text or text.lower() == "none":
         return None
-    plain = _THOUSANDS.sub("", text.lstrip("~\u2248= ").rstrip("%").strip())
-    unit = _UNIT.search(plain)
+    plain = re.sub(r"(?<=\d)[, _'](?=\d{3}(?:\D|$))", "", text.lstrip("~\u2248= ").rstrip("%").strip())
+    unit = re.search(r"\s*[A-Za-z]+$", plain)
     if unit and unit[0].strip().lower() in name.split("_"):
         plain = plain[: unit.start()]
-    parts = _RANGE.fullmatch(plain)
+    parts = re.fullmatch(r"([0-9.]+)\s*(?:-|\u2013|to|\.\.)\s*([0-9.]+)", plain)
     try:
         value = (float(parts[1]) + float(parts[2])) / 2 if parts else float(plain)
     except ValueError:

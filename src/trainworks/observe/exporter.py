@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +16,62 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.errors import ArgumentError, EnvironmentProblem
-from trainworks.files import write_atomic
 from trainworks.host.listening import SHORTEST_TOKEN, ListenAddress, is_token, open_socket, read_secret
+from trainworks.observe.metrics.fabric import FABRIC_FAMILIES
+from trainworks.observe.metrics.family import MetricFamily, MetricSample
+from trainworks.observe.metrics.gpus import GPU_FAMILIES
+from trainworks.observe.metrics.queue import QUEUE_FAMILIES
+from trainworks.observe.metrics.runs import RUN_FAMILIES
+
+HEALTH_CODES = {"ok": 0, "warning": 1, "failed": 2, "unknown": 3}
+"""Verdict -> exit code of a Nagios plugin; a check that does not apply to the node has no sample."""
+HEALTH_STATUS = MetricFamily(
+    "trainworks_health_check_status",
+    "Verdict of a health check: 0 ok, 1 warning, 2 failed, 3 unknown.",
+    labels=("check",),
+    source="`trainworks health`",
+)
+HEALTH_AT = MetricFamily(
+    "trainworks_health_timestamp_seconds", "Time of the last health checks.", source="`trainworks health`"
+)
+HEALTH_FAMILIES = (HEALTH_STATUS, HEALTH_AT)
+
+
+def health_samples(verdicts: Mapping[str, str], checked_at: float) -> Iterator[MetricSample]:
+    """Verdicts by check; those that do not apply are left out."""
+    yield HEALTH_AT.sample(checked_at)
+    for check, verdict in verdicts.items():
+        if verdict in HEALTH_CODES:
+            yield HEALTH_STATUS.sample(HEALTH_CODES[verdict], check)
+
+
+COLLECTOR_SUCCESS = MetricFamily(
+    "trainworks_exporter_collector_success",
+    "1 if the collector could read everything.",
+    labels=("collector",),
+    source="the exporter",
+)
+COLLECTOR_SECONDS = MetricFamily(
+    "trainworks_exporter_collector_duration_seconds",
+    "Time that the collector took.",
+    labels=("collector",),
+    source="the exporter",
+)
+RUNS_UNREADABLE = MetricFamily(
+    "trainworks_exporter_runs_unreadable", "Runs whose record could not be read.", source="the exporter"
+)
+RUNS_LEFT_OUT = MetricFamily(
+    "trainworks_exporter_runs_left_out", "Running runs beyond the 200 newest.", source="the exporter"
+)
+FAMILIES = {
+    "Runs": RUN_FAMILIES,
+    "Queue": QUEUE_FAMILIES,
+    "GPUs": GPU_FAMILIES,
+    "Network": FABRIC_FAMILIES,
+    "Health checks": HEALTH_FAMILIES,
+    "The exporter": (COLLECTOR_SUCCESS, COLLECTOR_SECONDS, RUNS_UNREADABLE, RUNS_LEFT_OUT),
+}
+"""Families by subject."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SILENCE_S = 10.0
@@ -130,12 +184,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the name is that of http.server
         """Nothing: requests come every few seconds."""
-
-
-def write_textfile(path: Path, text: str) -> None:
-    """Replace a file of node_exporter's textfile collector, atomically.
-
-    Raises:
-        DiskFullError: no space left; the old file stays.
-    """
-    write_atomic(path, text, durable=False)

@@ -1,4 +1,4 @@
-"""The loop of a process that reports a run while it runs."""
+"""The loop of a process that reports a run while it runs, and what it needs: its library, and no secrets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Protocol
 
-from trainworks.config.command import is_secret
 from trainworks.config.run_file import RunFile
-from trainworks.errors import TrainworksError
+from trainworks.errors import MissingExtraError, TrainworksError
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState
+from trainworks.masking import is_secret
 from trainworks.record.run_dir import RunDir
 
 EVERY_S = 2.0
@@ -141,7 +142,7 @@ def _has_left(state: JobState) -> bool:
 def describe(error: Exception) -> str:
     """An error in one line, without the secrets of this process's environment."""
     text = error.message if isinstance(error, TrainworksError) else f"{type(error).__name__}: {str(error).strip()}"
-    return hidden(next(iter(text.splitlines()), ""), secrets_in(os.environ))[:500]
+    return hide_secrets(next(iter(text.splitlines()), ""), secrets_in(os.environ))[:500]
 
 
 def secrets_in(environment: Mapping[str, str]) -> set[str]:
@@ -160,10 +161,10 @@ def secrets_of(run_file: RunFile, environment: Mapping[str, str]) -> set[str]:
     return secrets_in(environment) | secrets_in(written) | {written[name] for name in run_file.written_secrets}
 
 
-def hidden(text: str, secrets: Iterable[str]) -> str:
+def hide_secrets(text: str, secrets: Iterable[str]) -> str:
     """A text without these values; values of fewer than six characters are too common to be hidden.
 
-    >>> hidden("refused for hunter22", {"hunter22"})
+    >>> hide_secrets("refused for hunter22", {"hunter22"})
     'refused for ***'
     """
     for value in sorted(secrets, key=len, reverse=True):
@@ -206,3 +207,17 @@ def stay_behind(state: Callable[[], JobState], clock: Clock) -> None:
         os._exit(1)
 
     threading.Thread(target=leave, name="leave", daemon=True).start()
+
+
+TRACKER_LIBRARIES = {"mlflow": "mlflow", "wandb": "wandb"}
+"""Package of a tracker, and of its extra; TensorBoard's files need none."""
+
+
+def check_library(package: str | None, extra: str) -> None:
+    """Refuse what needs a package that is not installed.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if package is not None and find_spec(package) is None:
+        raise MissingExtraError(package, extra)

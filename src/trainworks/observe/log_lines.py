@@ -23,19 +23,9 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 _TIME = re.compile(r"\W{0,3}(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)")
 _LEVEL = re.compile(r"\b(DEBUG|TRACE|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|^([IWEF])\d{4} \d\d:\d\d:\d\d")
 _NAMES: dict[str, Level] = {
-    "TRACE": "debug",
-    "DEBUG": "debug",
-    "INFO": "info",
-    "I": "info",
-    "WARN": "warning",
-    "WARNING": "warning",
-    "W": "warning",
-    "ERROR": "error",
-    "E": "error",
-    "CRITICAL": "critical",
-    "FATAL": "critical",
-    "F": "critical",
-}
+    "TRACE": "debug", "DEBUG": "debug", "INFO": "info", "I": "info", "WARN": "warning", "WARNING": "warning",
+    "W": "warning", "ERROR": "error", "E": "error", "CRITICAL": "critical", "FATAL": "critical", "F": "critical",
+}  # fmt: skip
 _PYTHON_WARNING = re.compile(r"\w*Warning: ")
 _PYTHON_ERROR = re.compile(r"Traceback \(most recent call last\)|^(?:\w+\.)*\w+(?:Error|Exception|Interrupt)\b")
 _BLOCK_BYTES = 64 * 1024

@@ -1,18 +1,24 @@
-"""Messages about a run: which events deserve one, their texts, and an outbox that keeps what could not be delivered."""
+"""Messages about a run: which events deserve one, their texts, their delivery, and an outbox of what is unsent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 from pydantic import Field
 
-from trainworks.config.notify import Notifications, Occasion, public_name
+from trainworks.config.notify import Notifications, Occasion, filled_in, public_name
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem
 from trainworks.jobs.state import CAUSES, JobState, parse_cause
-from trainworks.record.events import Event
+from trainworks.observe.following import check_library, hide_secrets
+from trainworks.record.events.job import StateEvent
+from trainworks.record.events.log import Event
+from trainworks.record.status import End
 from trainworks.units import HOUR_S, format_duration, format_usd
 
 _LONGEST_BODY = 1500
@@ -113,18 +119,21 @@ class RunLook:
         return f"step {self.step:,}{of}{loss}"
 
 
-def after_events(box: Outbox, events: Sequence[Event], look: RunLook, options: Notifications) -> Outbox:
+def apply_events(box: Outbox, events: Sequence[Event], look: RunLook, options: Notifications) -> Outbox:
     """The outbox after further events of the run, and after its end, which the status has before any event."""
     for event in events:
-        box = _after(box, event, look, options)
+        box = _apply_event(box, event, look, options)
     if look.state.is_final and not box.ended:
         failed = look.state in (JobState.FAILED, JobState.LOST)
-        message = _failed(look) if failed else _finished(box, look)
+        message = _finished(box, look)
+        if failed:
+            lines = [look.failure, look.progress]
+            message = RunMessage(occasion="failed", title=f"{look.run} failed", body=_text(lines))
         box = box.with_message(message, options, look.updated_at).model_copy(update={"ended": True})
     return box
 
 
-def _after(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
+def _apply_event(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
     now = float(event["t"])
     if event["kind"] == "submitted" and not event.get("restarts"):
         start = {"launch_at": now, "failed_at": None, "ended": False, "danger_told": False}
@@ -132,24 +141,25 @@ def _after(box: Outbox, event: Event, look: RunLook, options: Notifications) -> 
     if event["kind"] == "attempt":
         return box.model_copy(update={"resumed_from": event.get("resumed_from_step")})
     if event["kind"] == "notice_answered":
-        return box.with_message(_loses_node(look, event), options, now)
-    return _after_state(box, event, look, options) if event["kind"] == "state" else box
+        danger = RunMessage(occasion="danger", title=f"{look.run} loses a node", body=_text([event["message"]]))
+        return box.with_message(danger, options, now)
+    return _apply_state(box, event, look, options) if event["kind"] == "state" else box
 
 
-def _after_state(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
+def _apply_state(box: Outbox, event: StateEvent, look: RunLook, options: Notifications) -> Outbox:
     now = float(event["t"])
     if event["state"] in ("RECOVERING", "QUEUED", "PREEMPTED"):
         failed_at = now if box.failed_at is None else box.failed_at
-        return box.model_copy(update={"failed_at": failed_at, "failure": cause_text(event)})
+        return box.model_copy(update={"failed_at": failed_at, "failure": cause_text(End.of_event(event))})
     if event["state"] == "RUNNING" and box.failed_at is not None:
         return box.with_message(_recovered(box, look, now), options, now).model_copy(update={"failed_at": None})
     return box
 
 
-def cause_text(event: Event) -> str:
-    """Cause and message of an event or a status."""
-    cause = parse_cause(event.get("cause"))
-    return ": ".join(part for part in (CAUSES[cause].words if cause else "", event.get("message") or "") if part)
+def cause_text(end: End) -> str:
+    """Cause and message of a state."""
+    cause = parse_cause(end.cause)
+    return ": ".join(part for part in (CAUSES[cause].words if cause else "", end.message or "") if part)
 
 
 def _finished(box: Outbox, look: RunLook) -> RunMessage:
@@ -157,14 +167,6 @@ def _finished(box: Outbox, look: RunLook) -> RunMessage:
     took = [] if box.launch_at is None else [f"after {format_duration(look.updated_at - box.launch_at)}"]
     lines = [look.progress, look.cause, f"trainworks report {look.run}"]
     return RunMessage(occasion="finished", title=" ".join([look.run, verb, *took]), body=_text(lines))
-
-
-def _failed(look: RunLook) -> RunMessage:
-    return RunMessage(occasion="failed", title=f"{look.run} failed", body=_text([look.failure, look.progress]))
-
-
-def _loses_node(look: RunLook, answered: Event) -> RunMessage:
-    return RunMessage(occasion="danger", title=f"{look.run} loses a node", body=_text([answered["message"]]))
 
 
 def _recovered(box: Outbox, look: RunLook, now: float) -> RunMessage:
@@ -238,3 +240,56 @@ def deliveries(box: Outbox, options: Notifications, deliver: Deliver) -> Iterato
         yield box
     if problems:
         raise EnvironmentProblem("; ".join(problems.values()))
+
+
+_TYPES: dict[Occasion, str] = {"finished": "success", "failed": "failure", "recovered": "info"}
+"""Apprise's type of an occasion, which chats show as a colour; the others are warnings."""
+
+
+class _Reasons(logging.Handler):
+    """Collects why apprise could not deliver, which it only logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def apprise_delivery(options: Notifications, environment: Mapping[str, str], secrets: Iterable[str]) -> Deliver:
+    """A function that delivers a message to one URL of the options.
+
+    Neither the message nor an error contains a secret, or the value of a variable that a URL names.
+
+    Args:
+        options: those of the run file.
+        environment: variables of the URLs.
+        secrets: of the run.
+
+    Raises:
+        MissingExtraError: apprise is not installed.
+    """
+    check_library("apprise", "notify")
+    apprise: Any = import_module("apprise")
+    secrets = {*secrets, *(environment.get(name, "") for name in options.variables)}
+
+    def deliver(url: str, message: RunMessage) -> None:
+        service, reasons = apprise.Apprise(), _Reasons()
+        logger = logging.getLogger("apprise")
+        logger.addHandler(reasons)
+        logger.propagate = False
+        try:
+            taken = service.add(filled_in(url, environment)) and service.notify(
+                title=hide_secrets(message.title, secrets),
+                body=hide_secrets(message.body, secrets),
+                notify_type=_TYPES.get(message.occasion, "warning"),
+                body_format="text",
+            )
+        finally:
+            logger.removeHandler(reasons)
+        if not taken:
+            why = hide_secrets("; ".join(reasons.texts), secrets) or "apprise does not know its form"
+            raise EnvironmentProblem(f"`{public_name(url)}` did not take the message: {why[:500]}")
+
+    return deliver

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trainworks.catalog.catalog import assumption, find_row
 from trainworks.plan.trace import Traced, fact
 
@@ -9,8 +11,12 @@ GIVEN = "given by you"
 """Source of a number that the user replaced."""
 
 
-def assumed(name: str, given: float | None = None) -> Traced:
+def assumed(name: str, given: Mapping[str, float] | float | None = None) -> Traced:
     """The assumption of that name with its range, or the value the user gave, without a range.
+
+    Args:
+        name: of the assumption.
+        given: its value, or values of assumptions by their names.
 
     Raises:
         UsageError: the catalogue has no such assumption.
@@ -19,7 +25,8 @@ def assumed(name: str, given: float | None = None) -> Traced:
     (0.1, 'given by you')
     """
     known = assumption(name)
-    if given is not None:
-        return fact(name, given, known.unit, source=GIVEN)
+    value = given.get(name) if isinstance(given, Mapping) else given
+    if value is not None:
+        return fact(name, value, known.unit, source=GIVEN)
     source = find_row(name, "assumptions").figure("typical").cited
     return fact(name, known.typical, known.unit, source=source, low=known.low, high=known.high)

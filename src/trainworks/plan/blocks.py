@@ -220,7 +220,10 @@ def _attention_core_s(
         return forward, 2.0 * forward
     if software.fused_attention:
         rates = device.attention_rates((query_dim + value_dim) / 2, sequence_length, causal=shape.causal)
-        seen = flops * _seen_share(shape, sequence_length)
+        # Half of the token pairs when causal, and a band of them in layers with a window.
+        full = 0.5 if shape.causal else 1.0
+        banded = shape.window_layers / shape.layers if shape.window else 0.0
+        seen = flops * ((1 - banded) * full + banded * min(full, shape.window / sequence_length))
         return seen / rates[0], 2.5 * seen / rates[1]
     length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp
@@ -229,13 +232,6 @@ def _attention_core_s(
     scores = traffic_s(pairs * heads * (4 * device.element_bytes + 1), device)
     scores = scores * unfused_factor(shape, layouts, device, software)
     return product + scores, 2 * product + device.coefficients.backward_bytes * scores
-
-
-def _seen_share(shape: ModelShape, sequence_length: int) -> float:
-    """Share of all token pairs that attention computes: half when causal, a band in layers with a window."""
-    full = 0.5 if shape.causal else 1.0
-    banded = shape.window_layers / shape.layers if shape.window else 0.0
-    return (1 - banded) * full + banded * min(full, shape.window / sequence_length)
 
 
 def _block_bytes(

@@ -144,7 +144,7 @@ def device_rates(
     rate = sustained * peaks[precision]  # type: ignore[index]
     if bits < 16:
         rate = sustained * peaks[wide] * (rate / sustained / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
-    rate = _within_power(rate, accelerator, bits, coefficients)
+    rate = _limit_by_power(rate, accelerator, bits, coefficients)
     rate *= _FP8_SHARES[fp8_recipe] if precision == "fp8" else 1.0
     peak = rate if precision in ("fp32", "tf32") else peaks[wide]  # type: ignore[index]
     return DeviceRates(
@@ -159,7 +159,7 @@ def device_rates(
     )
 
 
-def _within_power(rate: float, accelerator: Accelerator, bits: int, coefficients: Coefficients) -> float:
+def _limit_by_power(rate: float, accelerator: Accelerator, bits: int, coefficients: Coefficients) -> float:
     """The rate that the board's power can feed, W / (joules per FLOP), where that is the lower one.
 
     Parts made in 4 nm and 5 nm class processes (from 2022 on) lower their clocks in long runs of large products; before

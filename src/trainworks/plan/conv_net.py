@@ -31,6 +31,8 @@ from trainworks.plan.software import Software
 _PASSES = 4.0
 """Passes of a convolution's output through memory, forward: written, statistics, normalised and rectified, written."""
 _KERNELS_PER_CONVOLUTION = 3
+_WITHOUT = ("recompute_s", "head_s", "tp_s", "cp_s", "ep_s", "offload_s", "pp_s", "bubble_s")
+"""Terms of a step that plain data parallelism does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +73,50 @@ class ConvJob:
         Raises:
             UsageError: the accelerator cannot compute in the job's precision.
         """
-        return _predict_step_times(self, layouts, coefficients)
+        rates = Rates.of_catalogue(self.cluster, self.precision, self.software, coefficients).slowed(self.slowdowns)
+        forward, backward = _network_s(self.shape, layouts, rates.device)
+        reduced = collective_s(
+            "all_reduce",
+            self.shape.num_parameters * sent_bytes(self.shape, layouts, 4.0),
+            layouts.dp,
+            np.ones(len(layouts)),
+            rates.links,
+        )
+        nothing = np.zeros(len(layouts))
+        local = self.shape.num_parameters / np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
+        doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
+        device_s = layouts.accum * (forward + backward)
+        exposed = np.maximum(reduced - coefficients.dp_hidden * backward, (1 - coefficients.dp_hidden) * reduced)
+        compressed = compression_s(nothing + self.shape.num_parameters, layouts, rates.device.memory_bytes_per_s)
+        return StepTimes(
+            forward_s=layouts.accum * forward,
+            backward_s=layouts.accum * backward,
+            dp_s=exposed + compressed,
+            optimizer_s=local / rates.optimizer_params_per_s,
+            host_s=np.full(len(layouts), rates.host.step_s),
+            **dict.fromkeys(_WITHOUT, nothing),
+            straggle_s=coefficients.straggle * doublings * device_s,
+        )
 
     def memories(self, layouts: Layouts) -> Memories:
-        """Peak memory of the fullest rank of every layout."""
-        return _predict_memories(self, layouts)
+        """Peak memory of the fullest rank of every layout.
 
-
-def _predict_step_times(job: ConvJob, layouts: Layouts, coefficients: Coefficients) -> StepTimes:
-    rates = Rates.of_catalogue(job.cluster, job.precision, job.software, coefficients).slowed(job.slowdowns)
-    forward, backward = _network_s(job.shape, layouts, rates.device)
-    reduced = collective_s(
-        "all_reduce",
-        job.shape.num_parameters * sent_bytes(job.shape, layouts, 4.0),
-        layouts.dp,
-        np.ones(len(layouts)),
-        rates.links,
-    )
-    nothing = np.zeros(len(layouts))
-    local = job.shape.num_parameters / np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
-    doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
-    device_s = layouts.accum * (forward + backward)
-    exposed = np.maximum(reduced - coefficients.dp_hidden * backward, (1 - coefficients.dp_hidden) * reduced)
-    compressed = compression_s(nothing + job.shape.num_parameters, layouts, rates.device.memory_bytes_per_s)
-    return StepTimes(
-        forward_s=layouts.accum * forward,
-        backward_s=layouts.accum * backward,
-        recompute_s=nothing,
-        head_s=nothing,
-        tp_s=nothing,
-        cp_s=nothing,
-        ep_s=nothing,
-        offload_s=nothing,
-        pp_s=nothing,
-        bubble_s=nothing,
-        dp_s=exposed + compressed,
-        optimizer_s=local / rates.optimizer_params_per_s,
-        host_s=np.full(len(layouts), rates.host.step_s),
-        straggle_s=coefficients.straggle * doublings * device_s,
-    )
+        States are 16 bytes per parameter; per image the output of every convolution is kept twice, 2 e o r^2.
+        """
+        parameters = np.full(len(layouts), float(self.shape.num_parameters))
+        values = sum(layer.count * layer.out_channels * layer.output_size**2 for layer in self.shape.convolutions)
+        nothing = np.zeros(len(layouts))
+        shared = np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
+        return Memories(
+            weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
+            gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0)
+            + error_bytes(parameters, layouts),
+            optimizer_bytes=8.0 * parameters / shared,
+            activations_bytes=layouts.micro_batch * 2.0 * element_bytes(self.precision) * values,
+            logits_bytes=layouts.micro_batch * 8.0 * self.shape.classes,
+            working_bytes=nothing,
+            stage=nothing,
+        )
 
 
 def _network_s(shape: ConvNetShape, layouts: Layouts, device: DeviceRates) -> tuple[Array, Array]:
@@ -126,21 +133,3 @@ def _network_s(shape: ConvNetShape, layouts: Layouts, device: DeviceRates) -> tu
     launched = _KERNELS_PER_CONVOLUTION * sum(layer.count for layer in shape.convolutions)
     host_s = launched * device.coefficients.launch_s
     return np.maximum(forward, host_s), np.maximum(backward, 2 * host_s)
-
-
-def _predict_memories(job: ConvJob, layouts: Layouts) -> Memories:
-    """States of 16 bytes per parameter, and per image the output of every convolution twice: 2 e o r^2."""
-    parameters = np.full(len(layouts), float(job.shape.num_parameters))
-    values = sum(layer.count * layer.out_channels * layer.output_size**2 for layer in job.shape.convolutions)
-    nothing = np.zeros(len(layouts))
-    shared = np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
-    return Memories(
-        weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
-        gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0)
-        + error_bytes(parameters, layouts),
-        optimizer_bytes=8.0 * parameters / shared,
-        activations_bytes=layouts.micro_batch * 2.0 * element_bytes(job.precision) * values,
-        logits_bytes=layouts.micro_batch * 8.0 * job.shape.classes,
-        working_bytes=nothing,
-        stage=nothing,
-    )

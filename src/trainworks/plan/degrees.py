@@ -18,16 +18,7 @@ def fixed_of(layout: Layout) -> dict[str, int]:
     """
     automatic = 3 if layout.dp_shard > 1 else 0
     alone = layout.dp_shard * layout.cp == 1
-    fixed = {
-        "dp": layout.dp_replicate * layout.dp_shard,
-        "dp_shard": layout.dp_shard,
-        "zero": automatic if layout.zero == "auto" or alone else layout.zero,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "cp": layout.cp,
-        "ep": layout.ep,
-        **_compression_of(layout),
-    }
+    fixed = _mesh_of(layout, zero=automatic if layout.zero == "auto" or alone else layout.zero)
     kinds = {kind.name.lower(): int(kind) for kind in Recompute}
     chosen = {
         "micro_batch": layout.micro_batch,
@@ -41,11 +32,14 @@ def fixed_of(layout: Layout) -> dict[str, int]:
     return fixed | {name: int(value) for name, value in chosen.items() if value != "auto"}
 
 
-def _compression_of(layout: Layout | ResolvedLayout) -> dict[str, int]:
+def _mesh_of(layout: Layout | ResolvedLayout, *, zero: int) -> dict[str, int]:
+    mesh = {"dp": layout.dp_replicate * layout.dp_shard, "dp_shard": layout.dp_shard, "zero": zero}
+    mesh |= {axis: getattr(layout, axis) for axis in ("tp", "pp", "cp", "ep")}
     if layout.gradient_compression == "none":
-        return {}
+        return mesh
     kind = Compression[layout.gradient_compression.upper()]
-    return {"gradient_compression": kind, "powersgd_rank": layout.powersgd_rank * (kind == Compression.POWERSGD)}
+    rank = layout.powersgd_rank * (kind == Compression.POWERSGD)
+    return mesh | {"gradient_compression": kind, "powersgd_rank": rank}
 
 
 def planned_layout(layouts: Layouts, index: int) -> ResolvedLayout:
@@ -81,22 +75,14 @@ def written_layout(layout: ResolvedLayout, *, selection: float = 0.0) -> Layout:
 
 def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
     """Fields of `Layouts`; zero is 0 where data-parallel ranks share nothing."""
-    return {
-        "dp": layout.dp,
-        "dp_shard": layout.dp_shard,
-        "zero": layout.zero if layout.dp_shard * layout.cp > 1 else 0,
-        "tp": layout.tp,
+    return _mesh_of(layout, zero=layout.zero if layout.dp_shard * layout.cp > 1 else 0) | {
         "sequence_parallel": layout.sequence_parallel,
-        "pp": layout.pp,
         "interleave": layout.interleave,
-        "cp": layout.cp,
-        "ep": layout.ep,
         "micro_batch": layout.micro_batch,
         "recompute": Recompute[layout.recompute.upper()],
         "zero_bubble": layout.zero_bubble,
         "offload": layout.offload_activations,
         "offload_optimizer": layout.offload_optimizer,
-        **_compression_of(layout),
     }
 
 

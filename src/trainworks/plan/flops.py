@@ -8,6 +8,7 @@ the embedding look-up are left out (about 1 %).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from trainworks.plan.layouts import Recompute
@@ -43,14 +44,11 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     and one token is classified; `sequence_length` is patches + 1 there. Source: PaLM (Chowdhery et al. 2022),
     appendix B.
     """
-    head = _ends_matmul_parameters(shape, sequence_length)
-    matrices = layers_matmul_parameters(shape) + head
+    ends: float = head_matmul_parameters(shape)
+    if shape.patch_values:
+        ends = (shape.hidden * shape.patch_values * (sequence_length - 1) + ends) / sequence_length
+    matrices = layers_matmul_parameters(shape) + ends
     return 6.0 * matrices + attention_flops_per_token(shape, sequence_length)
-
-
-def model_flops_per_sequence(shape: ModelShape, sequence_length: int) -> float:
-    """Model FLOPs of one sequence or image, forward and backward: T times those of a token."""
-    return sequence_length * model_flops_per_token(shape, sequence_length)
 
 
 def causal_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
@@ -117,14 +115,6 @@ def layers_matmul_parameters(shape: ModelShape) -> int:
     )
 
 
-def _ends_matmul_parameters(shape: ModelShape, sequence_length: int) -> float:
-    """Matrix weights per token before and behind the layers; an image has one output, and no patch is its class."""
-    if not shape.patch_values:
-        return head_matmul_parameters(shape)
-    patches = shape.hidden * shape.patch_values * (sequence_length - 1)
-    return (patches + head_matmul_parameters(shape)) / sequence_length
-
-
 def flops_per_token_by_convention(convention: FlopsConvention, shape: ModelShape, sequence_length: int) -> float:
     """FLOPs per token as a published table counts them, so that its FLOP/s can be turned into a step time."""
     return _CONVENTIONS[convention](shape, sequence_length)
@@ -148,19 +138,11 @@ def sc21_hardware_flops_per_token(shape: ModelShape, sequence_length: int) -> fl
     return 96.0 * layers * h * h * (1 + sequence_length / (6 * h) + shape.vocabulary / (16 * layers * h))
 
 
-def _with_selective_recompute(shape: ModelShape, sequence_length: int) -> float:
-    return hardware_flops_per_token(shape, sequence_length, Recompute.SELECTIVE)
-
-
-def _with_full_recompute(shape: ModelShape, sequence_length: int) -> float:
-    return hardware_flops_per_token(shape, sequence_length, Recompute.FULL)
-
-
 _CONVENTIONS: dict[FlopsConvention, Callable[[ModelShape, int], float]] = {
     "model": model_flops_per_token,
     "model-causal": causal_flops_per_token,
-    "hardware-selective": _with_selective_recompute,
-    "hardware-full": _with_full_recompute,
+    "hardware-selective": partial(hardware_flops_per_token, recompute=Recompute.SELECTIVE),
+    "hardware-full": partial(hardware_flops_per_token, recompute=Recompute.FULL),
     "sc21-model": sc21_model_flops_per_token,
     "sc21-hardware": sc21_hardware_flops_per_token,
 }

@@ -16,6 +16,7 @@ from trainworks.plan.memory import Memories
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
+from trainworks.record.step_time import StepTimeTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class StepTimes:
         total: Array = sum(_TERMS(self))
         return total
 
+    def terms(self, index: int = 0) -> StepTimeTerms:
+        """Time of one layout."""
+        return StepTimeTerms(**{term.name: float(getattr(self, term.name)[index]) for term in fields(self)})
+
     def take(self, chosen: NDArray[np.generic]) -> StepTimes:
         """The times of the layouts at these positions, or where a mask is true."""
         return StepTimes(*(term[chosen] for term in _TERMS(self)))
@@ -66,7 +71,7 @@ class AnyJob(Protocol):
     complication: ClassVar[float]
     """Share of the step that a layout has to save for each thing that it does beyond plain data parallelism."""
     context_pieces: ClassVar[int]
-    """Pieces of a sequence per context-parallel rank."""
+    """Pieces of a sequence per context-parallel rank; 2, one early and one late, balance a causal mask."""
 
     @property
     def shape(self) -> ModelShape | ConvNetShape:

@@ -16,7 +16,8 @@ with dense blocks, the first stage without them has the most experts.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, TypedDict
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,9 @@ from trainworks.plan.activations import activation_bytes, element_bytes, has_cas
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.compression import error_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
+from trainworks.plan.parameters import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.plan.software import Software
-from trainworks.plan.states import StageParameters, dense_blocks, stage_blocks, stage_parameters
+from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 
 _Position = Literal["first", "middle", "last"]
@@ -64,6 +66,19 @@ class Memories:
         """Memory the device reports as used: reserved, the driver's context, buffers of the collectives."""
         return self.reserved_bytes(coefficients) + coefficients.context_bytes
 
+    def terms(self, index: int = 0, coefficients: Coefficients = COEFFICIENTS) -> MemoryTerms:
+        """Memory of one layout in whole bytes."""
+        totals = (self.reserved_bytes(coefficients), self.device_bytes(coefficients))
+        reserved, device = (round(float(column[index])) for column in totals)
+        names = [term.name for term in fields(Memories) if term.name != "stage"]
+        allocated = {name: round(float(getattr(self, name)[index])) for name in names}
+        return MemoryTerms(
+            **allocated,
+            allocator_bytes=reserved - sum(allocated.values()),
+            baseline_bytes=device - reserved,
+            checkpoint_bytes=0,
+        )
+
 
 def predict_memories(
     shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, software: Software
@@ -87,21 +102,15 @@ def predict_memories(
     return fullest
 
 
-class _Sizes(TypedDict):
-    sequence_length: int
-    precision: str
-    software: Software
-
-
 def _stage(
     shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, software: Software, position: _Position
 ) -> Memories:
     at = _place(shape, layouts, position)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
     weights, gradients, optimizer = _states(parameters, layouts, at.blocks, precision, software)
-    sizes: _Sizes = {"sequence_length": sequence_length, "precision": precision, "software": software}
-    stored = activation_bytes(shape, layouts, **sizes)
-    stream = stream_bytes(shape, layouts, **sizes)
+    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    kept = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
+    stored, full = kept(software=software), kept(software=software, recompute=Recompute.NONE)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     e = element_bytes(precision)
     has_logits = (layouts.pp == 1) | (position == "last")
@@ -109,10 +118,16 @@ def _stage(
     at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (at.tables > 0)
     kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (at.blocks * stored + at_ends)
     activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * stored, kept_by_all), kept_by_all)
-    activations = activations + _receive_buffers(layouts, position, stream, software)
+    # Inputs and gradients of every micro-batch that each chunk receives (torch.distributed.pipelining).
+    sides = 2.0 * layouts.interleave - (position != "middle")
+    received = np.where(software.native & (layouts.pp > 1), sides * layouts.accum * stream, 0.0)
+    activations = activations + received
     product, matrix = _largest_product(shape, layouts, tokens)
-    full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)
     tables = stage_parameters(shape, layouts, np.zeros_like(at.blocks), embeddings=at.tables).total
+    # Gradients do not exist before backward if they are freed after the update, and neither accumulated nor in DDP's
+    # buckets, which are as large.
+    buckets = (layouts.zero == 0) & (layouts.dp > 1)
+    frees_gradients = software.native & (layouts.accum == 1) & (layouts.pp == 1) & ~buckets
     moments = _Moments(
         e=e,
         r=software.gradient_bytes,
@@ -127,7 +142,7 @@ def _stage(
         matrix=matrix,
         loss=logits,
         activations=activations,
-        coming=np.where(_frees_gradients(layouts, software), gradients, 0.0),
+        coming=np.where(frees_gradients, gradients, 0.0),
         parameters=parameters.total,
     )
     working = moments.peak(
@@ -201,7 +216,7 @@ class _Moments:
         """Largest of the moments, beyond states and activations.
 
             in the loss      loss, and gathered: tables and the last block, which was prefetched
-            last blocks      see `_in_last_blocks`
+            last blocks      see `_last_block_moments`
             first block      activations of this block alone, and all gradients
             at the end       gradients of the tables in both precisions, all activations gone
 
@@ -218,13 +233,13 @@ class _Moments:
         standing = of_tables + np.where(cast | (gathered & ~again), self.e * self.blocks * self.block, 0.0)
         unit = np.where(again, self.e * self.block, 0.0)
         in_loss = self.loss + standing + unit - self.coming
-        last = standing + self._in_last_blocks(unit, gathered) - self.coming * (1 - self.table / self.parameters)
+        last = standing + self._last_block_moments(unit, gathered) - self.coming * (1 - self.table / self.parameters)
         first = of_tables + unit + self.live + self.kept - self.activations
         at_end = np.where(gathered, (self.e + self.r) * self.tables, 0.0) - self.activations
         peak: Array = np.maximum(np.maximum(in_loss, last), np.maximum(first, at_end))
         return peak
 
-    def _in_last_blocks(self, unit: Array, gathered: _Mask) -> Array:
+    def _last_block_moments(self, unit: Array, gathered: _Mask) -> Array:
         """Largest of three moments in the backward of the last two blocks.
 
         last block        this block's weights and the next one's; gradients of output and largest weight
@@ -298,21 +313,6 @@ def _states(
     left = np.minimum(1, 2 / np.maximum(blocks, 1)) if not software.native else 0.0
     weights = np.where(away & software.native, 0.0, weights)
     return weights, np.where(away, gradients * left, gradients), np.where(away, 0.0, optimizer)
-
-
-def _frees_gradients(layouts: Layouts, software: Software) -> _Mask:
-    """True if gradients do not exist before backward: freed after the update, and neither accumulated nor in DDP's
-    buckets, which are as large.
-    """
-    buckets = (layouts.zero == 0) & (layouts.dp > 1)
-    frees: _Mask = software.native & (layouts.accum == 1) & (layouts.pp == 1) & ~buckets
-    return frees
-
-
-def _receive_buffers(layouts: Layouts, position: _Position, stream: Array, software: Software) -> Array:
-    """Inputs and gradients of every micro-batch that each chunk receives (torch.distributed.pipelining)."""
-    sides = 2.0 * layouts.interleave - (position != "middle")
-    return np.where(software.native & (layouts.pp > 1), sides * layouts.accum * stream, 0.0)
 
 
 def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:

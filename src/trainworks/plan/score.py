@@ -82,12 +82,10 @@ def macro_average(sources: Iterable[Errors | None]) -> Errors | None:
     if not known:
         return None
     covered = [source.coverage for source in known if source.coverage is not None]
-    means = {name: _mean([getattr(source, name) for source in known]) for name in ("mape", "median", "p90", "bias")}
-    return Errors(n=len(known), **means, coverage=_mean(covered) if covered else None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+    means = {
+        name: float(np.mean([getattr(source, name) for source in known])) for name in ("mape", "median", "p90", "bias")
+    }
+    return Errors(n=len(known), **means, coverage=float(np.mean(covered)) if covered else None)
 
 
 def rank_correlation(predicted: ArrayLike, measured: ArrayLike) -> float:

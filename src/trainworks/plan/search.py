@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import planned_layout
 from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts
@@ -69,8 +68,6 @@ class SearchResult:
 
 @dataclass(slots=True)
 class _Kept:
-    """The best so far, and the counts."""
-
     job: AnyJob
     keep: int
     evaluated: int = 0
@@ -156,9 +153,9 @@ def _families(layouts: Layouts) -> NDArray[np.intp]:
     return first
 
 
-def fits(memories: Memories, job: AnyJob, coefficients: Coefficients = COEFFICIENTS) -> NDArray[np.bool_]:
+def fits(memories: Memories, job: AnyJob) -> NDArray[np.bool_]:
     """True if a layout's reserved memory leaves headroom on the accelerator; shape [n]."""
-    return memories.device_bytes(coefficients) <= limit_bytes(job)
+    return memories.device_bytes() <= limit_bytes(job)
 
 
 def limit_bytes(job: AnyJob) -> float:
@@ -198,7 +195,7 @@ def search_first(wanted: Iterable[AnySpace], *, keep: int) -> SearchResult:
 
 
 def spaces(job: AnyJob, global_batch: int, fixed: Fixed) -> list[Space]:
-    """The usual layouts; the unusual ones, and then offloading, are for jobs that do not fit without."""
+    """Spaces to try in order: usual layouts, unusual ones, offloading. The next is tried only if nothing fits."""
     without = dict.fromkeys(("offload", "offload_optimizer"), 0) | dict(fixed)
     attempts = [(without, True), (without, False)] + ([(dict(fixed), False)] if without != fixed else [])
     ranks = job.cluster.num_accelerators
@@ -211,32 +208,39 @@ def any_fits(space: AnySpace) -> bool:
     Raises:
         UsageError: there are more than `MAX_LAYOUTS` layouts.
     """
-    parts = _in_chunks(space.layouts(lambda reason, mesh: None))
+    parts = _split_in_chunks(space.layouts(lambda reason, mesh: None))
     return any(fits(space.job.memories(part), space.job).any() for part in parts)
 
 
-def search(space: AnySpace, *, keep: int = 10, coefficients: Coefficients = COEFFICIENTS) -> SearchResult:
+def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
     """Predict and rank every layout of a space.
 
     Args:
         space: the job, and what is decided of its layout.
         keep: families of layouts to return, in addition to the front of time and memory.
-        coefficients: of the model of time and memory.
 
     Raises:
         UsageError: the accelerator cannot compute in the job's precision, or there are more than `MAX_LAYOUTS` layouts.
     """
     job = space.job
     results = _Kept(job, keep)
-    for layouts in _in_chunks(space.layouts(results.reject_mesh)):
-        _price(job, layouts, results, coefficients)
+    for layouts in _split_in_chunks(space.layouts(results.reject_mesh)):
+        memories = job.memories(layouts)
+        used, good = memories.device_bytes(), fits(memories, job)
+        results.evaluated += len(layouts)
+        if not good.all():
+            _reject_large(layouts.take(~good), memories, used[~good], ~good, job, results)
+        if good.any():
+            results.fitting += int(good.sum())
+            chosen = layouts.take(good)
+            results.add(chosen, job.step_times(chosen).total_s, used[good])
     layouts, seconds, used = results.best()
     return SearchResult(
         evaluated=results.evaluated,
         fitting=results.fitting,
         rejections=sorted(results.rejections.values(), key=lambda r: -r.count),
         layouts=layouts,
-        times=job.step_times(layouts, coefficients),
+        times=job.step_times(layouts),
         memories=job.memories(layouts),
         front=pareto_front(seconds, used),
         families=_families(layouts),
@@ -244,7 +248,7 @@ def search(space: AnySpace, *, keep: int = 10, coefficients: Coefficients = COEF
     )
 
 
-def _in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
+def _split_in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
     """The same layouts in pieces of about a chunk: a mesh alone has too few of them, or too many."""
     waiting: list[Layouts] = []
     for part in parts:
@@ -254,19 +258,6 @@ def _in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
             waiting = []
     if waiting:
         yield from Layouts.concatenate(waiting).chunks(_CHUNK)
-
-
-def _price(job: AnyJob, layouts: Layouts, results: _Kept, coefficients: Coefficients) -> None:
-    memories = job.memories(layouts)
-    used = memories.device_bytes(coefficients)
-    good = fits(memories, job, coefficients)
-    results.evaluated += len(layouts)
-    if not good.all():
-        _reject_large(layouts.take(~good), memories, used[~good], ~good, job, results)
-    if good.any():
-        results.fitting += int(good.sum())
-        chosen = layouts.take(good)
-        results.add(chosen, job.step_times(chosen, coefficients).total_s, used[good])
 
 
 def _reject_large(

@@ -80,7 +80,7 @@ class Software:
 
     @property
     def is_fusion_assumed(self) -> bool:
-        """Whether it is a guess that the blocks are compiled, in a program that runs either way."""
+        """True if it is assumed that the blocks are compiled, in a program that runs either way."""
         return self.framework == "torch" and "compiled" not in self.said
 
     @classmethod

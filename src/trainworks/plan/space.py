@@ -19,8 +19,8 @@ from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.parameters import chunk_counts
 from trainworks.plan.shapes.conv_net import ConvNetShape
-from trainworks.plan.states import chunk_counts
 
 Fixed = Mapping[str, int]
 """Fields of `Layouts` that a person has decided."""
@@ -118,10 +118,6 @@ class Space:
                 )
         return (self._filled(filling) for filling in fillings)
 
-    def options(self, mesh: Mapping[str, int]) -> Layouts:
-        """Every way to fill a mesh: sharding, micro-batch, schedule, recomputation, offload."""
-        return self._filled(self._filling(mesh))
-
     def _filled(self, filling: _Filling) -> Layouts:
         layouts = _filled(self.global_batch, filling)
         return layouts.take(self.job.runnable(layouts))
@@ -130,7 +126,6 @@ class Space:
         return [value for value in values if value == self.fixed.get(name, value)]
 
     def _splits(self) -> Iterator[tuple[int, int, int]]:
-        """Every tp, pp and cp whose product divides the world size."""
         factors = divisors(self.world_size)
         for tp in self._allowed("tp", factors):
             if self.world_size % tp:
@@ -168,16 +163,27 @@ class Space:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         per_rank = self.global_batch // dp
         layers = None if isinstance(job.shape, ConvNetShape) else job.shape.layers
+        # Fused attention keeps no scores: recomputing it alone saves nothing.
+        kinds = [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
+        if layers is None:
+            kinds = [Recompute.NONE]
+        largest = max(job.largest_micro_batch, self.fixed.get("micro_batch", 1))
         choices: dict[str, list[int]] = {
-            "micro_batch": self._micro_batches(per_rank),
-            "recompute": [int(kind) for kind in _recomputations(job)],
+            "micro_batch": [size for size in divisors(per_rank) if size <= largest],
+            "recompute": [int(kind) for kind in kinds],
             "sequence_parallel": self._sequence_parallel(tp, cp),
             "offload": [0] if layers is None else [0, 1],
             "offload_optimizer": [0] if layers is None else [0, 1],
         }
         choices |= {name: [self.fixed[name]] for name in NEVER_SEARCHED if name in self.fixed}
-        sharding = _sharding(dp * cp, dp, pp, least=min(dp, self._least_shards(tp)))
-        schedules = _schedules(layers or 1, pp, zero_bubble=self._zero_bubble())
+        # In the usual space, a node of ranks shares the weights at least.
+        within = self.job.cluster.accelerators_per_node // tp if self.usual and "dp_shard" not in self.fixed else 1
+        sharding = _sharding(dp * cp, dp, pp, least=min(dp, within))
+        zero_bubble = not self.usual or self.job.software.native or "zero_bubble" in self.fixed
+        schedules = [(1, 0)]  # interleave, zero_bubble
+        if pp > 1:
+            schedules = [(chunks, 0) for chunks in chunk_counts(layers or 1, pp, LARGEST_INTERLEAVE)]
+            schedules += [(1, 1)] if zero_bubble else []
         return _Filling(
             tuple(mesh.items()),
             tuple((name, tuple(self._allowed(name, values))) for name, values in choices.items()),
@@ -185,27 +191,15 @@ class Space:
             self._agreeing(schedules, "interleave", "zero_bubble"),
         )
 
-    def _micro_batches(self, per_rank: int) -> list[int]:
-        """Divisors of a rank's samples, up to the largest that is worth trying or the one that is decided."""
-        largest = max(self.job.largest_micro_batch, self.fixed.get("micro_batch", 1))
-        return [size for size in divisors(per_rank) if size <= largest]
-
     def _agreeing(self, pairs: list[tuple[int, int]], first: str, second: str) -> _Pairs:
         fixed = self.fixed
         return tuple(pair for pair in pairs if pair == (fixed.get(first, pair[0]), fixed.get(second, pair[1])))
-
-    def _least_shards(self, tp: int) -> int:
-        """Ranks of the smallest group that shares weights: a node of them in the usual space."""
-        return self.job.cluster.accelerators_per_node // tp if self.usual and "dp_shard" not in self.fixed else 1
 
     def _sequence_parallel(self, tp: int, cp: int) -> list[int]:
         if tp == 1:
             return [0]
         divided = self.job.sequence_length % (tp * cp) == 0
         return [int(divided)] if self.usual and "sequence_parallel" not in self.fixed else [0, 1]
-
-    def _zero_bubble(self) -> bool:
-        return not self.usual or self.job.software.native or "zero_bubble" in self.fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +239,6 @@ def _filled(global_batch: int, filling: _Filling) -> Layouts:
     return layouts.take(complete)
 
 
-def _recomputations(job: AnyJob) -> list[Recompute]:
-    """Fused attention keeps no scores: recomputing it alone saves nothing."""
-    if isinstance(job.shape, ConvNetShape):
-        return [Recompute.NONE]
-    return [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
-
-
 def _sharding(copies: int, dp: int, pp: int, *, least: int) -> list[tuple[int, int]]:
     """(zero, dp_shard): nothing shared; states over the whole group; weights over any divisor of it (HSDP).
 
@@ -263,10 +250,3 @@ def _sharding(copies: int, dp: int, pp: int, *, least: int) -> list[tuple[int, i
         pairs += [(2, dp)] if pp == 1 else []
         pairs += [(3, size) for size in divisors(dp) if size >= max(2, least)] or [(3, dp)]
     return pairs
-
-
-def _schedules(layers: int, pp: int, *, zero_bubble: bool) -> list[tuple[int, int]]:
-    """(interleave, zero_bubble)."""
-    if pp == 1:
-        return [(1, 0)]
-    return [(v, 0) for v in chunk_counts(layers, pp, LARGEST_INTERLEAVE)] + ([(1, 1)] if zero_bubble else [])

@@ -26,14 +26,13 @@ from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_time
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s, point_to_point_s
 from trainworks.plan.compression import compressible, compression_s, sent_bytes
-from trainworks.plan.flops import model_flops_per_sequence
+from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.parameters import head_dims
+from trainworks.plan.parameters import StageParameters, head_dims, stage_blocks, stage_parameters
 from trainworks.plan.rates import Rates
 from trainworks.plan.software import Software
-from trainworks.plan.states import StageParameters, stage_blocks, stage_parameters
 from trainworks.record.calibration import Calibration
 from trainworks.record.model_shape import ModelShape
 
@@ -56,7 +55,6 @@ class TrainingJob:
     """Measured rates, which replace those of the catalogue."""
 
     complication: ClassVar[float] = 0.01
-    """Share of the step that a layout has to save for each thing that it does beyond plain data parallelism."""
     context_pieces: ClassVar[int] = 2
     """Pieces of a sequence per context-parallel rank: an early and a late one, for equal work."""
 
@@ -77,7 +75,7 @@ class TrainingJob:
     @property
     def flops_per_sequence(self) -> float:
         """Model FLOPs, forward and backward."""
-        return model_flops_per_sequence(self.shape, self.sequence_length)
+        return self.sequence_length * model_flops_per_token(self.shape, self.sequence_length)
 
     def rates(self, coefficients: Coefficients = COEFFICIENTS) -> Rates:
         """Rates of a rank: measured, or those of the catalogue with these coefficients, after learning."""
@@ -93,7 +91,28 @@ class TrainingJob:
         Raises:
             UsageError: the accelerator cannot compute in the job's precision.
         """
-        return predict_step_times(self, layouts, coefficients)
+        rates = self.rates(coefficients)
+        block, head, (tp_s, cp_s, ep_s) = _kernels(self, layouts, rates)
+        offload_s = _offload_s(self, layouts, rates, block.total_s)
+        stage = _slowest_stage(self, layouts, block, head, tp_s + cp_s + ep_s + offload_s)
+        once_s = layouts.accum * stage.blocks  # of one block's times in a step
+        terms = {
+            "forward_s": once_s * block.forward_s,
+            "backward_s": once_s * block.backward_s + _accumulation_s(self, layouts, rates, stage.blocks),
+            "recompute_s": once_s * block.recomputed_s,
+            "head_s": layouts.accum * stage.head_s,
+            "tp_s": once_s * tp_s,
+            "cp_s": once_s * cp_s,
+            "ep_s": once_s * ep_s,
+            "offload_s": once_s * offload_s,
+            "pp_s": layouts.accum * _pipeline_transfers_s(self, layouts, rates, stage.blocks * block.total_s),
+            "bubble_s": stage.bubble_s,
+            "dp_s": _data_parallel_s(self, layouts, rates, stage.blocks, once_s * block.total_s),
+            "optimizer_s": _optimizer_s(self, layouts, rates),
+        }
+        doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
+        waiting_s = rates.coefficients.straggle * doublings * sum(terms.values(), start=np.zeros(len(layouts)))
+        return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
@@ -104,36 +123,6 @@ class TrainingJob:
             precision=self.precision,
             software=self.software,
         )
-
-
-def predict_step_times(job: TrainingJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
-    """One optimizer step of every layout.
-
-    Raises:
-        UsageError: the accelerator cannot compute in the job's precision.
-    """
-    rates = job.rates(coefficients)
-    block, head, (tp_s, cp_s, ep_s) = _kernels(job, layouts, rates)
-    offload_s = _offload_s(job, layouts, rates, block.total_s)
-    stage = _slowest_stage(job, layouts, block, head, tp_s + cp_s + ep_s + offload_s)
-    once_s = layouts.accum * stage.blocks  # of one block's times in a step
-    terms = {
-        "forward_s": once_s * block.forward_s,
-        "backward_s": once_s * block.backward_s + _accumulation_s(job, layouts, rates, stage.blocks),
-        "recompute_s": once_s * block.recomputed_s,
-        "head_s": layouts.accum * stage.head_s,
-        "tp_s": once_s * tp_s,
-        "cp_s": once_s * cp_s,
-        "ep_s": once_s * ep_s,
-        "offload_s": once_s * offload_s,
-        "pp_s": layouts.accum * _pipeline_transfers_s(job, layouts, rates, stage.blocks * block.total_s),
-        "bubble_s": stage.bubble_s,
-        "dp_s": _data_parallel_s(job, layouts, rates, stage.blocks, once_s * block.total_s),
-        "optimizer_s": _optimizer_s(job, layouts, rates),
-    }
-    doublings = np.log2(np.maximum(1.0, layouts.world_size / rates.links.ranks_per_node))
-    waiting_s = rates.coefficients.straggle * doublings * sum(terms.values(), start=np.zeros(len(layouts)))
-    return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
 
 _CUTS = ("micro_batch", "tp", "sequence_parallel", "cp", "ep", "recompute", "zero")
@@ -159,8 +148,6 @@ def _kernels(
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """The stage that all others wait for."""
-
     blocks: Array
     head_s: Array
     """Embedding or logits of a micro-batch, on the stages that have them."""

@@ -111,8 +111,6 @@ class Formula(Expression):
 
 @dataclass(frozen=True, slots=True)
 class _Symbol(Expression):
-    """Place of an input in a formula."""
-
     key: str
 
     def __float__(self) -> float:
@@ -156,49 +154,42 @@ _POWER = _Operation("**", operator.pow, _RAISED)
 _NEGATE = _Operation("-", operator.neg, _UNARY)
 _LESS = _Operation("<", operator.lt, _COMPARISON)
 _GREATER = _Operation(">", operator.gt, _COMPARISON)
-_CEIL = _Operation("ceil", math.ceil, _CALL)
-_EXP = _Operation("exp", math.exp, _CALL)
-_EXPM1 = _Operation("expm1", math.expm1, _CALL)
-_LOG = _Operation("log", math.log, _CALL)
-_MAX = _Operation("max", max, _CALL)
-_MIN = _Operation("min", min, _CALL)
-_SQRT = _Operation("sqrt", math.sqrt, _CALL)
 _WHERE = _Operation("if", lambda condition, value, otherwise: value if condition else otherwise, _CONDITIONAL)
 
 
 def ceil(term: Operand) -> Formula:
     """Smallest integer not below the term."""
-    return Formula(_CEIL, (term,))
+    return Formula(_Operation("ceil", math.ceil, _CALL), (term,))
 
 
 def exp(term: Operand) -> Formula:
     """Exponential function."""
-    return Formula(_EXP, (term,))
+    return Formula(_Operation("exp", math.exp, _CALL), (term,))
 
 
 def expm1(term: Operand) -> Formula:
     """exp(term) - 1, precise near 0."""
-    return Formula(_EXPM1, (term,))
+    return Formula(_Operation("expm1", math.expm1, _CALL), (term,))
 
 
 def log(term: Operand) -> Formula:
     """Natural logarithm."""
-    return Formula(_LOG, (term,))
+    return Formula(_Operation("log", math.log, _CALL), (term,))
 
 
 def sqrt(term: Operand) -> Formula:
     """Square root."""
-    return Formula(_SQRT, (term,))
+    return Formula(_Operation("sqrt", math.sqrt, _CALL), (term,))
 
 
 def maximum(*terms: Operand) -> Formula:
     """Largest of the terms."""
-    return Formula(_MAX, terms)
+    return Formula(_Operation("max", max, _CALL), terms)
 
 
 def minimum(*terms: Operand) -> Formula:
     """Smallest of the terms."""
-    return Formula(_MIN, terms)
+    return Formula(_Operation("min", min, _CALL), terms)
 
 
 def where(condition: Formula, value: Operand, otherwise: Operand) -> Formula:

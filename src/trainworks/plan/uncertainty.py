@@ -151,35 +151,21 @@ class Belief:
 
 
 def prior_of(job: AnyJob) -> Prior:
-    """Prior for a model with or without routed experts, wider for a job that is unlike what was fitted."""
+    """Prior for a model with or without routed experts; `software`, tau, is wider for a job unlike what was fitted."""
     prior = EXPERTS_PRIOR if getattr(job.shape, "experts", 0) else PRIOR
-    return replace(prior, software=software_deviation(job, of_sources=prior.software))
-
-
-def software_deviation(job: AnyJob, *, of_sources: float = SOFTWARE) -> float:
-    """Standard deviation tau of what the rates do not explain, in the logarithm of a job's step time.
-
-    Args:
-        job: on its cluster.
-        of_sources: tau_0.
-    """
-    world = job.cluster.num_accelerators
+    world, link = job.cluster.num_accelerators, job.cluster.accelerator.scale_up
     parts = {
         "8 bits": job.precision in ("fp8", "fp4"),
         "many accelerators": min(1.0, max(0.0, math.log2(2 * world / _MANY))),
-        "no NVLink switch": not _is_switched(job),
+        # Switches, or a mesh of their own links, join all accelerators of a node.
+        "no NVLink switch": link == "none" or "bridge" in link,
         "not compared": bool(not_compared(job)),
         "perhaps compiled": job.software.is_fusion_assumed,
     }
     beyond = [math.log2(max(1.0, ratio)) for ratio in (world / LARGEST_WORLD, job.sequence_length / LONGEST)]
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
-    return math.sqrt(of_sources**2 + kinds + sum((_PER_DOUBLING * doublings) ** 2 for doublings in beyond))
-
-
-def _is_switched(job: AnyJob) -> bool:
-    """Whether all accelerators of a node are joined by switches or by a mesh of their own links."""
-    link = job.cluster.accelerator.scale_up
-    return link != "none" and "bridge" not in link
+    tau = math.sqrt(prior.software**2 + kinds + sum((_PER_DOUBLING * doublings) ** 2 for doublings in beyond))
+    return replace(prior, software=tau)
 
 
 def not_compared(job: AnyJob) -> list[str]:

@@ -16,20 +16,23 @@ all queues decide so, none starts a job that delays a better one, and every queu
 
 Priorities are strict: a stream of jobs of a higher priority keeps the others waiting, and priorities do not grow with
 time. Every job of one priority is served eventually.
+
+Of the running jobs, as few as possible are preempted; among equally few, those of the lowest priority, then the
+youngest, which lose the least work. A single sufficient job is always found, and for a gang of one node the smallest
+set. For several nodes the search is greedy, node by node; in its result every chosen job is needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from trainworks.queueing.backfill import Backfill, reserve
-from trainworks.queueing.forecast import StartForecast
-from trainworks.queueing.placement import FreeResources, Gang, NodeIndex, fits, place
-from trainworks.queueing.preemption import jobs_to_preempt
+from trainworks.queueing.backfill import Backfill, StartForecast, reserve
+from trainworks.queueing.placement import Amounts, FreeResources, Gang, NodeIndex, fits, need_of, place, plus
 from trainworks.queueing.quota import Accounts
-from trainworks.queueing.reasons import behind_text, leaving_text, short_text, unavailable_text
+from trainworks.queueing.reasons import explain_precedence, leaving_text, short_text, unavailable_text
 from trainworks.queueing.snapshot import (
     Cancel,
     Decision,
@@ -37,11 +40,97 @@ from trainworks.queueing.snapshot import (
     Preempt,
     QueuedJob,
     Reason,
+    RunningJob,
     Snapshot,
     Start,
     queue_key,
 )
 from trainworks.units import format_duration
+
+_MOST_TOGETHER = 10
+"""Jobs on a node whose combinations are all tried; of more, the lesser go first until there is room."""
+
+
+def jobs_to_preempt(
+    gang: Gang, priority: int, resources: FreeResources, running: Iterable[RunningJob]
+) -> list[RunningJob]:
+    """The jobs to preempt so that the gang fits once they and all that are ending have gone; none if nothing helps."""
+    ending = {job.job_id for job, _ in resources.leaving}
+    able = [job for job in running if job.preemptible and job.priority < priority and job.job_id not in ending]
+    able = sorted((job for job in able if resources.stay_of(job).nodes), key=_worth)
+    if not place(gang, _amounts_without(able, resources)):
+        return []
+    for job in able:
+        if place(gang, _amounts_without([job], resources)):
+            return [job]
+    racks = gang.racks or dict.fromkeys(gang.candidates, "")
+    names = sorted({racks[index] for index in gang.candidates})
+    groups = [[index for index in gang.candidates if racks[index] == name] for name in names]
+    chosen = min((_node_by_node(gang, resources, group, able) for group in groups), key=_loss)
+    for job in sorted(chosen, key=_worth, reverse=True):
+        spared = [other for other in chosen if other is not job]
+        if place(gang, _amounts_without(spared, resources)):
+            chosen = spared
+    return chosen
+
+
+def _worth(job: RunningJob) -> tuple[int, float, int]:
+    """Least first: the lowest priority, the youngest."""
+    return (job.priority, -job.started_at, -job.job_id)
+
+
+def _loss(jobs: Sequence[RunningJob]) -> tuple[float, list[tuple[int, float, int]]]:
+    """Cost of preempting several jobs: their number, then their worth. Preempting none is infeasible."""
+    return (len(jobs) or math.inf, sorted(map(_worth, jobs), reverse=True))
+
+
+def _amounts_without(jobs: Iterable[RunningJob], resources: FreeResources) -> list[Amounts]:
+    free = list(resources.soon)
+    for job in jobs:
+        stay = resources.stay_of(job)
+        for index in stay.nodes:
+            free[index] = plus(free[index], stay.need)
+    return free
+
+
+def _node_by_node(
+    gang: Gang, resources: FreeResources, candidates: Sequence[int], able: Sequence[RunningJob]
+) -> list[RunningJob]:
+    """Clear the node that costs the least, again and again, until the gang has its nodes; empty if it never has."""
+    there: dict[int, list[RunningJob]] = {index: [] for index in candidates}
+    for job in able:
+        for index in resources.stay_of(job).nodes:
+            if index in there:
+                there[index].append(job)
+    chosen: list[RunningJob] = []
+    while True:
+        free = _amounts_without(chosen, resources)
+        blocked = [index for index in candidates if not fits(gang.need, free[index])]
+        if len(candidates) - len(blocked) >= gang.nodes_min:
+            return chosen
+        left = [[job for job in there[index] if job not in chosen] for index in blocked]
+        ways = [_fewest(gang.need, free[index], jobs) for index, jobs in zip(blocked, left, strict=True)]
+        best = min(ways, key=_loss)
+        if not best:
+            return []
+        chosen += best
+
+
+def _fewest(need: Amounts, free: Amounts, jobs: Sequence[RunningJob]) -> list[RunningJob]:
+    """The fewest jobs of a node that make room on it; empty if all together do not."""
+    for count in range(1, len(jobs) + 1 if len(jobs) <= _MOST_TOGETHER else 2):
+        groups = [list(some) for some in combinations(jobs, count) if _make_room(need, free, some)]
+        if groups:
+            return min(groups, key=_loss)
+    first = [jobs[:count] for count in range(2, len(jobs) + 1)]
+    return next((list(some) for some in first if _make_room(need, free, some)), [])
+
+
+def _make_room(need: Amounts, free: Amounts, jobs: Iterable[RunningJob]) -> bool:
+    for job in jobs:
+        free = plus(free, need_of(job.shape))
+    return fits(need, free)
+
 
 MOST_ESTIMATES = 1000
 """Jobs at the front of the queue that get an estimated start; further back it is costly and of little use."""
@@ -74,8 +163,6 @@ def decide(snapshot: Snapshot) -> Decision:
 
 @dataclass(slots=True)
 class _Wait:
-    """Pending reason of a job."""
-
     job: QueuedJob
     reason: Reason
     detail: str
@@ -112,8 +199,6 @@ def _sorted_out(snapshot: Snapshot) -> tuple[list[QueuedJob], list[_Wait], list[
 
 
 class _Service:
-    """Serves the jobs in line, one after the other."""
-
     def __init__(self, snapshot: Snapshot, resources: FreeResources) -> None:
         self._running = snapshot.running
         self._everywhere = NodeIndex(snapshot.nodes)
@@ -147,7 +232,17 @@ class _Service:
             return True
         nodes = place(gang, self._resources.soon) or self._preempt(job, gang)
         if nodes:
-            self._promise(job, gang, nodes)
+            # keep nodes for it while it waits for others to go
+            self._accounts.charge(job, len(nodes))
+            resources = self._resources
+            short = {index for index in nodes if not fits(gang.need, resources.unused[index])}
+            leaving = [(other, stay) for other, stay in resources.leaving if short.intersection(stay.nodes)]
+            starts_at = max((stay.ends_at for _, stay in leaving), default=resources.now)
+            preempted = [other.job_id for other, _ in leaving if other.preemptible and other.priority < job.priority]
+            reason = Reason.PREEMPTING if preempted else Reason.RESOURCES
+            detail = leaving_text(preempted or [other.job_id for other, _ in leaving], preempted=bool(preempted))
+            self.waits.append(_Wait(job, reason, detail, starts_at))
+            resources.promise(gang, nodes, starts_at, job.time_limit_s)
         return bool(nodes)
 
     def backfill(self, head: QueuedJob, others: Sequence[QueuedJob]) -> None:
@@ -156,11 +251,11 @@ class _Service:
         reservation = reserve(gang, resources)
         short = short_text(head.shape, gang, resources)
         if self._let_first:
-            short = f"{short}; {behind_text(head, self._let_first[-1])}"
+            short = f"{short}; {explain_precedence(head, self._let_first[-1])}"
         self.waits.append(_Wait(head, Reason.RESOURCES, short, reservation.starts_at, gang, reservation.nodes))
         self._accounts.charge(head, head.shape.nodes_min)
         filling = Backfill(resources, reservation)
-        behind = behind_text(head, head)  # once for all of one rank: there may be ten thousand
+        behind = explain_precedence(head, head)  # once for all of one rank: there may be ten thousand
         for waiting in others:
             job = self.admit(waiting)
             if job is None:
@@ -171,7 +266,7 @@ class _Service:
             elif nodes := filling.start(gang, job.time_limit_s):
                 self._started(job, nodes)
             else:
-                why = behind if job.rank is head.rank else behind_text(job, head)
+                why = behind if job.rank is head.rank else explain_precedence(job, head)
                 self.waits.append(_Wait(job, Reason.PRIORITY, why, None, gang))
 
     def _started(self, job: QueuedJob, nodes: Sequence[int]) -> None:
@@ -188,7 +283,6 @@ class _Service:
         self.waits.append(_Wait(job, Reason.NODES_UNAVAILABLE, self._unavailable[gang.number]))
 
     def _preempt(self, job: QueuedJob, gang: Gang) -> list[int]:
-        """Preempt jobs for a gang; returns its nodes, if any."""
         resources = self._resources
         if job.elsewhere:
             return []
@@ -202,22 +296,8 @@ class _Service:
             self.preempts.append(Preempt(job_id=other.job_id, for_job=job.job_id))
         return place(gang, resources.soon)
 
-    def _promise(self, job: QueuedJob, gang: Gang, nodes: Sequence[int]) -> None:
-        """Keep nodes for a job that waits for others to go."""
-        self._accounts.charge(job, len(nodes))
-        resources = self._resources
-        short = {index for index in nodes if not fits(gang.need, resources.unused[index])}
-        leaving = [(other, stay) for other, stay in resources.leaving if short.intersection(stay.nodes)]
-        starts_at = max((stay.ends_at for _, stay in leaving), default=resources.now)
-        preempted = [other.job_id for other, _ in leaving if other.preemptible and other.priority < job.priority]
-        reason = Reason.PREEMPTING if preempted else Reason.RESOURCES
-        detail = leaving_text(preempted or [other.job_id for other, _ in leaving], preempted=bool(preempted))
-        self.waits.append(_Wait(job, reason, detail, starts_at))
-        resources.promise(gang, nodes, starts_at, job.time_limit_s)
-
 
 def _estimate(waits: Sequence[_Wait], resources: FreeResources) -> None:
-    """Estimate the starts of the first jobs in the queue."""
     forecast = StartForecast(resources)
     for wait in waits[:MOST_ESTIMATES]:
         limit = wait.job.time_limit_s

@@ -27,11 +27,6 @@ def need_of(shape: GangShape) -> Amounts:
     return (millicores, shape.accelerators_per_node, shape.memory_per_node_bytes)
 
 
-def size_of(node: NodeInfo) -> Amounts:
-    """Amounts of a node, rounded down."""
-    return (math.floor(node.cores * 1000 + 1e-6), node.accelerators, node.memory_bytes)
-
-
 def plus(one: Amounts, other: Amounts) -> Amounts:
     """The sum."""
     return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
@@ -71,7 +66,8 @@ class NodeIndex:
 
     def __init__(self, nodes: Iterable[NodeInfo]) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
-        self.sizes = [size_of(node) for node in self.nodes]
+        millicores = [math.floor(node.cores * 1000 + 1e-6) for node in self.nodes]
+        self.sizes = [(m, node.accelerators, node.memory_bytes) for m, node in zip(millicores, self.nodes, strict=True)]
         self.numbers = {node.name: index for index, node in enumerate(self.nodes)}
         self._gang_numbers: dict[GangShape, int] = {}
         self._gangs: list[Gang] = []
@@ -86,12 +82,24 @@ class NodeIndex:
 
     def _gang_of(self, shape: GangShape, number: int) -> Gang:
         need = need_of(shape)
-        candidates, least = self._allowed_for(shape)
+        key = (shape.accelerator, shape.exclude)
+        if key not in self._allowed:
+            allowed = [
+                index
+                for index, node in enumerate(self.nodes)
+                if node.name not in shape.exclude and shape.accelerator in (None, node.accelerator)
+            ]
+            self._allowed[key] = (allowed, reduce(lesser, (self.sizes[index] for index in allowed), _ENDLESS))
+        candidates, least = self._allowed[key]
         if not fits(need, least):
             candidates = [index for index in candidates if fits(need, self.sizes[index])]
         racks = None
         if shape.same_rack:
-            racks = {index: _rack(self.nodes[index]) for index in candidates}
+            nodes = {index: self.nodes[index] for index in candidates}
+            racks = {
+                index: f"node {node.name}" if node.rack is None else f"rack {node.rack}"
+                for index, node in nodes.items()
+            }
             together = Counter(racks.values())
             candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]
         return Gang(
@@ -102,22 +110,6 @@ class NodeIndex:
             candidates=candidates if len(candidates) >= shape.nodes_min else (),
             racks=racks,
         )
-
-    def _allowed_for(self, shape: GangShape) -> tuple[list[int], Amounts]:
-        """The nodes of the right kind that are not excluded, and what each of them has at least."""
-        key = (shape.accelerator, shape.exclude)
-        if key not in self._allowed:
-            allowed = [
-                index
-                for index, node in enumerate(self.nodes)
-                if node.name not in shape.exclude and shape.accelerator in (None, node.accelerator)
-            ]
-            self._allowed[key] = (allowed, reduce(lesser, (self.sizes[index] for index in allowed), _ENDLESS))
-        return self._allowed[key]
-
-
-def _rack(node: NodeInfo) -> str:
-    return f"rack {node.rack}" if node.rack is not None else f"node {node.name}"
 
 
 def place(
@@ -142,19 +134,15 @@ def place(
         return []
     most = gang.nodes_max if most is None else most
     if gang.racks is not None:
-        ready = _of_one_rack(ready, gang.racks, most)
+        # the rack that has the most nodes for the gang, then the fewest others
+        by_rack: dict[str, list[tuple[int, int, int]]] = {}
+        for one in ready:
+            by_rack.setdefault(gang.racks[one[2]], []).append(one)
+        ready = min(by_rack.items(), key=lambda rack: (-min(len(rack[1]), most), len(rack[1]), rack[0]))[1]
         if len(ready) < gang.nodes_min:
             return []
     ready.sort()
     return sorted(index for _, _, index in ready[:most])
-
-
-def _of_one_rack(ready: list[tuple[int, int, int]], racks: dict[int, str], most: int) -> list[tuple[int, int, int]]:
-    """Nodes of the rack that has the most nodes for the gang, then the fewest others."""
-    by_rack: dict[str, list[tuple[int, int, int]]] = {}
-    for one in ready:
-        by_rack.setdefault(racks[one[2]], []).append(one)
-    return min(by_rack.items(), key=lambda rack: (-min(len(rack[1]), most), len(rack[1]), rack[0]))[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

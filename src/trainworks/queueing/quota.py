@@ -15,12 +15,14 @@ Running jobs of an account are not preempted for its waiting ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trainworks.queueing.reasons import amounts_text, count_of, joined
-from trainworks.queueing.snapshot import GangShape, HoursQuota, QueuedJob, Quota
+from trainworks.queueing.snapshot import GangShape, QueuedJob, Quota
 
+_MOST_HOLDERS = 3
+"""Jobs that a sentence names one by one."""
 _ROUNDING = 1e-9
 """Cores are sums of fractions."""
 
@@ -78,9 +80,16 @@ class Accounts:
 def _exceeded(quota: Quota, shape: GangShape) -> str | None:
     """Limit that keeps a job of a shape waiting beside any other jobs of the account; None if there is none."""
     if _nodes_within(shape, quota.max_cores, quota.max_accelerators) < shape.nodes_min:
-        return f"needs {_held_text(shape)}, and {quota.account} may hold {_limit_text(quota)} at once"
+        texts = []
+        if quota.max_accelerators < math.inf:
+            texts.append(count_of(int(quota.max_accelerators), "accelerator"))
+        if quota.max_cores < math.inf:
+            texts.append(amounts_text(0, None, quota.max_cores, 0) or "no core")
+        return f"needs {_held_text(shape)}, and {quota.account} may hold {joined(texts)} at once"
     if shape.accelerators_per_node and quota.hours is not None and quota.hours.used >= quota.hours.limit:
-        return f"needs {_held_text(shape)}; {quota.account} has {_hours_text(quota.hours)}"
+        hours = quota.hours
+        used = f"used {hours.used:.1f} of its {hours.limit:g} accelerator hours in {hours.month}"
+        return f"needs {_held_text(shape)}; {quota.account} has {used}; the next month begins {hours.ends}"
     return None
 
 
@@ -99,30 +108,13 @@ def _used_text(shape: GangShape, account: _Account) -> str:
         texts.append(f"{quota.max_accelerators - account.accelerators:g} of its {limit}")
     if shape.cores_per_node and quota.max_cores < math.inf:
         texts.append(f"{quota.max_cores - account.cores:g} of its {amounts_text(0, None, quota.max_cores, 0)}")
-    by = f", by {_some(quota.holders)}" if quota.holders else ""
+    more = len(quota.holders) - _MOST_HOLDERS
+    some = [*quota.holders[:_MOST_HOLDERS], *([f"{more} more"] if more > 0 else [])]
+    by = f", by {joined(some)}" if some else ""
     return f"needs {_held_text(shape)}; {quota.account} holds {joined(texts)}{by}"
-
-
-def _hours_text(hours: HoursQuota) -> str:
-    used = f"{hours.used:.1f} of its {hours.limit:g} accelerator hours in {hours.month}"
-    return f"used {used}; the next month begins {hours.ends}"
 
 
 def _held_text(shape: GangShape) -> str:
     return amounts_text(
         shape.accelerators_per_node * shape.nodes_min, shape.accelerator, shape.cores_per_node * shape.nodes_min, 0
     )
-
-
-def _limit_text(quota: Quota) -> str:
-    texts = []
-    if quota.max_accelerators < math.inf:
-        texts.append(count_of(int(quota.max_accelerators), "accelerator"))
-    if quota.max_cores < math.inf:
-        texts.append(amounts_text(0, None, quota.max_cores, 0) or "no core")
-    return joined(texts)
-
-
-def _some(holders: Sequence[str], most: int = 3) -> str:
-    more = len(holders) - most
-    return joined([*holders[:most], *([f"{more} more"] if more > 0 else [])])

@@ -1,4 +1,4 @@
-"""Pack a working directory into an archive of the same bytes for the same files, and unpack it completely or not."""
+"""Keep the code of a run as it is at submission: an archive with the same bytes for the same files, or none."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
 from trainworks.errors import UsageError
-from trainworks.files import fsync_folder
+from trainworks.files import fsync_folder, temporary_folder
+from trainworks.record.resolved import KeptCode, ResolvedRun
+from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 
 IGNORE_FILES = (".gitignore", ".trainworksignore")
@@ -29,23 +30,10 @@ LIMIT_BYTES = 64 * 2**20
 _SECRETS = (".env", ".env.*", "*.pem", "*.key", "id_rsa", "id_ed25519", "id_ecdsa", ".netrc", "credentials.json")
 
 
-@dataclass(frozen=True, slots=True)
-class CodeArchive:
-    """Files of a working directory, packed."""
-
-    data: bytes
-    """A tar file, compressed with gzip."""
-    digest: str
-    """SHA-256 of `data`, in hexadecimal: equal for equal paths, contents and executable bits."""
-    num_files: int
-    num_bytes: int
-    """Size of the files before compression."""
-    left_out: tuple[str, ...]
-    """Files whose names are those of secrets, such as `.env`; they are never packed."""
-
-
-def pack(folder: Path, *, limit_bytes: int = LIMIT_BYTES, without: Path | None = None) -> CodeArchive:
+def pack(folder: Path, *, limit_bytes: int = LIMIT_BYTES, without: Path | None = None) -> tuple[bytes, KeptCode]:
     """Pack the files of a folder that no ignore file excludes, without `.git` and files named like secrets.
+
+    Returns a tar file, compressed with gzip, and what it has, with the size of the files before compression.
 
     Args:
         folder: the working directory.
@@ -78,7 +66,8 @@ def pack(folder: Path, *, limit_bytes: int = LIMIT_BYTES, without: Path | None =
         for name in files:
             _add(archive, folder, name)
     data = buffer.getvalue()
-    return CodeArchive(data, hashlib.sha256(data).hexdigest(), len(files), num_bytes, tuple(left_out))
+    digest = hashlib.sha256(data).hexdigest()
+    return data, KeptCode(digest=digest, num_files=len(files), num_bytes=num_bytes, left_out=tuple(left_out))
 
 
 def packed_names(folder: Path, without: Path | None = None) -> Iterator[str]:
@@ -87,12 +76,9 @@ def packed_names(folder: Path, without: Path | None = None) -> Iterator[str]:
     excluded = without.resolve() if without else None
     if excluded is None or root == excluded or root not in excluded.parents:
         return _names(folder, "", ())
-    rule = GitIgnoreSpec.from_lines([f"/{_escaped(excluded.relative_to(root).as_posix())}/"])
+    escaped = re.sub(r"[*?\[\]\\!# ]", r"\\\g<0>", excluded.relative_to(root).as_posix())
+    rule = GitIgnoreSpec.from_lines([f"/{escaped}/"])
     return _names(folder, "", (("", rule),))
-
-
-def _escaped(name: str) -> str:
-    return "".join("\\" + letter if letter in "*?[]\\!# " else letter for letter in name)
 
 
 def _names(root: Path, below: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:
@@ -156,7 +142,7 @@ def unpack(data: bytes, folder: Path) -> None:
     """
     if folder.is_dir():
         return
-    with _at_once(folder) as temporary, tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+    with _atomic_folder(folder) as temporary, tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         archive.extractall(temporary, filter="data")
 
 
@@ -168,11 +154,15 @@ def link(unpacked: Path, folder: Path, *, num_files: int) -> bool:
     Returns:
         False, without a copy, if files of the archive were changed or removed, or if the file system has no hard links.
     """
-    names = [name for name in packed_names(unpacked) if _is_as_unpacked((unpacked / name).lstat())]
+    names = []
+    for name in packed_names(unpacked):
+        status = (unpacked / name).lstat()
+        if status.st_mtime_ns == 0 or stat.S_ISLNK(status.st_mode):  # tarfile sets no times of links
+            names.append(name)
     if len(names) != num_files:
         return False
     try:
-        with _at_once(folder) as temporary:
+        with _atomic_folder(folder) as temporary:
             for name in names:
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(unpacked / name, temporary / name, follow_symlinks=False)
@@ -181,20 +171,19 @@ def link(unpacked: Path, folder: Path, *, num_files: int) -> bool:
     return True
 
 
-def _is_as_unpacked(status: os.stat_result) -> bool:
-    return status.st_mtime_ns == 0 or stat.S_ISLNK(status.st_mode)  # tarfile sets no times of links
-
-
 @contextmanager
-def _at_once(folder: Path) -> Iterator[Path]:
+def _atomic_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder that becomes `folder`, on disk, at the end of the block; it is deleted after an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with temporary_folder(f".{folder.name}.", folder.parent) as temporary:
         yield temporary
-        _flush(temporary)
+        for path, _, names in os.walk(temporary):
+            for name in names:
+                if not (file := Path(path) / name).is_symlink():
+                    fsync_folder(file)  # fsync takes a file that is open for reading as well
+            fsync_folder(Path(path))
         temporary.chmod(0o755)
         try:
             temporary.rename(folder)
@@ -202,13 +191,32 @@ def _at_once(folder: Path) -> Iterator[Path]:
             if not folder.is_dir():  # another process has unpacked the same archive meanwhile
                 raise
         fsync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _flush(folder: Path) -> None:
-    for path, _, names in os.walk(folder):
-        for name in names:
-            if not (file := Path(path) / name).is_symlink():
-                fsync_folder(file)  # fsync takes a file that is open for reading as well
-        fsync_folder(Path(path))
+def keep_code(
+    resolved: ResolvedRun, run_dir: RunDir, *, notify: Callable[[str], None], first: RunDir | None = None
+) -> ResolvedRun:
+    """Copy the working directory of a run into its run directory, and let the run start in the copy.
+
+    Args:
+        resolved: the run.
+        run_dir: its run directory, which is itself never copied.
+        notify: receives a warning that names the files left out because they are named like secrets.
+        first: run directory of the first job of the same array. Its copy is linked while no job has changed the files.
+
+    Raises:
+        UsageError: the files are too large, or one of them cannot be copied.
+    """
+    kept = first.read_resolved().code if first and first.resolved_file.exists() else None
+    if not (kept and first and link(first.code_folder, run_dir.code_folder, num_files=kept.num_files)):
+        folder = Path(resolved.working_folder)
+        try:
+            data, packed = pack(folder, without=run_dir.path.parent)
+        except OSError as error:
+            hint = "list the file in .trainworksignore"
+            raise UsageError(f"cannot keep the code of `{folder}`: {error}", hint=hint) from None
+        unpack(data, run_dir.code_folder)
+        kept = packed.model_copy(update={"commit": resolved.commit})
+        if kept.left_out:
+            notify(f"the code of {run_dir.run_id} is kept without {', '.join(kept.left_out)}: named like secrets")
+    return resolved.model_copy(update={"code": kept, "working_folder": str(run_dir.code_folder.absolute())})

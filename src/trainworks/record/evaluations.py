@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainworks.config.data import Evaluation, Metric
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import Steps, read_columns
 from trainworks.record.run_dir import RunDir

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trainworks.record.events import Event
+from trainworks.record.events.training import RollbackEvent, SkippedEvent
 
 FAULTS = {"nonfinite": "not finite", "spike": "a spike"}
 """Reasons of a `skipped` or `rollback` event, in words."""
@@ -22,7 +22,7 @@ def describe_values(loss: float, grad_norm: float, losses: Sequence[float] = ())
     return f"loss {loss:.4g}, gradient norm {grad_norm:.4g}{where}"
 
 
-def describe_fault(event: Event) -> str:
+def describe_fault(event: SkippedEvent | RollbackEvent) -> str:
     """A `skipped` or `rollback` event in one line.
 
     >>> fault = {"step": 13, "reason": "spike", "loss": 9.31, "grad_norm": 41.2, "losses": [9.2, 9.4]}

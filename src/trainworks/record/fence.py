@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.errors import SupersededError
-from trainworks.record.events import Event, read_lines_from
+from trainworks.record.events.log import Event, read_events_from
 
 
 class AttemptFence:
@@ -32,7 +32,7 @@ class AttemptFence:
     @property
     def is_superseded(self) -> bool:
         """True once another attempt, or another launch of the job, follows this attempt's event."""
-        new, self._read_bytes = read_lines_from(self._events_file, self._read_bytes)
+        new, self._read_bytes = read_events_from(self._events_file, self._read_bytes)
         for event in new:
             if event["kind"] == "attempt" and self._own.items() <= event.items():
                 self._has_begun, self._is_superseded = True, False

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.log import E, Event, of_kind, read_events
 from trainworks.record.metric_columns import Mask, MetricColumns, Steps, read_columns
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import END_STATES, RunStatus
-
-_GOES_ON_FROM = {"attempt": "resumed_from_step", "rollback": "to_step"}
-"""Events after which training continues from an earlier step, and their field that names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,8 @@ class RecordedLaunch:
     @property
     def last_callbacks_s(self) -> tuple[float, ...]:
         """Time of each of the user's callbacks after the last step; empty without callbacks, or without an end."""
-        return next((tuple(event["callbacks_s"]) for event in self.events if "callbacks_s" in event), ())
+        ends = (event for event in self.events if event["kind"] in ("finished", "stopped"))
+        return next((tuple(event["callbacks_s"]) for event in ends if "callbacks_s" in event), ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,18 +84,13 @@ class History:
         first, *others = [launch.steps.where(launch.lost) for launch in self.launches]
         return first.joined(others)
 
-    def of_kind(self, kind: str) -> list[Event]:
+    def of_kind(self, kind: type[E]) -> list[E]:
         """All events of one kind."""
-        return [event for event in self.events if event.get("kind") == kind]
+        return of_kind(self.events, kind)
 
 
 def read_history(
-    run_dir: RunDir,
-    *,
-    created_at: float,
-    now: float,
-    state: str | None = None,
-    metrics: MetricColumns | None = None,
+    run_dir: RunDir, *, created_at: float, now: float, state: str | None = None, metrics: MetricColumns | None = None
 ) -> History:
     """The history of a run as its record has it now.
 
@@ -115,12 +109,7 @@ def read_history(
 
 
 def build_history(
-    events: Sequence[Event],
-    metrics: MetricColumns,
-    *,
-    created_at: float,
-    status: RunStatus,
-    now: float,
+    events: Sequence[Event], metrics: MetricColumns, *, created_at: float, status: RunStatus, now: float
 ) -> History:
     """Divide the record into launches and tell lost steps from effective ones.
 
@@ -133,9 +122,14 @@ def build_history(
     """
     events, steps = _with_attempts(events), metrics.steps()
     lost, done_at = steps.is_lost(returns_of(events)), steps["t"]
-    groups = _events_by_launch(events)
+    groups: list[list[Event]] = [[]]
+    for event in events:
+        if event["kind"] == "submitted" and of_kind(groups[-1], SubmittedEvent):
+            groups.append([])
+        groups[-1].append(event)
     # A clock that was set back between launches must not make one begin before the other.
-    starts = list(accumulate((_launch_time(group, created_at) for group in groups), max))
+    times = (next((float(each["t"]) for each in of_kind(group, SubmittedEvent)), created_at) for group in groups)
+    starts = list(accumulate(times, max))
     launches: list[RecordedLaunch] = []
     for group, start_at, next_at in zip(groups, starts, [*starts[1:], None], strict=True):
         until = float("inf") if next_at is None else next_at
@@ -157,54 +151,43 @@ def build_history(
 
 def returns_of(events: Iterable[Event]) -> list[tuple[float, int]]:
     """Time of every restart and rollback, and the step from which training continued."""
-    return [
-        (float(event["t"]), int(event.get(_GOES_ON_FROM[event["kind"]]) or 0))
-        for event in events
-        if event.get("kind") in _GOES_ON_FROM
-    ]
+    found = []
+    for event in events:
+        if event["kind"] == "attempt":
+            found.append((float(event["t"]), event.get("resumed_from_step") or 0))
+        elif event["kind"] == "rollback":
+            found.append((float(event["t"]), event.get("to_step") or 0))
+    return found
 
 
 def _with_attempts(events: Sequence[Event]) -> list[Event]:
     """Failures belong to the attempt that began last."""
     attempt: int | None = None
-    placed = []
+    placed: list[Event] = []
     for event in events:
-        if event.get("kind") == "submitted":
+        if event["kind"] == "submitted":
             attempt = None
-        elif event.get("kind") == "attempt":
+        elif event["kind"] == "attempt":
             attempt = event.get("attempt")
-        own = {"attempt": attempt} if event.get("kind") == "failure" and event.get("attempt") is None else {}
-        placed.append(event | own)
+        elif event["kind"] == "failure" and event.get("attempt") is None and attempt is not None:
+            placed.append(event | {"attempt": attempt})
+            continue
+        placed.append(event)
     return placed
 
 
-def _events_by_launch(events: Sequence[Event]) -> list[list[Event]]:
-    groups: list[list[Event]] = [[]]
-    for event in events:
-        if event.get("kind") == "submitted" and any(e.get("kind") == "submitted" for e in groups[-1]):
-            groups.append([])
-        groups[-1].append(event)
-    return groups
-
-
-def _launch_time(events: Sequence[Event], created_at: float) -> float:
-    return next((float(event["t"]) for event in events if event.get("kind") == "submitted"), created_at)
-
-
 def _end(
-    events: Sequence[Event],
-    last_at: float,
-    *,
-    start_at: float,
-    until: float,
-    status: RunStatus,
-    now: float,
+    events: Sequence[Event], last_at: float, *, start_at: float, until: float, status: RunStatus, now: float
 ) -> tuple[float, bool]:
     """When a launch ended, and whether it did; without a final event the last sign of life stands in.
 
     `last_at` is the end of its last step, or `start_at` without any.
     """
-    final = [float(event["t"]) for event in events if _is_final(event)]
+    final = [
+        float(event["t"])
+        for event in events
+        if event["kind"] in ("finished", "stopped") or (event["kind"] == "state" and event["state"] in END_STATES)
+    ]
     alive = max([start_at, last_at, *(float(event["t"]) for event in events)])
     if final:
         return min(max(start_at, final[-1], last_at), until), True
@@ -213,8 +196,3 @@ def _end(
     if status.state in END_STATES:
         return max(alive, status.updated_at), True
     return max(alive, now), False
-
-
-def _is_final(event: Event) -> bool:
-    kind = event.get("kind")
-    return kind in ("finished", "stopped") or (kind == "state" and event.get("state") in END_STATES)

@@ -105,7 +105,7 @@ def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
     begin = np.maximum(free_from[:-1], done_at - step_s)
     _spend_steps(spent, launch, step_s, free_from[1:] - begin)
     gap_end = np.append(begin, launch.end_at)
-    failures = [float(event["t"]) for event in launch.events if event.get("kind") in ("failure", "rollback")]
+    failures = [float(event["t"]) for event in launch.events if event["kind"] in ("failure", "rollback")]
     failed_at = next((t for t in failures if free_from[0] <= t <= gap_end[0]), gap_end[0])
     spent["start"] += failed_at - free_from[0]
     spent["restart"] += gap_end[0] - failed_at

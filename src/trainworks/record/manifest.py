@@ -16,7 +16,8 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, write_atomic
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
+from trainworks.record.events.training import CheckpointDamagedEvent
 from trainworks.record.run_dir import RunDir
 
 MANIFEST = "manifest.json"
@@ -180,9 +181,9 @@ def delete_checkpoint(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def damaged_checkpoints(events: Sequence[Event]) -> dict[int, Event]:
+def damaged_checkpoints(events: Sequence[Event]) -> dict[int, CheckpointDamagedEvent]:
     """The `checkpoint_damaged` event of every step whose checkpoint was not saved again later."""
-    damaged: dict[int, Event] = {}
+    damaged: dict[int, CheckpointDamagedEvent] = {}
     for event in events:
         if event["kind"] == "checkpoint_damaged":
             damaged[event["step"]] = event
@@ -191,7 +192,7 @@ def damaged_checkpoints(events: Sequence[Event]) -> dict[int, Event]:
     return damaged
 
 
-def describe_damage(event: Event) -> str:
+def describe_damage(event: CheckpointDamagedEvent) -> str:
     """A `checkpoint_damaged` event in one line.
 
     >>> event = {"step": 100, "file": "__0_0.distcp", "problem": "checksum differs", "fallback_step": 50}

@@ -22,9 +22,20 @@ class MemoryTerms(Spec):
     """Staging copy of an asynchronous checkpoint."""
 
     @property
+    def allocated_bytes(self) -> int:
+        """Tensors at the peak: states, activations, logits and what the block being computed takes."""
+        states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return states + self.activations_bytes + self.logits_bytes + self.working_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that the allocator takes for them."""
+        return self.allocated_bytes + self.allocator_bytes
+
+    @property
     def total_bytes(self) -> int:
         """Sum of the terms."""
-        return sum(self.model_dump().values())
+        return self.baseline_bytes + self.reserved_bytes + self.checkpoint_bytes
 
 
 class MemoryAtFailure(Spec):

@@ -130,7 +130,18 @@ class MetricColumns:
             return True
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        self._append(_block(complete))
+        # lines without a step and a time are left out
+        # a line that is no object, because its writer was killed, is left out
+        try:
+            found = from_json(b"[" + complete.rstrip(b"\n").replace(b"\n", b",") + b"]", cache_strings="keys")
+        except ValueError:
+            found = [_value(line) for line in complete.splitlines()]
+        rows = [row for row in found if isinstance(row, dict)]
+        for row in rows:
+            if not row.keys().isdisjoint(("skipped", "slowest", "evaluation", "callbacks")):
+                _flatten(row)
+        block = np.array([_column(rows, name) for name in _ALL]).reshape(len(_ALL), len(rows))
+        self._append(block[:, np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")])])
         return not complete or self._offset >= size
 
     def _append(self, block: Floats) -> None:
@@ -153,26 +164,6 @@ def read_columns(file: Path) -> MetricColumns:
     columns = MetricColumns(file)
     columns.look()
     return columns
-
-
-def _block(data: bytes) -> Floats:
-    """One row per column; lines without a step and a time are left out."""
-    rows = _rows(data)
-    block = np.array([_column(rows, name) for name in _ALL]).reshape(len(_ALL), len(rows))
-    return block[:, np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")])]
-
-
-def _rows(data: bytes) -> list[dict[str, Any]]:
-    """The JSON objects of whole lines; a line that is none, because its writer was killed, is left out."""
-    try:
-        found = from_json(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]", cache_strings="keys")
-    except ValueError:
-        found = [_value(line) for line in data.splitlines()]
-    rows = [row for row in found if isinstance(row, dict)]
-    for row in rows:
-        if not row.keys().isdisjoint(("skipped", "slowest", "evaluation", "callbacks")):
-            _flatten(row)
-    return rows
 
 
 def _value(line: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -50,13 +51,8 @@ class ProfileSummary(Spec):
 
     def shares(self) -> dict[str, float]:
         """Share of each category in the window, 0-1."""
-        parts = {
-            "compute": self.compute_s,
-            "communication": self.communication_s,
-            "optimizer": self.optimizer_s,
-            "idle": self.idle_s,
-        }
-        return {name: seconds / self.window_s if self.window_s > 0 else 0.0 for name, seconds in parts.items()}
+        names = ("compute", "communication", "optimizer", "idle")
+        return {name: getattr(self, f"{name}_s") / self.window_s if self.window_s > 0 else 0.0 for name in names}
 
 
 def write_request(run_dir: RunDir, request: ProfileRequest) -> None:
@@ -78,8 +74,6 @@ def read_summaries(folder: Path) -> list[ProfileSummary]:
     """The summaries of all profiled ranks, by rank; unreadable ones are skipped."""
     found = []
     for path in folder.glob("rank-*.json"):
-        try:
+        with suppress(OSError, ValidationError):
             found.append(ProfileSummary.model_validate_json(path.read_bytes()))
-        except (OSError, ValidationError):
-            continue
     return sorted(found, key=lambda summary: summary.rank)

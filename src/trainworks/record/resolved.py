@@ -11,6 +11,7 @@ from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.run_environment import ResolvedEnvironment
+from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 from trainworks.record.usage import QUIET_SHARE
 from trainworks.results import Result
 
@@ -27,70 +28,6 @@ class KeptCode(Spec):
     commit: str | None = None
     """Git commit of the working directory, with `-dirty` if tracked files differed from it; None outside of a
     repository."""
-
-
-class StepTimeGroups(Spec):
-    """Time of one optimizer step, as far as a worker tells its parts apart; the parts add up.
-
-    A trial measures these groups, and a plan of an older version has no finer ones.
-    """
-
-    compute_s: float
-    """Time of forward and backward."""
-    communication_s: float
-    """Exposed communication: the wait after the compute of the step."""
-    optimizer_s: float
-    data_s: float
-
-    @property
-    def total_s(self) -> float:
-        """Sum of the groups."""
-        return self.compute_s + self.communication_s + self.optimizer_s + self.data_s
-
-    @property
-    def groups(self) -> StepTimeGroups:
-        """These groups."""
-        return self
-
-
-class StepTimeTerms(Spec):
-    """Time of one optimizer step by term, under the names of `plan.job.StepTimes`; the terms add up."""
-
-    forward_s: float
-    backward_s: float
-    recompute_s: float
-    head_s: float
-    tp_s: float
-    cp_s: float
-    ep_s: float
-    offload_s: float
-    pp_s: float
-    bubble_s: float
-    dp_s: float
-    optimizer_s: float
-    host_s: float
-    straggle_s: float
-
-    @property
-    def total_s(self) -> float:
-        """Sum of the terms."""
-        return float(sum(self.model_dump().values()))
-
-    @property
-    def groups(self) -> StepTimeGroups:
-        """The terms in the groups that a worker measures."""
-        return StepTimeGroups(
-            compute_s=self.forward_s + self.backward_s + self.recompute_s + self.head_s + self.bubble_s,
-            communication_s=self.tp_s
-            + self.cp_s
-            + self.ep_s
-            + self.offload_s
-            + self.pp_s
-            + self.dp_s
-            + self.straggle_s,
-            optimizer_s=self.optimizer_s,
-            data_s=self.host_s,
-        )
 
 
 class ExpectedStep(Spec):
@@ -201,6 +138,8 @@ class Forecast(Spec):
     """All steps; None where their number is known once the data is prepared."""
     usd: float | None
     """Price of the accelerators for that time; None where it is not known."""
+    usd_per_accelerator_hour: float | None = None
+    """The price of an hour behind it; None where it is not known, and in records of earlier versions."""
 
 
 class FewerNodes(Spec):

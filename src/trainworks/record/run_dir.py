@@ -28,17 +28,17 @@ from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, naming_full_disk, write_atomic
-from trainworks.record.events import append_event
+from trainworks.record.events.log import Event, append_event
 
 if TYPE_CHECKING:  # a list of jobs reads no file of a run, and building a model takes milliseconds
     from trainworks.record.dev_environment import DevServer, DevUse
+    from trainworks.record.events.job import StateEvent
     from trainworks.record.resolved import ResolvedRun
     from trainworks.record.run_environment import NodeEnvironment
     from trainworks.record.status import RunStatus
     from trainworks.record.usage import NodeUsage
 
 _RESERVE_BYTES = 256 * 1024
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
 def _mode(resolved: ResolvedRun) -> int:
@@ -242,7 +242,7 @@ class RunDir:
     def checkpoint_folders(self) -> list[tuple[int, Path]]:
         """Step and folder of every checkpoint, complete or not, oldest first."""
         found = (
-            (_STEP_FOLDER.fullmatch(folder.name), folder)
+            (re.fullmatch(r"step-(\d{8,})", folder.name), folder)
             for folder in (self.checkpoints.iterdir() if self.checkpoints.is_dir() else ())
         )
         return sorted((int(match[1]), folder) for match, folder in found if match)
@@ -291,12 +291,24 @@ class RunDir:
         """Replace the status, atomically; only the final one must survive a power cut."""
         write_atomic(self.status_file, status.model_dump_json(indent=2) + "\n", durable=status.exit_code is not None)
 
-    def enter(self, status: RunStatus, **details: float) -> None:
+    def enter(self, status: RunStatus, *, ended_at: float | None = None) -> None:
         """Replace the status, and record its state and how the run came to it as an event."""
-        from trainworks.record.status import End  # noqa: PLC0415
-
         self.write_status(status)
-        append_event(self.events_file, "state", **status.model_dump(include=set(End.model_fields)), **details)
+        event: StateEvent = {
+            "kind": "state",
+            "state": status.state,
+            "cause": status.cause,
+            "message": status.message,
+            "hint": status.hint,
+            "exit_code": status.exit_code,
+        }
+        if ended_at is not None:
+            event["ended_at"] = ended_at
+        self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Append an event to the record."""
+        append_event(self.events_file, event)
 
     def read_status(self) -> RunStatus:
         """Read the status; CREATED for a run that was never launched."""
@@ -346,10 +358,8 @@ class RunDir:
 
         found = {}
         for path in (self.path / "environment").glob("node-*.json"):
-            try:
+            with suppress(OSError, ValueError):
                 found[int(path.stem.partition("-")[2])] = NodeEnvironment.model_validate_json(path.read_bytes())
-            except (OSError, ValueError):
-                continue
         return dict(sorted(found.items()))
 
     def write_dev_server(self, server: DevServer) -> None:

@@ -16,7 +16,8 @@ def create_run_dir(root: Path, name: str) -> RunDir:
     Only this user can write the folder, under any umask, because a dispatcher executes its contents.
     """
     root.mkdir(parents=True, exist_ok=True)
-    taken = [int(run.path.name[len(name) + 1 :]) for run in list_runs(root) if _is_run_of(run.path.name, name)]
+    found = (re.fullmatch(re.escape(name) + r"-(\d+)", run.path.name) for run in list_runs(root))
+    taken = [int(match[1]) for match in found if match]
     number = max(taken, default=0) + 1
     while True:
         path = root / f"{name}-{number}"
@@ -29,10 +30,6 @@ def create_run_dir(root: Path, name: str) -> RunDir:
         run_dir.logs.mkdir(mode=0o755)
         run_dir.checkpoints.mkdir(mode=0o755)
         return run_dir
-
-
-def _is_run_of(folder: str, name: str) -> bool:
-    return re.fullmatch(re.escape(name) + r"-\d+", folder) is not None
 
 
 def list_runs(root: Path) -> list[RunDir]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
 
 from trainworks.config.spec import Spec
+from trainworks.record.events.job import FailureReason, StateEvent
 
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 """The final states of `jobs.state`, which nothing but a new launch leaves."""
@@ -15,35 +15,48 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-class End(Spec):
-    """A state of a run and how it came to it: in status.json, in `state` events, and of every attempt in the store."""
+@dataclass(frozen=True, slots=True)
+class End:
+    """A state and how a run came to it: of its status, its `state` events, its job in the store and every attempt."""
 
     state: str
     cause: str | None = None
     """Cause of the end or restart."""
     message: str | None = None
+    _: KW_ONLY
     hint: str | None = None
     exit_code: int | None = None
+    at: float | None = None
+    """Seconds since the epoch at which the run ended, or gave up its nodes; None if it has them, or if unknown."""
 
     @classmethod
-    def of_event(cls, event: Mapping[str, Any]) -> End:
+    def of_event(cls, event: StateEvent) -> End:
         """The end that a `state` event has; one of an older version has no hint and no exit code."""
         code = event.get("exit_code")
         return cls(
-            state=str(event.get("state")),
-            cause=_text(event.get("cause")),
-            message=_text(event.get("message")),
+            str(event.get("state")),
+            _text(event.get("cause")),
+            _text(event.get("message")),
             hint=_text(event.get("hint")),
             exit_code=code if isinstance(code, int) else None,
+            at=event.get("ended_at") or event.get("t"),
         )
 
-    @property
-    def columns(self) -> dict[str, Any]:
-        """Columns of a job or an attempt in the store, beside its state."""
-        return {"cause": self.cause, "message": self.message, "exit_code": self.exit_code}
+    @classmethod
+    def of_failure(cls, state: str, failure: FailureReason, *, exit_code: int | None = None) -> End:
+        """A state that follows a failure of the run."""
+        return cls(state, failure["cause"], failure["message"], hint=failure.get("hint"), exit_code=exit_code)
+
+    def after(self, last: End) -> End:
+        """This end; with the hint and the exit code of the last one if both have the same cause."""
+        if self.cause != last.cause:
+            return self
+        return replace(
+            self, hint=self.hint or last.hint, exit_code=last.exit_code if self.exit_code is None else self.exit_code
+        )
 
 
-class RunStatus(End):
+class RunStatus(Spec):
     """The content of status.json: written as CREATED by the submitter, later by the supervisor.
 
     On this machine the node agent writes LOST if the supervisor is killed; the queue of a submitted run then decides
@@ -52,6 +65,12 @@ class RunStatus(End):
     nothing runs.
     """
 
+    state: str
+    cause: str | None = None
+    """Cause of the end or restart."""
+    message: str | None = None
+    hint: str | None = None
+    exit_code: int | None = None
     supervisor_pid: int | None = None
     supervisor_started_at: float | None = None
     """Start of that process in seconds since boot, because process ids are reused."""
@@ -60,6 +79,25 @@ class RunStatus(End):
     idle_since: float | None = None
     """Start of the idle time of a running job that counts as idle."""
     updated_at: float = 0.0
+
+    @classmethod
+    def of(cls, end: End, *, updated_at: float) -> RunStatus:
+        """The status that says this end."""
+        return cls(
+            state=end.state,
+            cause=end.cause,
+            message=end.message,
+            hint=end.hint,
+            exit_code=end.exit_code,
+            updated_at=updated_at,
+        )
+
+    @property
+    def end(self) -> End:
+        """The state and how the run came to it."""
+        return End(
+            self.state, self.cause, self.message, hint=self.hint, exit_code=self.exit_code, at=self.updated_at or None
+        )
 
     def without_supervisor(self) -> RunStatus:
         """The status of this run once its supervisor is gone. The time of its last sign of life stays."""

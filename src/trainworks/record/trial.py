@@ -7,7 +7,7 @@ from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.record.step_time import StepTimeGroups
 
 
 class TrialRequest(Spec):

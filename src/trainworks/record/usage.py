@@ -50,7 +50,7 @@ def others_share(now: Mapping[int, NodeUsage], before: Mapping[int, NodeUsage]) 
         now: usage by node.
         before: earlier versions, to leave out the time until then; those of other agents do not matter.
     """
-    spent = {node: _since(usage, before.get(node)) for node, usage in now.items()}
+    spent = {node: _difference(usage, before.get(node)) for node, usage in now.items()}
     of_host: dict[str, float] = defaultdict(float)
     for node, (cpu_s, _, _) in spent.items():
         of_host[_host(now, node)] += cpu_s
@@ -69,7 +69,7 @@ def _host(now: Mapping[int, NodeUsage], node: int) -> str:
     return now[node].host or f"node {node}"
 
 
-def _since(now: NodeUsage, before: NodeUsage | None) -> tuple[float, float, float]:
+def _difference(now: NodeUsage, before: NodeUsage | None) -> tuple[float, float, float]:
     """Processor time of the run, that of other programs, and that of all cores; the last is 0 if they are unknown."""
     if now.others_s is None or now.cores_s is None:
         return now.cpu_s, 0.0, 0.0

@@ -2,6 +2,9 @@
 
 `decide_restart` judges how a rank ended, `decide` says what follows for ranks and nodes, `decide_after_skip` what
 follows a faulty optimizer step, and `decide_resume` what follows a damaged checkpoint.
+
+`going_on_pays` compares the price of fewer nodes with that of a wait, and `answer_notice` says whether a checkpoint
+still fits before a cloud takes a node back.
 """
 
 from __future__ import annotations
@@ -11,8 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.config.recovery import Guard
-from trainworks.record.events import Event
-from trainworks.recover.failures import cannot_start, since_user_start
+from trainworks.record.events.job import (
+    AgentLostEvent,
+    FailureEvent,
+    NoticeAnsweredEvent,
+    NoticeEvent,
+    RestartRefusedEvent,
+)
+from trainworks.record.events.log import Event, of_kind
+from trainworks.record.events.training import AttemptEvent, CheckpointEvent
+from trainworks.recover.failures import cannot_start, latest_launch_events
+from trainworks.units import format_duration
 
 TRANSIENT = frozenset(
     {"gpu_fault", "storage_fault", "hang", "nccl_timeout", "node_lost", "agent_lost", "peer_lost", "killed"}
@@ -106,10 +118,8 @@ def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, 
     | at the same step                                                 | final             |
     | any other exception or exit code                                 | restart           |
 
-    Args:
-        failure: of a rank.
-        earlier: failures of earlier attempts, since a user started the run.
-        first_step_done: whether an earlier attempt trained, or this one finished a step.
+    `earlier` are failures of earlier attempts since a user started the run. The first step is done if an earlier
+    attempt trained, or this one finished a step.
     """
     if failure.by_signal or failure.cause in TRANSIENT:
         return Verdict.RESTART
@@ -138,12 +148,8 @@ def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDe
     | any other                          | a restart                     | restart in place             |
     | any other                          | nothing                       | stop                         |
 
-    A failed health check costs no restart: the node failed, and not the job.
-
-    Args:
-        verdict: on the failure itself; RESTART for a node whose ranks have not failed.
-        node: where it happened.
-        options: what the job has left.
+    A failed health check costs no restart: the node failed, and not the job. The verdict is on the failure itself:
+    RESTART for a node whose ranks have not failed.
     """
     if verdict is not Verdict.RESTART:
         return RecoveryDecision(Action.STOP, str(verdict))
@@ -177,11 +183,8 @@ def decide_after_skip(reason: SkipReason, guard: Guard, *, in_a_row: int, rollba
     | skip                               | more than `max_skips` in a row     | stop                 |
     | skip                               | at most `max_skips` in a row       | continue as before   |
 
-    Args:
-        reason: what was wrong.
-        guard: policies and limits.
-        in_a_row: skipped steps without a good one between, this one included.
-        rollbacks: of the run, over all attempts.
+    `in_a_row` counts skipped steps without a good one between, this one included, and `rollbacks` those of all
+    attempts.
     """
     policy = guard.spike if reason is SkipReason.SPIKE else guard.nonfinite
     if policy == "stop":
@@ -191,7 +194,9 @@ def decide_after_skip(reason: SkipReason, guard: Guard, *, in_a_row: int, rollba
             return RecoveryDecision(Action.STOP, f"after {rollbacks} rollbacks (`guard.max_rollbacks`)")
         return RecoveryDecision(Action.ROLL_BACK, "the newest checkpoint is from before the faulty step")
     if policy == "skip" and in_a_row > guard.max_skips:
-        return RecoveryDecision(Action.STOP, f"the {_ordinal(in_a_row)} in a row (`guard.max_skips`)")
+        last = in_a_row % 10
+        suffix = "th" if in_a_row % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(last, "th")
+        return RecoveryDecision(Action.STOP, f"the {in_a_row}{suffix} in a row (`guard.max_skips`)")
     return RecoveryDecision(Action.CARRY_ON, "the step did not touch the weights")
 
 
@@ -204,9 +209,7 @@ def decide_resume(*, damaged: int, has_loadable: bool) -> RecoveryDecision:
     | at least one                       | yes            | roll back          |
     | at least one                       | no             | stop               |
 
-    Args:
-        damaged: complete checkpoints that cannot be loaded, newer than any that can.
-        has_loadable: whether one can be loaded.
+    `damaged` counts complete checkpoints that cannot be loaded, newer than any that can.
     """
     if not damaged:
         reason = "the newest checkpoint can be loaded" if has_loadable else "no checkpoint was completed"
@@ -216,15 +219,15 @@ def decide_resume(*, damaged: int, has_loadable: bool) -> RecoveryDecision:
     return RecoveryDecision(Action.STOP, "no checkpoint can be loaded")
 
 
-def _ordinal(number: int) -> str:
-    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
+def lost_since_ranks_met(events: Sequence[Event]) -> list[AgentLostEvent]:
+    """Losses of agents since the ranks of a workload met last, or since the job got its nodes."""
+    met = max((number for number, event in enumerate(events) if event["kind"] in _MET), default=-1)
+    return of_kind(events[met + 1 :], AgentLostEvent)
 
 
 def standing_of_lost(node: int, events: Sequence[Event]) -> NodeStanding:
     """What the record tells of a node whose agent was just lost: lost again if the job has not trained between."""
-    met = max((number for number, event in enumerate(events) if event["kind"] in _MET), default=-1)
-    lost = [event for event in events[met + 1 :] if event["kind"] == "agent_lost" and event["node"] == node]
+    lost = [event for event in lost_since_ranks_met(events) if event["node"] == node]
     return NodeStanding.LOST_AGAIN if len(lost) > 1 else NodeStanding.LOST
 
 
@@ -232,29 +235,19 @@ _MET = ("attempt", "submitted", "resized")
 """Events after which losses of agents are counted anew."""
 
 
-def restart_verdict(failure: Event, before: Sequence[Event], since: Sequence[Event]) -> Verdict:
-    """Decide from the record.
-
-    Args:
-        failure: the event of the rank's failure.
-        before: events of the run until its ranks started last.
-        since: events after that.
-    """
-    launch = since_user_start(before)
+def restart_verdict(failure: FailureEvent, before: Sequence[Event], since: Sequence[Event]) -> Verdict:
+    """Decide on the failure of a rank from the record: events `before` its ranks started last, and `since` then."""
+    launch = latest_launch_events(before)
+    resumed_from = [event["resumed_from_step"] for event in of_kind(since, AttemptEvent)]
+    finished_a_step = bool(resumed_from) and (failure.get("step") or 0) > resumed_from[-1] + 1
     return decide_restart(
         _rank_failure(failure),
-        [_rank_failure(event) for event in launch if event["kind"] == "failure"],
-        first_step_done=any(event["kind"] == "attempt" for event in launch) or _finished_a_step(failure, since),
+        [_rank_failure(event) for event in of_kind(launch, FailureEvent)],
+        first_step_done=bool(of_kind(launch, AttemptEvent)) or finished_a_step,
     )
 
 
-def _finished_a_step(failure: Event, since: Sequence[Event]) -> bool:
-    """True if the attempt completed its first step before it failed."""
-    resumed_from = [event["resumed_from_step"] for event in since if event["kind"] == "attempt"]
-    return bool(resumed_from) and (failure.get("step") or 0) > resumed_from[-1] + 1
-
-
-def _rank_failure(event: Event) -> FailureRecord:
+def _rank_failure(event: FailureEvent) -> FailureRecord:
     return FailureRecord(
         event.get("cause") or "unknown",
         event.get("fingerprint"),
@@ -264,9 +257,124 @@ def _rank_failure(event: Event) -> FailureRecord:
     )
 
 
-def command_verdict(failure: Event) -> Verdict:
+def command_verdict(failure: FailureEvent) -> Verdict:
     """Decide from the failure of a command, of which no steps are known: a restart, unless it cannot help.
 
     How often is up to the user, who has set `recover.max_restarts`.
     """
     return decide_restart(_rank_failure(failure), (), first_step_done=True)
+
+
+def refusal(failure: FailureEvent, verdict: Verdict) -> RestartRefusedEvent:
+    """The event that says why a failure is final."""
+    return RestartRefusedEvent(
+        kind="restart_refused",
+        node=failure.get("node"),
+        rank=failure.get("rank"),
+        cause=failure["cause"],
+        rendezvous=failure.get("rendezvous"),
+        message=str(verdict),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingNode:
+    """A job that misses nodes."""
+
+    nodes: int
+    """Nodes of the whole job."""
+    fewer: int
+    """Nodes that are left."""
+    step_s: float
+    """Predicted step time with all nodes."""
+    fewer_step_s: float
+    """Predicted step time with those that are left."""
+    steps_left: int
+    """Steps from the newest checkpoint to the end."""
+    repair_s: float
+    """Expected time until all nodes are there again."""
+    restart_s: float
+    """Time from the start of the ranks to their first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one way to the end of a job costs."""
+
+    seconds: float
+    """Until the last step."""
+    node_seconds: float
+    """Time for which nodes are held: the price of the job per price of a node."""
+
+
+def price_of_waiting(job: MissingNode) -> Price:
+    """The nodes that are left are held until all are there; then the job restarts.
+
+    seconds = repair + restart + steps * step
+    """
+    training_s = job.restart_s + job.steps_left * job.step_s
+    return Price(job.repair_s + training_s, job.fewer * job.repair_s + job.nodes * training_s)
+
+
+def price_of_going_on(job: MissingNode) -> Price:
+    """The job restarts on the nodes that are left, trains until all are there, and restarts once more.
+
+    done = (repair - restart) / fewer_step;  seconds = repair + restart + (steps - done) * step
+
+    A job that ends before needs only its own steps: restart + steps * fewer_step.
+    """
+    done = max(0.0, job.repair_s - job.restart_s) / job.fewer_step_s
+    if done >= job.steps_left:
+        seconds = job.restart_s + job.steps_left * job.fewer_step_s
+        return Price(seconds, job.fewer * seconds)
+    small_s = max(job.repair_s, job.restart_s)
+    large_s = job.restart_s + (job.steps_left - done) * job.step_s
+    return Price(small_s + large_s, job.fewer * small_s + job.nodes * large_s)
+
+
+def going_on_pays(job: MissingNode) -> bool:
+    """True if the job ends sooner by continuing on fewer nodes, and costs no more; ties wait."""
+    waiting, going_on = price_of_waiting(job), price_of_going_on(job)
+    return going_on.seconds < waiting.seconds and going_on.node_seconds <= waiting.node_seconds
+
+
+_SAFETY = 1.25
+"""A save may take this many times the longest of the last ones: other jobs are saving, too."""
+_RECENT = 3
+_REACT_S = 1.0
+"""Time until a rank knows that it has to stop, beside a logging interval."""
+
+
+def answer_notice(
+    notice: NoticeEvent, events: Sequence[Event], *, now: float, logging_interval_s: float, grace_s: float
+) -> NoticeAnsweredEvent:
+    """Decide whether to save.
+
+    A save needs a logging interval, in which the ranks agree on a step, and 1.25 times the longest of the last three
+    saves, from the first stall to the manifest. Before the first save, it is tried.
+
+    The notice is one that ends the node, and `now` in seconds since the epoch. The logging interval is predicted;
+    `grace_s` is the time for a clean end of the job, the limit where the notice has no deadline.
+    """
+    deadline_at = notice.get("deadline_at")
+    left_s = grace_s if deadline_at is None else max(0.0, min(deadline_at - now, grace_s))
+    saved = of_kind(events, CheckpointEvent)[-_RECENT:]
+    if not saved:
+        needed_s, saves, answer = None, True, "saving, though no save was measured yet"
+    else:
+        needed_s = _REACT_S + logging_interval_s + _SAFETY * max(event["stall_s"] + event["write_s"] for event in saved)
+        saves, needs = needed_s <= left_s, f"which needs up to {format_duration(needed_s)}"
+        answer = f"saving, {needs}"
+        if not saves:
+            answer = f"no emergency checkpoint, {needs}: it continues from step {saved[-1]['step']:,}"
+    cloud = "AWS" if notice["cloud"] == "aws" else notice["cloud"]
+    return NoticeAnsweredEvent(
+        kind="notice_answered",
+        node=notice["node"],
+        cloud=notice["cloud"],
+        what=notice["what"],
+        saves=saves,
+        left_s=left_s,
+        needed_s=needed_s,
+        message=f"{cloud}: {notice['what']} of node {notice['node']} in {format_duration(left_s)}; {answer}",
+    )

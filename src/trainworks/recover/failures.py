@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainworks.record.events import Event
+from trainworks.record.events.job import FailureEvent, FailureReason, RestartRefusedEvent
+from trainworks.record.events.log import Event, of_kind
 from trainworks.record.exit_code import as_exit_code
 
 _CONSEQUENCES = ("peer_lost",)
@@ -22,7 +23,7 @@ _NOT_RUN = (126, 127)
 """Exit codes of a shell that may not run a command, or does not find it."""
 
 
-def first_failure(events: Sequence[Event]) -> Event | None:
+def first_failure(events: Sequence[Event]) -> FailureEvent | None:
     """The earliest failure since the last (re)start of the ranks that is not the consequence of another one.
 
     A rank that dies takes its peers with it; theirs are `peer_lost`, and count only if there is nothing else.
@@ -32,15 +33,17 @@ def first_failure(events: Sequence[Event]) -> Event | None:
     return min(own or recent, key=lambda event: event["t"], default=None)
 
 
+def lost_agents(codes: Sequence[int], exit_code: int) -> FailureEvent:
+    """The failure of a job whose node agents recorded none and ended with `codes`; `exit_code` is the first bad one."""
+    message = f"the node agents ended with codes {codes}"
+    return FailureEvent(kind="failure", rank=None, node=0, cause="agent_lost", exit_code=exit_code, message=message)
+
+
 def explains_exit(events: Sequence[Event], node: int, exit_code: int) -> bool:
-    """True if a node's agent has recorded the failure with whose exit code it ended.
+    """True if a node's agent has recorded the failure with whose exit code it ended: 128 + signal if a signal ended the
+    failed rank.
 
     An agent that was killed has not. One whose fork server was killed ends by that signal, to be started again.
-
-    Args:
-        events: of the run.
-        node: of the agent.
-        exit_code: of the agent; 128 + signal if a signal ended the failed rank.
     """
     return any(
         failure.get("node") == node
@@ -50,9 +53,9 @@ def explains_exit(events: Sequence[Event], node: int, exit_code: int) -> bool:
     )
 
 
-def _recent_failures(events: Sequence[Event]) -> list[Event]:
+def _recent_failures(events: Sequence[Event]) -> list[FailureEvent]:
     """Failures since the last (re)start of the ranks."""
-    recent: list[Event] = []
+    recent: list[FailureEvent] = []
     for event in events:
         recent = [seen for seen in recent if not _supersedes(event, seen)]
         if event["kind"] == "failure":
@@ -60,12 +63,12 @@ def _recent_failures(events: Sequence[Event]) -> list[Event]:
     return recent
 
 
-def is_consequence(failure: Event) -> bool:
+def is_consequence(failure: FailureReason) -> bool:
     """True if the rank failed only because another one did."""
     return failure.get("cause") in _CONSEQUENCES
 
 
-def cannot_start(failure: Event) -> bool:
+def cannot_start(failure: FailureEvent) -> bool:
     """True if a rank ended because its program cannot start as it is written, and another start would end alike.
 
     Only what is certain counts: a module or a script that is missing, a syntax error, arguments that the program
@@ -78,30 +81,30 @@ def cannot_start(failure: Event) -> bool:
     return code in _NOT_RUN or refuses_arguments or _CANNOT_START.search(message) is not None
 
 
-def since_user_start(events: Sequence[Event]) -> Sequence[Event]:
+def latest_launch_events(events: Sequence[Event]) -> Sequence[Event]:
     """The events since a user submitted or resumed the run; another turn in a cluster's queue is not a new start."""
     starts = [i for i, event in enumerate(events) if event["kind"] == "submitted" and not event.get("restarts")]
     return events[starts[-1] :] if starts else events
 
 
-def describe_failure(failure: Event, events: Sequence[Event]) -> str:
+def describe_failure(failure: FailureEvent, events: Sequence[Event]) -> str:
     """The message of a failure; of a final one, also why ranks did not start again."""
     message = str(failure.get("message") or "")
     reasons = [
         event["message"]
-        for event in events
-        if event["kind"] == "restart_refused" and event.get("rendezvous") == failure.get("rendezvous")
+        for event in of_kind(events, RestartRefusedEvent)
+        if event.get("rendezvous") == failure.get("rendezvous")
     ]
     return f"{message}; not restarted: {reasons[0]}" if reasons and not is_consequence(failure) else message
 
 
-def _supersedes(event: Event, failure: Event) -> bool:
+def _supersedes(event: Event, failure: FailureEvent) -> bool:
     """True if the event shows that ranks restarted after a failure."""
     match event["kind"]:
         case "submitted":
             return True
         case "attempt":  # a rank of another node may have failed before the first node could write this
-            return not any(event.get(key) and event[key] == failure.get(key) for key in ("attempt", "rendezvous"))
+            return not any(event.get(key) and event.get(key) == failure.get(key) for key in ("attempt", "rendezvous"))
         case "agent_started":
             return failure.get("rank") is None and failure.get("node") == event.get("node")
         case "failure":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from trainworks.errors import TrainworksError
 from trainworks.files import take_lock, write_atomic
-from trainworks.record.events import Event
+from trainworks.record.events.job import ResizedEvent
+from trainworks.record.events.log import Event, of_kind
 from trainworks.record.run_dir import RunDir
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 # the file system in memory that Linux gives everyone
@@ -19,30 +21,25 @@ _OWNER_FILE = "run"
 """Holds the path of the run directory."""
 
 
-def memory_folder(run_dir: RunDir, root: Path = SHARED_MEMORY) -> Path:
+def memory_folder(run_dir: RunDir) -> Path:
     """Folder of a run's checkpoints in memory; it need not exist."""
     name = hashlib.sha256(str(run_dir.path.resolve()).encode()).hexdigest()[:16]
-    return _of_user(root) / name
+    return _user_folder() / name
 
 
 def place_of_node(node: int, events: Sequence[Event]) -> int:
     """Number among all nodes of the job of the node that has this number among those in use."""
-    places = next((event["places"] for event in reversed(events) if event["kind"] == "resized"), None)
+    places = next((event["places"] for event in reversed(of_kind(events, ResizedEvent))), None)
     return node if places is None else int(places[node])
 
 
-def make_memory_folder(run_dir: RunDir, place: int, root: Path = SHARED_MEMORY) -> Path | None:
+def make_memory_folder(run_dir: RunDir, place: int) -> Path | None:
     """Make the part of that folder that belongs to one node, for this user alone.
 
-    Args:
-        run_dir: of the run.
-        place: number of the node among all nodes of the job; several nodes may stand on one machine.
-        root: shared memory of this machine.
-
-    Returns:
-        The folder; None without shared memory, or if another user made one on the way to it.
+    `place` is the number of the node among all nodes of the job; several may stand on one machine. None without shared
+    memory, or if another user made a folder on the way to it.
     """
-    folder = memory_folder(run_dir, root)
+    folder = memory_folder(run_dir)
     own = folder / f"node-{place}"
     try:
         for each in (folder.parent, folder):
@@ -57,16 +54,16 @@ def make_memory_folder(run_dir: RunDir, place: int, root: Path = SHARED_MEMORY) 
     return own
 
 
-def forget_memory(run_dir: RunDir, root: Path = SHARED_MEMORY) -> None:
+def forget_memory(run_dir: RunDir) -> None:
     """Free the memory of a run that has ended, and of all others whose supervisor is gone."""
-    shutil.rmtree(memory_folder(run_dir, root), ignore_errors=True)
-    forget_ended(root)
+    shutil.rmtree(memory_folder(run_dir), ignore_errors=True)
+    forget_ended()
 
 
-def forget_ended(root: Path = SHARED_MEMORY) -> None:
+def forget_ended() -> None:
     """Free the memory of every run whose supervisor is gone: a node of a cluster may have kept that of a failed one."""
     with suppress(OSError):
-        for folder in _of_user(root).iterdir():
+        for folder in _user_folder().iterdir():
             if not _is_alive(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -85,5 +82,23 @@ def _is_alive(folder: Path) -> bool:
     return False
 
 
-def _of_user(root: Path) -> Path:
-    return root / f"trainworks-{os.geteuid()}"
+def _user_folder() -> Path:
+    return SHARED_MEMORY / f"trainworks-{os.geteuid()}"
+
+
+LONGEST_S = 3600.0
+_LEAST_STALL_S = 1e-6
+
+
+def daly_interval_s(*, stall_s: float, mttf_s: float, write_s: float, shortest_s: float) -> float:
+    """Training time between two checkpoints that loses least to saving and to failures.
+
+    >>> round(daly_interval_s(stall_s=2.0, mttf_s=3600.0, write_s=0.0, shortest_s=0.0), 1)
+    118.7
+    """
+    stall = max(stall_s, _LEAST_STALL_S)
+    daly = mttf_s
+    if stall < 2 * mttf_s and math.isfinite(mttf_s):
+        ratio = stall / mttf_s
+        daly = math.sqrt(2 * stall * mttf_s) * (1 + math.sqrt(ratio / 2) / 3 + ratio / 18) - stall
+    return max(min(daly, LONGEST_S), write_s - stall, shortest_s)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
 from trainworks.units import DAY_S
 
 HALF_LIFE_S = 30 * DAY_S
@@ -74,18 +74,18 @@ def node_history(
 ) -> NodeHistory:
     """History and score of one node; without a failure and without time the score is 1.
 
-    Args:
-        failed: failures in any order; those close together count once, and times after `now` as now.
-        held: start and end of each time for which a job held the node; where they overlap, the time counts once.
-        now: seconds since the epoch.
-        node_mttf_s: assumed mean time between failures of a node; above 0.
+    Failures may have any order; those close together count once, and times after `now` as now. `held` has start and end
+    of each time for which a job held the node; where they overlap, the time counts once. Times are seconds since the
+    epoch, and the assumed mean time between failures of a node is above 0.
 
     >>> round(node_history([NodeFailure(0.0, 0, "gpu_fault")], [], now=0.0, node_mttf_s=86400.0).score, 2)
     2.0
     """
     since = now - REMEMBERED_S
     failures = sorted(failed)
-    times = [at for at in _incidents([one.at for one in failures]) if at >= since]
+    ordered = [one.at for one in failures]
+    times = ordered[:1] + [after for before, after in pairwise(ordered) if after - before > ONE_INCIDENT_S]
+    times = [at for at in times if at >= since]  # the first of each row of failures that follow each other closely
     spans = _union((max(start, since), min(end, now)) for start, end in held)
     weight = sum(_weight(now - at) for at in times)
     scale = HALF_LIFE_S / math.log(2)
@@ -101,11 +101,6 @@ def node_history(
 
 def _weight(age_s: float) -> float:
     return float(2 ** (-max(0.0, age_s) / HALF_LIFE_S))
-
-
-def _incidents(ordered: list[float]) -> list[float]:
-    """Time of the first failure of each row of failures that follow each other closely."""
-    return ordered[:1] + [after for before, after in pairwise(ordered) if after - before > ONE_INCIDENT_S]
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -161,11 +156,9 @@ def _failed_nodes(event: Event) -> Sequence[int]:
 
 
 def nodes_to_avoid(scores: Mapping[str, float], *, needed: int) -> list[str]:
-    """Names of the nodes with a score of at least `AVOID_FROM`, worst first, so that enough others are left.
+    """Names of the nodes with a score of at least `AVOID_FROM`, worst first, so that `needed` others are left.
 
-    Args:
-        scores: of every node that the job could use.
-        needed: nodes that must be left; with as many or fewer in `scores`, none is avoided.
+    `scores` are those of every node that the job could use; if they are as many as needed or fewer, none is avoided.
     """
     worst = sorted(scores, key=lambda name: (-scores[name], name))
     spare = max(0, len(scores) - needed)

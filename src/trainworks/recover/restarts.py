@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.record.events import Event
-from trainworks.recover.failures import since_user_start
+from trainworks.record.events.job import RestartEvent, StateEvent, SubmittedEvent
+from trainworks.record.events.log import Event, of_kind
+from trainworks.record.events.training import RanksStartedEvent
+from trainworks.recover.failures import latest_launch_events
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
@@ -24,12 +26,12 @@ BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})
 """States of `job.state`, read here from the record as text."""
 
-RANK_RESTART: Event = {"kind": "ranks_started"}
+RANK_RESTART = RanksStartedEvent(kind="ranks_started")
 """The ranks of a workload start, together."""
-AGENT_RESTART: Event = {"kind": "restart", "node": None}
+AGENT_RESTART = RestartEvent(kind="restart", node=None)
 """The supervisor starts an agent again: the one of `node`, or all of them."""
-NEXT_TURN: Event = {"kind": "submitted", "restarts": 1}
-"""The job gets its nodes another time."""
+NEXT_TURN = SubmittedEvent(kind="submitted", nodes=0, processes_per_node=0, restarts=1)
+"""The job gets its nodes another time; how many does not matter to the count."""
 
 
 LONGEST_BACKOFF_S = 300.0
@@ -63,8 +65,8 @@ class _Count:
         self._began = False
         self._is_free = False
         self._ranks_started = False
-        self._started_again: set[int] | None = None
-        """Nodes whose agents were started again in this life, before its ranks started; None where all started."""
+        self._starting_again: set[int | None] = set()
+        """Nodes whose agents were started again, until the ranks start; None stands for all nodes."""
 
     def take(self, event: Event) -> None:
         """Count one event; one without a time is of now."""
@@ -76,9 +78,11 @@ class _Count:
                 self._take_agent(event.get("node"))
             case "ranks_started":
                 self._count(self._ranks_started)
-                self._ranks_started, self._started_again = True, None
+                self._ranks_started, self._starting_again = True, set()
+            case "attempt":  # the ranks of a command
+                self._starting_again = set()
             case "resized":  # the job continues on other nodes: what led to it has been counted
-                self._ranks_started, self._started_again = False, None
+                self._ranks_started, self._starting_again = False, set()
             case "state":
                 self._began |= event["state"] in BEGUN_STATES
                 self._is_free = event.get("cause") in FREE_CAUSES
@@ -90,27 +94,25 @@ class _Count:
     def _take_turn(self, *, is_next: bool) -> None:
         if not is_next:
             self.at = []
-        else:
-            self._count(self._began and not self._is_free)
+        else:  # its nodes may be taken away while an agent starts again: both answer one loss
+            self._count(self._began and not self._is_free and not self._starting_again)
         self._began = self._is_free = self._ranks_started = False
-        self._started_again = None
+        self._starting_again = set()
 
     def _take_agent(self, node: int | None) -> None:
         """Agents that are lost together are one restart: their ranks start once."""
-        if node is not None and self._started_again is not None and node not in self._started_again:
-            self._started_again.add(node)
+        if node is not None and self._starting_again and self._starting_again.isdisjoint({node, None}):
+            self._starting_again.add(node)
             return
         self._count(True)
         self._ranks_started = False
-        self._started_again = {node} if node is not None else None
+        self._starting_again = {node}
 
 
 def restarts_used(events: Sequence[Event], window_s: float = math.inf) -> int:
     """Restarts since a user submitted or retried the job; a turn that was preempted or found no capacity costs none.
 
-    Args:
-        events: of the run.
-        window_s: restarts that lie further back from the last event do not count.
+    Restarts that lie further back than `window_s` from the last event do not count.
     """
     count = _Count()
     for event in events:
@@ -120,17 +122,14 @@ def restarts_used(events: Sequence[Event], window_s: float = math.inf) -> int:
 
 
 def restarts_counted(events: Sequence[Event], *, waits: bool, cause: str | None = None) -> int:
-    """Restarts of a job as its row counts them: those used, and the one that it waits for.
+    """Restarts of a job as its row counts them: those used, and the one that it waits for in the queue.
 
-    Args:
-        events: of the run.
-        waits: whether the job waits in the queue.
-        cause: why it lost its nodes, if its backend knows and the record does not say so yet.
+    `cause` is why it lost its nodes, if its backend knows and the record does not say so yet.
     """
     if not waits:
         return restarts_used(events)
-    lost: list[Event] = [{"kind": "state", "state": "QUEUED", "cause": cause}] if cause is not None else []
-    return restarts_used([*events, *lost, NEXT_TURN])
+    lost = StateEvent(kind="state", state="QUEUED", cause=cause, message=None)
+    return restarts_used([*events, *([lost] if cause is not None else []), NEXT_TURN])
 
 
 def may_restart(events: Sequence[Event], limit: RestartLimit, then: Event) -> bool:
@@ -144,7 +143,7 @@ def backoff_s(events: Sequence[Event], limit: RestartLimit) -> float:
     With n restarts since the newest checkpoint, wait = 0 for n = 0, else backoff * 2^(n - 1), five minutes at most. A
     job that makes progress between two failures never waits; one that fails in a loop spares its nodes and its storage.
     """
-    launch = since_user_start(events)
+    launch = latest_launch_events(events)
     saved = max((number + 1 for number, event in enumerate(launch) if event["kind"] == "checkpoint"), default=0)
     fruitless = restarts_used(launch) - restarts_used(launch[:saved])
     return min(LONGEST_BACKOFF_S, limit.backoff_s * 2.0 ** min(fruitless - 1, 30)) if fruitless > 0 else 0.0
@@ -152,7 +151,7 @@ def backoff_s(events: Sequence[Event], limit: RestartLimit) -> float:
 
 def record_waits(events: Sequence[Event]) -> bool:
     """True if the last recorded state is one of a job that waits for its nodes."""
-    states = [event["state"] for event in events if event["kind"] == "state"]
+    states = [event["state"] for event in of_kind(events, StateEvent)]
     return bool(states) and states[-1] in WAITING_STATES
 
 
@@ -161,7 +160,6 @@ def earlier_turns(events: Sequence[Event]) -> int:
     if not record_waits(events):
         return 0
     turns = 0
-    for event in events:
-        if event["kind"] == "submitted":
-            turns = turns + 1 if event.get("restarts") else 1
+    for event in of_kind(events, SubmittedEvent):
+        turns = turns + 1 if event.get("restarts") else 1
     return turns

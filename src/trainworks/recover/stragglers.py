@@ -37,11 +37,7 @@ def find_straggler(rows: Sequence[MetricsRow], ranks_per_node: int) -> Straggler
     """The rank that was the slowest in each of the last intervals, by a share of the step that matters.
 
     Two ranks that take turns are noise and not a straggler: one rank must be slowest in all of the intervals, and its
-    median excess be at least SHARE of the median step.
-
-    Args:
-        rows: of one attempt, in order.
-        ranks_per_node: to name the node.
+    median excess be at least SHARE of the median step. The rows are those of one attempt, in order.
     """
     ends = [row for row in rows if "slowest" in row][-INTERVALS:]
     if len(ends) < INTERVALS or len({row["slowest"]["rank"] for row in ends}) > 1:

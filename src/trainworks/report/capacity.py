@@ -1,21 +1,26 @@
-"""The capacity that meets a target: fixed nodes, what they leave spare, and what elastic nodes would change."""
+"""The capacity that meets a target: fixed nodes, what they leave spare, and what elastic nodes would change.
+
+Beside it, the kinds of node that serve all teams of several run files.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from trainworks.plan.capacity.plan import CapacityPlan
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
 from trainworks.plan.capacity.policy_comparison import PolicyReplay
+from trainworks.plan.sizing.result import SHARED_WEEKS, SharedCapacity
 from trainworks.report.rendering.axes import build_axis, labelled_axis
 from trainworks.report.rendering.document import Block, Column, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule, step_path
-from trainworks.units import DAY_S, HOUR_S, WEEK_S, format_duration, format_usd
+from trainworks.report.rendering.renderer import build_document, to_json
+from trainworks.units import DAY_S, HOUR_S, WEEK_S, format_duration, format_share, format_usd
 
 _MAX_ROWS = 12
+_MAX_SHARED_ROWS = 10
 _WAIT_TICKS_S = {
     "0": 0.0,
     "1m": 60.0,
@@ -34,6 +39,7 @@ _KINDS = {
 }
 
 
+@build_document.register
 def document(plan: CapacityPlan) -> Document:
     """Load, the smallest fixed capacity for the target, its service by team, the front, and the best policy."""
     policies = f"cheapest for the p90 wait of the team that waits longest, of {len(plan.points):,} policies"
@@ -55,20 +61,19 @@ def _plural(count: float) -> str:
     return "" if count == 1 else "s"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
 def _facts(plan: CapacityPlan) -> dict[str, str]:
     answer, service = plan.answer, plan.answer.service
     nodes, size = answer.nodes.value, plan.limits.node_accelerators
-    use = f"{_percent(answer.utilisation.value)} used on average"
-    spare = f"{_percent(answer.spare_share.value)} spare over the mean load"
+    use = f"{format_share(answer.utilisation.value)} used on average"
+    spare = f"{format_share(answer.spare_share.value)} spare over the mean load"
     waits = f"p50 {format_duration(service.wait_p50_s)}, p90 {format_duration(service.wait_p90_s)}"
-    met = "" if service.deadlines_met is None else f"; {_percent(service.deadlines_met)} of the deadlines met"
+    met = "" if service.deadlines_met is None else f"; {format_share(service.deadlines_met)} of the deadlines met"
+    target = f"90 % of every team's jobs wait at most {format_duration(plan.target.wait_s or 0.0)}"
+    if plan.target.deadlines is not None:
+        target = f"{format_share(plan.target.deadlines)} of every team's deadlines are met"
     return {
         "load": _load(plan),
-        "target": _target(plan),
+        "target": target,
         "fixed nodes": f"{nodes:,.0f} x {size} = {answer.capacity.value:,.0f} accelerators: {use}, {spare}",
         "wait": f"{waits}, at most {format_duration(service.wait_max_s)}{met}",
         "prices": _prices(plan),
@@ -80,12 +85,6 @@ def _load(plan: CapacityPlan) -> str:
     jobs = f"{len(plan.trace):,} job{_plural(len(plan.trace))}" + (f" of {teams} teams" if teams > 1 else "")
     busy = f"{load.mean.value:,.1f} accelerators busy on average, {load.peak.value:,.0f} at the peak"
     return f"{jobs} in {format_duration(load.span.value)}: {busy}"
-
-
-def _target(plan: CapacityPlan) -> str:
-    if plan.target.deadlines is not None:
-        return f"{_percent(plan.target.deadlines)} of every team's deadlines are met"
-    return f"90 % of every team's jobs wait at most {format_duration(plan.target.wait_s or 0.0)}"
 
 
 def _prices(plan: CapacityPlan) -> str:
@@ -106,7 +105,7 @@ def _teams(plan: CapacityPlan) -> Table:
 
 
 def _met(share: float | None) -> str:
-    return "-" if share is None else _percent(share)
+    return "-" if share is None else format_share(share)
 
 
 def _front(plan: CapacityPlan) -> Table:
@@ -140,13 +139,12 @@ def _purchase(policy: Policy) -> str:
     fixed = f"{policy.fixed_nodes:,} fixed"
     if not listed:
         return fixed
-    return f"{fixed}, {listed} {_rule(policy)}" if policy.fixed_nodes else f"{listed} at once"
-
-
-def _rule(policy: Policy) -> str:
-    if policy.patience_s < math.inf:
-        return f"after a wait of {format_duration(policy.patience_s)}"
-    return f"at a backlog of {format_duration(policy.backlog_s)}" if policy.backlog_s else "at once"
+    when = "at once"
+    if policy.fixed_nodes and policy.patience_s < math.inf:
+        when = f"after a wait of {format_duration(policy.patience_s)}"
+    elif policy.fixed_nodes and policy.backlog_s:
+        when = f"at a backlog of {format_duration(policy.backlog_s)}"
+    return f"{fixed}, {listed} {when}" if policy.fixed_nodes else f"{listed} {when}"
 
 
 def _best(plan: CapacityPlan) -> str:
@@ -154,10 +152,10 @@ def _best(plan: CapacityPlan) -> str:
     if best is None:
         return "none of the policies meets the target"
     text = f"cheapest at the target: {_purchase(best.policy)}, {format_usd(best.cost_usd_per_week)} per week; "
-    text += f"{_percent(best.utilisation)} of what is paid runs jobs"
+    text += f"{format_share(best.utilisation)} of what is paid runs jobs"
     if best.interruptions:
         plural = _plural(best.interruptions)
-        text += f", {best.interruptions:,} interruption{plural} waste {_percent(best.wasted_share)} of it"
+        text += f", {best.interruptions:,} interruption{plural} waste {format_share(best.wasted_share)} of it"
     return text
 
 
@@ -170,7 +168,8 @@ def _chart(plan: CapacityPlan) -> list[Block]:
     target_s = plan.target.wait_s
     front = sorted((point.cost_usd_per_week, point.service.worst_wait_s) for point in plan.front)
     waits = [point.service.worst_wait_s for point in plan.points] + ([] if target_s is None else [target_s])
-    top = _inverse(_log_minutes(max(waits, default=0.0)) * 1.04) or 60.0
+    top = 60.0 * math.expm1(_log_minutes(max(waits, default=0.0)) * 1.04) or 60.0
+    kinds = {_kind(point.policy) for point in plan.points}
     x_axis = build_axis(0.0, max((point.cost_usd_per_week for point in plan.points), default=1.0), num_ticks=7)
     chart = Chart(
         f"Cost against wait of {len(plan.points)} policies, {len(plan.front)} of them on the front",
@@ -178,24 +177,19 @@ def _chart(plan: CapacityPlan) -> list[Block]:
         y=labelled_axis(_WAIT_TICKS_S, top, _log_minutes),
         x_unit="USD per week",
         curves=[Curve("front-line", step_path(front, top, x_axis.ticks[-1]))] if front else [],
-        dots=[_dot(point, is_best=point in plan.front) for point in _front_last(plan)],
+        dots=[
+            _dot(point, is_best=point in plan.front)
+            for point in sorted(plan.points, key=lambda point: point in plan.front)
+        ],
         rules=[] if target_s is None else [Rule("y", target_s, f"target {format_duration(target_s)}")],
-        names=_key(plan.points),
+        names=[(f"dot-key {kind}", name) for kind, name in _KINDS.items() if kind in kinds],
         is_tall=True,
     )
     return [Text(text, "dim"), chart]
 
 
-def _front_last(plan: CapacityPlan) -> list[PolicyReplay]:
-    return sorted(plan.points, key=lambda point: point in plan.front)
-
-
 def _log_minutes(wait_s: float) -> float:
     return math.log1p(wait_s / 60.0)
-
-
-def _inverse(height: float) -> float:
-    return 60.0 * math.expm1(height)
 
 
 def _dot(point: PolicyReplay, *, is_best: bool) -> Dot:
@@ -205,17 +199,13 @@ def _dot(point: PolicyReplay, *, is_best: bool) -> Dot:
     return Dot(cost, wait_s, title, f"{css} best", 6) if is_best else Dot(cost, wait_s, title, css)
 
 
-def _key(points: Sequence[PolicyReplay]) -> list[tuple[str, str]]:
-    kinds = {_kind(point.policy) for point in points}
-    return [(f"dot-key {kind}", name) for kind, name in _KINDS.items() if kind in kinds]
-
-
 def _kind(policy: Policy) -> str:
     kinds = {(False, False): FIXED, (True, False): SPOT, (False, True): ON_DEMAND, (True, True): "both"}
     return kinds[policy.spot.max_nodes > 0, policy.on_demand.max_nodes > 0]
 
 
-def to_json(plan: CapacityPlan) -> dict[str, Any]:
+@to_json.register
+def _(plan: CapacityPlan) -> Mapping[str, object]:
     """Everything in base units; times of a policy that are not limited are null."""
     answer, prices = plan.answer, plan.prices
     return {
@@ -244,9 +234,64 @@ def to_json(plan: CapacityPlan) -> dict[str, Any]:
     }
 
 
-def _point_json(point: PolicyReplay) -> dict[str, Any]:
+def _point_json(point: PolicyReplay) -> dict[str, object]:
     policy = {name: value if value != math.inf else None for name, value in asdict(point.policy).items()}
     rest = {name: value for name, value in asdict(point).items() if name not in ("policy", "bought_h_per_week")}
     hours = {name.replace("-", "_"): value for name, value in point.bought_h_per_week.items()}
     worst = {"worst_team_wait_p90_s": point.service.worst_wait_s}
     return {"policy": policy, **rest, **worst, "bought_accelerator_h_per_week": hours}
+
+
+@build_document.register
+def shared_document(shared: SharedCapacity) -> Document:
+    """One row for every kind of node."""
+    rows = []
+    for item in shared.clusters[:_MAX_SHARED_ROWS]:
+        answer, price = item.answer, item.usd_per_week
+        jobs = ", ".join(
+            f"{name} {nodes} node{_plural(nodes)} for {format_duration(seconds)}"
+            for name, (nodes, seconds) in item.jobs.items()
+        )
+        rows.append(
+            [
+                f"{answer.nodes.value:,.0f}",
+                f"{answer.utilisation.value:.0%}",
+                f"{answer.spare_share.value:.0%}",
+                format_duration(answer.wait.value),
+                "no offer" if price is None else format_usd(price).removesuffix(" USD"),
+                f"{item.candidate.node}: {jobs}",
+            ]
+        )
+    columns = right("nodes", "used", "spare", "wait of 90 %", "USD a week")
+    node = Column("node and what one job of each takes", wrap=True)
+    return Document(
+        "One cluster for several runs",
+        "proposal",
+        [
+            Section("", [Text(f"promise: {shared.promise}; {SHARED_WEEKS} weeks of starts replayed")]),
+            Section("", [Table([*columns, node], rows)]),
+            Section("", [Text(f"not {name}: {reason}") for name, reason in shared.skipped.items()]),
+        ],
+    )
+
+
+@to_json.register
+def _(shared: SharedCapacity) -> Mapping[str, object]:
+    return {
+        "promise": shared.promise,
+        "clusters": [
+            {
+                "node": item.candidate.node,
+                "nodes": item.answer.nodes.value,
+                "accelerators": item.answer.capacity.value,
+                "mean_load": item.answer.load.mean.value,
+                "utilisation": item.answer.utilisation.value,
+                "spare_share": item.answer.spare_share.value,
+                "wait_p90_s": item.answer.wait.value,
+                "usd_per_week": item.usd_per_week,
+                "jobs": {name: {"nodes": count, "run_time_s": time} for name, (count, time) in item.jobs.items()},
+            }
+            for item in shared.clusters
+        ],
+        "not_proposed": shared.skipped,
+    }

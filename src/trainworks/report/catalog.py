@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from trainworks.catalog.catalog import family
 from trainworks.catalog.lint import LintFinding
@@ -42,32 +41,24 @@ def _list(kind: Kind, rows: Sequence[CatalogRow]) -> Table:
     cells = []
     for row in rows:
         written = {figure.name: figure.written for figure in row.figures}
-        cells.append([row.name, *(_short(name, written.get(name, "")) for name in _SHOWN[kind])])
+        # The name of a link is enough in a list.
+        written |= {name: written.get(name, "").partition(",")[0] for name in ("scale up", "nic")}
+        cells.append([row.name, *(written.get(name, "") for name in _SHOWN[kind])])
     return Table(left(kind, *_SHOWN[kind], wrap=True), cells)
 
 
-def _short(name: str, written: str) -> str:
-    """A figure in a list: of a link its name only."""
-    return written.partition(",")[0] if name in ("scale up", "nic") else written
-
-
-def list_facts(rows: Mapping[Kind, Sequence[CatalogRow]]) -> dict[str, Any]:
+def list_facts(rows: Mapping[Kind, Sequence[CatalogRow]]) -> Mapping[str, object]:
     """The rows of each kind, for JSON."""
     return {kind: [_facts(row) for row in each] for kind, each in rows.items()}
 
 
-def _facts(row: CatalogRow) -> dict[str, Any]:
+def _facts(row: CatalogRow) -> dict[str, object]:
     unplannable = {} if row.unplannable is None else {"unplannable": row.unplannable}
-    return row.facts() | {"aliases": list(row.aliases)} | unplannable
+    return {**row.facts(), "aliases": list(row.aliases), **unplannable}
 
 
 def row_document(row: CatalogRow, requested: str) -> Document:
-    """Every figure of a row, with its source.
-
-    Args:
-        row: of the catalogue.
-        requested: the name that found it, which may stand for a family of parts.
-    """
+    """Every figure of a row, with its source; the requested name may stand for a family of parts."""
     sources = list(dict.fromkeys(figure.source for figure in row.figures))
     rows = [
         (each.name, each.written, each.confidence, each.date, f"[{sources.index(each.source) + 1}]", each.note or "")
@@ -92,25 +83,24 @@ def _about(row: CatalogRow, requested: str) -> list[str]:
     return [*lines, *([row.note] if row.note else [])]
 
 
-def row_facts(row: CatalogRow) -> dict[str, Any]:
+def row_facts(row: CatalogRow) -> Mapping[str, object]:
     """A row with its figures and their sources, for JSON."""
     figures = [asdict(figure) for figure in row.figures]
-    return {"kind": row.kind} | _facts(row) | {"note": row.note, "figures": figures}
+    return {"kind": row.kind, **_facts(row), "note": row.note, "figures": figures}
 
 
 def lint_document(findings: Sequence[LintFinding]) -> Document:
     """Figures that contradict each other, and those that the data explain."""
-    rows = [(each.row, each.rule, each.value, each.limit, _meaning(each)) for each in findings]
+    rows = []
+    for each in findings:
+        meaning = f"explained: {each.explained}" if each.explained else each.meaning
+        rows.append((each.row, each.rule, each.value, each.limit, meaning))
     tables = [Table(left("row", "rule", "value", "limit", "meaning", wrap=True), rows)] if rows else []
     explained = sum(each.explained is not None for each in findings)
     count = Text(f"{len(findings) - explained} finding(s), and {explained} that the data explain")
     return Document("Catalogue", "catalog", [Section("", [*tables, count])])
 
 
-def _meaning(finding: LintFinding) -> str:
-    return f"explained: {finding.explained}" if finding.explained else finding.meaning
-
-
-def lint_facts(findings: Sequence[LintFinding]) -> dict[str, Any]:
+def lint_facts(findings: Sequence[LintFinding]) -> Mapping[str, object]:
     """The findings, for JSON."""
     return {"findings": [asdict(finding) for finding in findings]}

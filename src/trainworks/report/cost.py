@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from trainworks.plan.cost.break_even import within_a_year
-from trainworks.plan.cost.comparison import CostComparison, CostLine, per_million
+from trainworks.plan.cost.comparison import CostComparison, CostLine, usd_per_million
+from trainworks.plan.cost.owning import fits_in_year
 from trainworks.plan.cost.renting import CONTRACTS
 from trainworks.plan.cost.report import CostReport
-from trainworks.plan.trace import Swing, Traced
+from trainworks.plan.trace import Traced
+from trainworks.report.explain import tornado_plot
 from trainworks.report.rendering.document import (
     NARROW,
     Block,
@@ -23,12 +23,13 @@ from trainworks.report.rendering.document import (
     left,
     right,
 )
-from trainworks.report.rendering.plots import Range, Ranges
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
 
 _NOT_JOINED = "*"
 
 
+@build_document.register
 def document(report: CostReport) -> Document:
     """Owning, every offer, what moves the answer most, and what was assumed."""
     cluster = report.comparison.cluster
@@ -47,8 +48,8 @@ def document(report: CostReport) -> Document:
     )
 
 
-def to_json(report: CostReport) -> dict[str, Any]:
-    """The same, in base units."""
+@to_json.register
+def _(report: CostReport) -> Mapping[str, object]:
     comparison, owning = report.comparison, report.comparison.owning
     return {
         "cluster": comparison.cluster.name,
@@ -63,7 +64,17 @@ def to_json(report: CostReport) -> dict[str, Any]:
         "carbon_kg_co2e": _value(comparison.carbon),
         "grid": report.grid,
         "offers": [_offer_json(line) for line in comparison.lines],
-        "tornado": [_swing_json(swing) for swing in comparison.swings],
+        "tornado": [
+            {
+                "name": swing.of.name,
+                "low": swing.of.low,
+                "high": swing.of.high,
+                "unit": swing.of.unit,
+                "usd_at_low": swing.at_low,
+                "usd_at_high": swing.at_high,
+            }
+            for swing in comparison.swings
+        ],
         "notes": [*report.sentences, *report.notes],
     }
 
@@ -97,7 +108,8 @@ def _offers(report: CostReport) -> Table:
         columns.append(Column(f"per M {noun}", numeric=True, short_name="per M"))
     rows = []
     for line in report.comparison.lines:
-        price = line.offer.usd_per_hour
+        price, pays = line.offer.usd_per_hour, line.break_even
+        own_from = "never" if pays is None or not fits_in_year(pays) else f"{pays.value:,.0f} h"
         rows.append(
             [
                 line.offer.name + (_NOT_JOINED if line.may_not_join else ""),
@@ -105,17 +117,11 @@ def _offers(report: CostReport) -> Table:
                 *(format_short_usd(line.costs[each].value) if each in line.costs else "-" for each in CONTRACTS),
                 " to ".join(map(format_short_usd, line.spot_range)) if line.spot_range else "",
                 "" if line.discount is None else f"{line.discount.value:.0%}",
-                _owning_pays(line),
-                *([] if count is None else [f"{per_million(line.first, count, noun).value:.3g}"]),
+                own_from,
+                *([] if count is None else [f"{usd_per_million(line.first, count, noun).value:.3g}"]),
             ]
         )
     return Table(columns, rows)
-
-
-def _owning_pays(line: CostLine) -> str:
-    if line.break_even is None or not within_a_year(line.break_even):
-        return "never"
-    return f"{line.break_even.value:,.0f} h"
 
 
 def _swings(comparison: CostComparison) -> Section:
@@ -134,29 +140,11 @@ def _swings(comparison: CostComparison) -> Section:
     return Section(f"{answer.name}: {format_usd(answer.value)}", blocks)
 
 
-def tornado_plot(answer: Traced, swings: Sequence[Swing]) -> list[Block]:
-    """Assumptions by how much they move the result, on a page."""
-    text = (
-        "What moves the answer most: each bar shows what it would be with one assumption at either end of its range, "
-        "and all others as they are."
-    )
-    ends = [end for swing in swings for end in (swing.at_low, swing.at_high)]
-    ranges = [Range(swing.of.name, _spread(swing), swing.at_low, swing.at_high) for swing in swings]
-    plot = Ranges(answer.value, ranges, {end: format_short_usd(end) for end in ends}, only="page")
-    return [Text(text, "dim", only="page"), plot]
-
-
-def _spread(swing: Swing) -> str:
-    unit = swing.of.unit
-    low = format_quantity(swing.of.low or 0.0, unit if unit == "s" else "")
-    return f"{low} to {format_quantity(swing.of.high or 0.0, unit)}"
-
-
 def _value(figure: Traced | None) -> float | None:
     return None if figure is None else figure.value
 
 
-def _offer_json(line: CostLine) -> dict[str, Any]:
+def _offer_json(line: CostLine) -> Mapping[str, object]:
     offer = line.offer
     return {
         "name": offer.name,
@@ -166,10 +154,5 @@ def _offer_json(line: CostLine) -> dict[str, Any]:
         "region": offer.region,
         "usd": {contract: cost.value for contract, cost in line.costs.items()},
         "spot_effective_discount": _value(line.discount),
-        "break_even_hours": _value(line.break_even) if within_a_year(line.break_even) else None,
+        "break_even_hours": _value(line.break_even) if fits_in_year(line.break_even) else None,
     }
-
-
-def _swing_json(swing: Swing) -> dict[str, Any]:
-    ends = {"low": swing.of.low, "high": swing.of.high, "unit": swing.of.unit}
-    return {"name": swing.of.name} | ends | {"usd_at_low": swing.at_low, "usd_at_high": swing.at_high}

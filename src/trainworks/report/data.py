@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from trainworks.measure.worker_tasks import PreparedData, VerifiedData
 from trainworks.units import format_bytes, format_count, format_duration
 
 
-def prepared_lines(result: Mapping[str, Any], num_sources: int) -> list[str]:
+def prepared_lines(result: PreparedData, num_sources: int) -> list[str]:
     """Amount, time, folder and fingerprint of prepared data.
 
     Args:
@@ -24,18 +24,13 @@ def prepared_lines(result: Mapping[str, Any], num_sources: int) -> list[str]:
     lines = [f"{amount} {where}, {format_duration(result['seconds'])}"]
     if result["padding_tokens"]:
         lines.append(f"packed: {result['padding_tokens'] / result['num_items']:.2%} of the tokens are filler")
-    if result.get("chats"):
+    if result["chats"]:
         lines.append(chat_line(result["chats"]))
-    if result.get("template"):
+    if result["template"]:
         lines.append(f"template     {result['template']}")
-    if result.get("held_out"):
+    if result["held_out"] and result["held_out_samples"] is not None:
         lines.append(f"held out     {result['held_out']}, {result['held_out_samples']:,} samples")
     return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]
-
-
-def tokenizing_line(total_bytes: int) -> str:
-    """What is about to happen to a text that was not tokenized yet."""
-    return f"tokenizing {format_bytes(total_bytes)} of text; later runs find its tokens in the cache"
 
 
 def chat_line(chats: Mapping[str, int]) -> str:
@@ -45,7 +40,7 @@ def chat_line(chats: Mapping[str, int]) -> str:
     return "; ".join([line, *(f"{count:,} {what}" for what, count in left_out.items() if count)])
 
 
-def verified_lines(result: Mapping[str, Any]) -> list[str]:
+def verified_lines(result: VerifiedData) -> list[str]:
     """Damaged shards, and a summary."""
     lines = [f"{each['folder']}/{each['shard']}: {each['problem']}" for each in result["damaged"]]
     summary = f"{len(result['damaged'])} damaged" if result["damaged"] else "all as written"

@@ -1,15 +1,16 @@
-"""`--explain FIGURE`: the formula of a number, its inputs, and the source of each."""
+"""A number explained: its formula, its inputs and the source of each (`--explain FIGURE`), and what moves it most."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from trainworks.errors import UsageError
-from trainworks.plan.trace import Traced, walk
-from trainworks.units import format_quantity
+from trainworks.plan.trace import Swing, Traced, walk
+from trainworks.report.rendering.document import Block, Text
+from trainworks.report.rendering.plots import Range, Ranges
+from trainworks.units import format_quantity, format_short_usd
 
 _WIDTH = 118
 _MAX_SUGGESTIONS = 24
@@ -48,7 +49,9 @@ def _lines(item: Traced, indent: str, shown: set[str]) -> Iterator[str]:
         yield f"{value} (above)"
         return
     shown.add(item.name)
-    yield f"{value}{_range(item)}"
+    has_range = item.low is not None and item.high is not None and item.formula is None
+    low, high = (format_quantity(end or 0.0, item.unit) for end in (item.low, item.high))
+    yield f"{value} ({low} to {high})" if has_range else value
     yield from textwrap.wrap(_origin(item), _WIDTH, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}      ")
     for each in item.inputs.values():
         yield from _lines(each, f"{indent}  ", shown)
@@ -61,14 +64,30 @@ def _origin(item: Traced) -> str:
     return f"= {item.formula}" + (f"   where {', '.join(renamed)}" if renamed else "")
 
 
-def _range(item: Traced) -> str:
-    if item.low is None or item.high is None or item.formula is not None:
-        return ""
-    return f" ({format_quantity(item.low, item.unit)} to {format_quantity(item.high, item.unit)})"
-
-
-def trace_json(root: Traced) -> dict[str, Any]:
+def trace_json(root: Traced) -> Mapping[str, object]:
     """The number with its whole derivation, in base units."""
-    facts = {"name": root.name, "value": root.value, "unit": root.unit, "formula": root.formula, "source": root.source}
+    facts: dict[str, object] = {
+        "name": root.name,
+        "value": root.value,
+        "unit": root.unit,
+        "formula": root.formula,
+        "source": root.source,
+    }
     facts |= {"low": root.low, "high": root.high} if root.low is not None else {}
     return facts | {"inputs": {key: trace_json(value) for key, value in root.inputs.items()}}
+
+
+def tornado_plot(answer: Traced, swings: Sequence[Swing]) -> list[Block]:
+    """Assumptions by how much they move a cost, on a page."""
+    text = (
+        "What moves the answer most: each bar shows what it would be with one assumption at either end of its range, "
+        "and all others as they are."
+    )
+    ranges, labels = [], dict[float, str]()
+    for swing in swings:
+        unit = swing.of.unit
+        low = format_quantity(swing.of.low or 0.0, unit if unit == "s" else "")
+        about = f"{low} to {format_quantity(swing.of.high or 0.0, unit)}"
+        ranges.append(Range(swing.of.name, about, swing.at_low, swing.at_high))
+        labels |= {end: format_short_usd(end) for end in (swing.at_low, swing.at_high)}
+    return [Text(text, "dim", only="page"), Ranges(answer.value, ranges, labels, only="page")]

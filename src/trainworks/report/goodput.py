@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 from trainworks.plan.reliability.forecast import GoodputForecast
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.report.rendering.axes import Axis, build_axis
 from trainworks.report.rendering.document import Block, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Rule, Segment
-from trainworks.units import DAY_S, format_duration
+from trainworks.report.rendering.renderer import build_document, to_json
+from trainworks.units import DAY_S, format_duration, format_share
 
+_percent = partial(format_share, digits=1)
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 _POINTS = 200
 _FILLS = {
@@ -28,9 +30,17 @@ _FILLS = {
 """Cause in a simulation -> colour class of the style sheet."""
 
 
+@build_document.register
 def document(forecast: GoodputForecast) -> Document:
     """Failures and checkpoints, the finish, where the time goes, and what spares change."""
     by_spares = {_spares(count): outcome.shares() for count, outcome in forecast.by_spares.items()}
+    mean_s = float(forecast.outcome.wall_s.mean())
+    rows = [
+        [cause, _percent(share), _time(share * mean_s)]
+        for cause, share in forecast.outcome.shares().items()
+        if share > 0
+    ]
+    shares = Table([*left("cause"), *right("share", "time")], rows, has_header=False)
     times = f"where the time goes, {forecast.options.trials:,} simulated runs"
     return Document(
         forecast.job.title,
@@ -38,8 +48,8 @@ def document(forecast: GoodputForecast) -> Document:
         [
             Section("", [Facts.from_mapping(_facts(forecast))]),
             Section("finish", finish_chart(forecast.outcome.wall_s.tolist(), forecast.deadline_s), only="page"),
-            Section(times, [*badput_bars(by_spares), _shares(forecast.outcome)]),
-            Section("spares", [_by_spares(forecast)]),
+            Section(times, [*badput_bars(by_spares), shares]),
+            Section("spares", [_spares_table(forecast)]),
         ],
         about=f"{forecast.job.cluster.name}, {_time(forecast.job.work.value)} of work, {_spares(forecast.spares)}",
         notes=forecast.notes,
@@ -49,7 +59,7 @@ def document(forecast: GoodputForecast) -> Document:
 def _facts(forecast: GoodputForecast) -> dict[str, str]:
     mean, failures, cluster = forecast.expected, forecast.failures, forecast.job.cluster
     p10, p50, p90 = (_time(forecast.outcome.quantile_s(share)) for share in _QUANTILES.values())
-    own = failures.node_mttf
+    own, needed = failures.node_mttf, forecast.needed
     every = own.inputs.get("node_mttf", own)
     facts = {
         "cluster": f"{cluster.name}: {cluster.num_nodes:,} node{'s' if cluster.num_nodes > 1 else ''} of "
@@ -60,17 +70,18 @@ def _facts(forecast: GoodputForecast) -> dict[str, str]:
         "preemptions": _preemptions(forecast),
         "checkpoint": f"every {_time(mean.interval.value)}, training stops for {_time(failures.save.value)}, "
         f"{_time(failures.write.value)} more until it is written",
-        "recovery": f"{_time(failures.detection.value)} to notice, {_time(failures.restart.value)} to restart, "
+        "recovery": f"{_time(failures.detect.value)} to notice, {_time(failures.restart.value)} to restart, "
         f"{_time(failures.repair.value)} to repair a node",
         "expected": f"runtime goodput {_percent(mean.runtime_goodput.value)}, ETTR {_percent(mean.ettr.value)}, "
         f"run time {_time(mean.run_time.value)}",
-        "spares": _needed(forecast),
+        "spares": f"{needed.value:,.0f} ({_percent(needed.value / cluster.num_nodes)}) are needed to wait for nodes "
+        f"less than {100 * needed.inputs['limit'].value:g} % of the time",
         "finish": f"{p50} (80 %: {p10} to {p90}) with {_spares(forecast.spares)}",
     }
     if forecast.deadline_s is not None:
         chance = forecast.outcome.chance(forecast.deadline_s)
         facts["deadline"] = f"{_time(forecast.deadline_s)}: met by {_percent(chance)} of the runs"
-    return {name: text for name, text in facts.items() if text}
+    return facts
 
 
 def _preemptions(forecast: GoodputForecast) -> str:
@@ -86,19 +97,7 @@ def _few(count: float) -> str:
     return f"{count:.1f}" if count < 10 else f"{count:,.0f}"
 
 
-def _needed(forecast: GoodputForecast) -> str:
-    needed, nodes = forecast.needed, forecast.job.cluster.num_nodes
-    limit, share = needed.inputs["limit"].value, _percent(needed.value / nodes)
-    return f"{needed.value:,.0f} ({share}) are needed to wait for nodes less than {100 * limit:g} % of the time"
-
-
-def _shares(outcome: SimulationOutcome) -> Table:
-    mean = float(outcome.wall_s.mean())
-    rows = [[name, _percent(share), _time(share * mean)] for name, share in outcome.shares().items() if share > 0]
-    return Table([*left("cause"), *right("share", "time")], rows, has_header=False)
-
-
-def _by_spares(forecast: GoodputForecast) -> Table:
+def _spares_table(forecast: GoodputForecast) -> Table:
     deadline_s, rows = forecast.deadline_s, list[Row]()
     for spares, outcome in forecast.by_spares.items():
         cells = [f"{spares:,}", _percent(outcome.runtime_goodput), _percent(outcome.shares()["waiting for nodes"])]
@@ -113,10 +112,6 @@ def _time(seconds: float) -> str:
     """`54d` for 54 days and no hour."""
     head, _, tail = format_duration(seconds).partition(" ")
     return head if tail in ("0h", "0m", "0s") else f"{head} {tail}".rstrip()
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _spares(count: int) -> str:
@@ -159,8 +154,8 @@ def badput_bars(shares: Mapping[str, Mapping[str, float]]) -> list[Block]:
     return [Text("Wall-clock time of all simulated runs.", "dim", only="page"), Bars(bars, whole=1.0)]
 
 
-def to_json(forecast: GoodputForecast) -> dict[str, Any]:
-    """All figures in base units."""
+@to_json.register
+def _(forecast: GoodputForecast) -> Mapping[str, object]:
     mean, failures = forecast.expected, forecast.failures
     return {
         "cluster": forecast.job.cluster.name,
@@ -191,7 +186,7 @@ def to_json(forecast: GoodputForecast) -> dict[str, Any]:
     }
 
 
-def _outcome_json(outcome: SimulationOutcome, deadline_s: float | None) -> dict[str, Any]:
+def _outcome_json(outcome: SimulationOutcome, deadline_s: float | None) -> dict[str, object]:
     return {
         "runtime_goodput": outcome.runtime_goodput,
         "ettr": outcome.ettr,

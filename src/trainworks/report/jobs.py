@@ -1,16 +1,15 @@
-"""Jobs of the store, and one job in detail."""
+"""Jobs of the store, one job in detail, and the resources that a job requests."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainworks.backends.backend import NodeStatus
 from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
@@ -27,11 +26,13 @@ from trainworks.report.rendering.document import (
     Table,
     left,
 )
-from trainworks.report.request_text import request_text
 from trainworks.units import format_bytes, format_duration, format_usd
 
 if TYPE_CHECKING:
     from trainworks.record.resolved import KeptCode
+
+
+from trainworks.jobs.job_spec import JobSpec
 
 STATE_STYLES: dict[JobState, Style] = {
     JobState.RUNNING: "good",
@@ -64,8 +65,9 @@ def list_document(
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
+    owners = [f"{job.owner} on {job.host}" if _is_elsewhere(job) else job.owner for job in jobs]
     more = {
-        **({"owner": [_owner(job) for job in jobs]} if of_several else {}),
+        **({"owner": owners} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
         **({"cost so far": [format_usd(costs[job.id]) if job.id in costs else "" for job in jobs]} if costs else {}),
     }
@@ -84,7 +86,7 @@ def _is_elsewhere(job: JobRow) -> bool:
 
 def _row(job: JobRow, now: float, address: str) -> list[Cell]:
     reachable = "" if job.reachable else " (not reached)"
-    why = ": ".join(part for part in (job.reason, job.detail) if part) or job.cause or ""
+    why = ": ".join(part for part in (job.reason, job.detail) if part) or job.end.cause or ""
     starts = format_duration(max(0.0, job.starts_at - now)) if job.starts_at else ""
     return [
         str(job.id),
@@ -131,10 +133,6 @@ def _idle(job: JobRow, now: float) -> str:
     return f", idle for {format_duration(now - since)}" if since is not None else ""
 
 
-def _owner(job: JobRow) -> str:
-    return f"{job.owner} on {job.host}" if _is_elsewhere(job) else job.owner
-
-
 def _time(job: JobRow, now: float) -> str:
     """How long the job has waited or run; empty for a job that ended without a start.
 
@@ -170,7 +168,12 @@ def detail_document(
     blocks: list[Block] = [Facts.from_mapping(_facts(job, now) | kept | _held(job, attempts, price, now))]
     if attempts:
         columns = left("attempt", "state", "cause", "nodes", "took", "message", wrap=True)
-        blocks.append(Table(columns, list(map(_attempt, attempts))))
+        rows = []
+        for each in attempts:
+            took = format_duration(each.ended_at - each.started_at) if each.ended_at else "running"
+            about = [str(each.number), str(each.state), each.end.cause or "", _nodes(each)]
+            rows.append([*about, took, each.end.message or ""])
+        blocks.append(Table(columns, rows))
     if failure:
         blocks.append(Preformatted("\n".join(failure)))
     return Document(f"Job {job.id}", "job", [Section("", blocks)])
@@ -187,7 +190,8 @@ def _facts(job: JobRow, now: float) -> dict[str, str]:
     if _is_elsewhere(job):
         facts["machine"] = f"{job.host}, whose queue starts the job"
     if job.state.waits:
-        facts["waits"] = _why(job)
+        why = job.reason or "submitted; not evaluated by the queue yet"
+        facts["waits"] = f"{why}: {job.detail}" if job.reason and job.detail else why
         if job.position:
             facts["position"] = str(job.position)
         facts["starts"] = f"in {format_duration(max(0.0, job.starts_at - now))}" if job.starts_at else "unknown"
@@ -195,9 +199,10 @@ def _facts(job: JobRow, now: float) -> dict[str, str]:
         facts["after"] = ", ".join(job.spec.depends_on)
     if job.placement:
         facts["runs on"] = _nodes(job)
-    if job.cause:
-        facts["cause"] = f"{job.cause}: {CAUSES[parse_cause(job.cause) or Cause.UNKNOWN].words}"
-    return facts | ({"message": job.message} if job.message else {})
+    end = job.end
+    if end.cause:
+        facts["cause"] = f"{end.cause}: {CAUSES[parse_cause(end.cause) or Cause.UNKNOWN].words}"
+    return facts | ({"message": end.message} if end.message else {}) | ({"hint": end.hint} if end.hint else {})
 
 
 def _code(code: KeptCode) -> str:
@@ -206,12 +211,6 @@ def _code(code: KeptCode) -> str:
     origin = f"commit {commit[:12]}{' with changes' if dash else ''}" if commit else "not in a git repository"
     files = f"{code.num_files} file{'s' if code.num_files != 1 else ''}"
     return f"{files}, {format_bytes(code.num_bytes)}, sha256 {code.digest[:12]}, {origin}"
-
-
-def _why(job: JobRow) -> str:
-    if job.reason is None:
-        return "submitted; not evaluated by the queue yet"
-    return f"{job.reason}: {job.detail}" if job.detail else job.reason
 
 
 def _held(job: JobRow, attempts: Sequence[Attempt], price: float | None, now: float) -> dict[str, str]:
@@ -226,47 +225,26 @@ def _held(job: JobRow, attempts: Sequence[Attempt], price: float | None, now: fl
     return {"held": held + (f", {hours * node.accelerators * price:,.2f} USD at {price:g} an hour" if price else "")}
 
 
-def _attempt(attempt: Attempt) -> list[str]:
-    took = format_duration(attempt.ended_at - attempt.started_at) if attempt.ended_at else "running"
-    return [str(attempt.number), str(attempt.state), attempt.cause or "", _nodes(attempt), took, attempt.message or ""]
-
-
-def facts(row: JobRow | Attempt | NodeStatus) -> dict[str, Any]:
-    """All columns, for JSON."""
-    return dataclasses.asdict(row)
-
-
-def nodes_document(nodes: Sequence[NodeStatus]) -> Document:
-    """Free and used resources of every node."""
-    rows = [
-        [
-            node.name,
-            node.state,
-            f"{node.cores_taken:g} of {node.cores:g}",
-            _accelerators(node),
-            ", ".join(node.jobs),
-            _failures(node),
-            node.reason or "",
-        ]
-        for node in nodes
-    ]
-    columns = left("node", "state", "cores", "accelerators", "jobs", "failures", "why", wrap=True)
-    return Document("Nodes", "nodes", [Section("", [Table(columns, rows)])])
-
-
-def _failures(node: NodeStatus) -> str:
-    """Hardware failures of a node under earlier jobs, and its score; empty where no job is remembered."""
-    history = node.history
-    return "" if history is None else f"{history.failures}, score {history.score:.1f}"
-
-
-def _accelerators(node: NodeStatus) -> str:
-    if not node.accelerators:
-        return ""
-    return f"{node.accelerators_taken} of {node.accelerators} {node.accelerator or ''}".strip()
+def facts(row: JobRow | Attempt) -> Mapping[str, object]:
+    """All columns, for JSON; those of the end are among them."""
+    columns = asdict(row)
+    end = columns.pop("end")
+    columns["ended_at"] = end.pop("at")
+    return {**columns, **end}
 
 
 def rebuilt_document(rows: Sequence[tuple[str, str | None, str | None]]) -> Document:
     """Runs that a rebuild added to the job store: id, state and note of each."""
     cells = [[run, state or "left out", note or ""] for run, state, note in rows]
     return Document("Job store", "jobs", [Section("", [Table(left("run", "state", "note", wrap=True), cells)])])
+
+
+def request_text(spec: JobSpec) -> str:
+    """`2 node(s) of 8 h100, at most 1h`."""
+    node, least, most = spec.node, spec.min_nodes, spec.max_nodes
+    number = f"{most}" if least == most else f"{least} to {most}"
+    parts = [f"{node.cores:g} cores"] if node.cores else []
+    parts += [f"{node.accelerators} {node.accelerator or 'accelerators'}"] if node.accelerators else []
+    parts += [format_bytes(node.memory_bytes)] if node.memory_bytes else []
+    limit = f", at most {format_duration(spec.time_limit_s)}" if spec.time_limit_s else ", no time limit"
+    return f"{number} node(s) of {', '.join(parts) or 'anything'}{limit}"

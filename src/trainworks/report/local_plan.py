@@ -1,25 +1,26 @@
-"""The plan of a run on this machine, from its measured rates."""
+"""The plan of a run: on this machine from its measured rates, or before it is submitted from the catalogue."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from trainworks.config.run_file import Workload
+from trainworks.plan.cost.energy import run_energy
+from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.run.adapters import adapter_parameters
-from trainworks.plan.run.energy import run_energy
-from trainworks.plan.shapes.vocabulary import default_vocabulary
+from trainworks.plan.shapes.presets import default_vocabulary
 from trainworks.record.environment import HostFacts
-from trainworks.record.resolved import Plan, PlannedEvaluation, ResolvedRun
+from trainworks.record.resolved import Forecast, Plan, PlannedEvaluation, ResolvedRun
 from trainworks.record.usage import QUIET_SHARE
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
-from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity
+from trainworks.report.rendering.renderer import build_document, model_json, to_json
+from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity, format_usd
 
 LAYOUTS = "layouts"
 """Section of the layouts that were compared."""
 
 
+@build_document.register
 def document(resolved: ResolvedRun) -> Document:
     """The plan of a workload, and warnings about its precision and deadline."""
     plan, workload = resolved.plan, resolved.run_file.workload
@@ -70,12 +71,6 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
     return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
 
 
-def _vocabulary(workload: Workload) -> str:
-    """The entries that were taken where the run file gives none; empty where it does."""
-    taken = default_vocabulary(workload)
-    return "" if taken is None else str(taken)
-
-
 def _experts(plan: Plan) -> str:
     """How many experts there are, and what keeps all in use; empty for a dense model."""
     if not plan.model.experts:
@@ -107,41 +102,37 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     ranks = f"{processes.world_size} rank(s) on {processes.nodes} node(s), {processes.device}"
     measured = "step time and memory as measured in a few steps of the model itself"
-    facts = {
+    step = format_duration(time.total_s)
+    if plan.expected is not None:
+        step += f" (80 %: {format_duration(plan.expected.low_s)} to {format_duration(plan.expected.high_s)})"
+    terms = {name.removesuffix("_s"): term for name, term in time.model_dump().items() if term >= 0.01 * time.total_s}
+    left_out = f"; the last {plan.samples_left_out:,} samples do not fill a batch and are left out"
+    every = f"every {format_duration(plan.checkpoint_every_s or 0.0)}"
+    if plan.checkpoint_every_steps is not None:
+        every = f"every {plan.checkpoint_every_steps:,} steps"
+    return {
         "model": f"{workload.model.title}, {format_count(plan.model.num_parameters)} parameters, {workload.precision}",
-        "vocabulary": _vocabulary(workload),
+        "vocabulary": str(default_vocabulary(workload) or ""),
         **_adapter(plan, workload),
         "experts": _experts(plan),
         "preference": _preference(workload),
         "layout": f"{ranks}: {plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
-        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}{_rest(plan)}",
-        "step time": f"{format_duration(time.total_s)}{_interval_text(plan)} = {_terms(time.model_dump())}",
+        "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}"
+        f"{left_out if plan.samples_left_out else ''}",
+        "step time": f"{step} = {' + '.join(f'{name} {format_duration(term)}' for name, term in terms.items())}",
         "throughput": f"{format_count(plan.tokens_per_s)} {workload.unit}/s",
         "memory": f"{format_bytes(memory.total_bytes)} per rank = program {format_bytes(memory.baseline_bytes)}"
         f" + states {format_bytes(states)} + activations {format_bytes(memory.activations_bytes)}"
         f" + logits {format_bytes(memory.logits_bytes)} + working {format_bytes(memory.working_bytes)}"
         f" + allocator {format_bytes(memory.allocator_bytes)}"
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
-        "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {_interval(plan)}",
+        "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {every}",
         "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),
         "run time": f"{format_duration(plan.run_time_s)} predicted",
         "energy": _energy(plan, resolved.power_limit_w),
         "learning": _learning(plan),
         "basis": "" if plan.model.is_described else measured,
     }
-    return {name: text for name, text in facts.items() if text}
-
-
-def _terms(terms: dict[str, float]) -> str:
-    """The terms that take at least 1 % of the step."""
-    shown = {name.removesuffix("_s"): value for name, value in terms.items() if value >= 0.01 * sum(terms.values())}
-    return " + ".join(f"{name} {format_duration(value)}" for name, value in shown.items())
-
-
-def _interval_text(plan: Plan) -> str:
-    if plan.expected is None:
-        return ""
-    return f" (80 %: {format_duration(plan.expected.low_s)} to {format_duration(plan.expected.high_s)})"
 
 
 def _learning(plan: Plan) -> str:
@@ -153,12 +144,6 @@ def _learning(plan: Plan) -> str:
     return f"learned from {runs} here: {format_duration(before_s)} a step without (`--without-learning`)"
 
 
-def _rest(plan: Plan) -> str:
-    """Samples that an epoch has beyond its whole batches, if any."""
-    count = plan.samples_left_out
-    return f"; the last {count:,} samples do not fill a batch and are left out" if count else ""
-
-
 def evaluation_text(each: PlannedEvaluation | None, run_time_s: float) -> str:
     """Number and cost of the evaluations; empty without any."""
     if each is None:
@@ -166,12 +151,6 @@ def evaluation_text(each: PlannedEvaluation | None, run_time_s: float) -> str:
     times = f"{each.count:,} times, every {each.every_steps:,} steps, {each.batches:,} batches"
     share = each.total_s / run_time_s
     return f"{times}: {format_duration(each.evaluation_s)} each, {share:.0%} of the run time"
-
-
-def _interval(plan: Plan) -> str:
-    if plan.checkpoint_every_steps is not None:
-        return f"every {plan.checkpoint_every_steps:,} steps"
-    return f"every {format_duration(plan.checkpoint_every_s or 0.0)}"
 
 
 def _warnings(resolved: ResolvedRun, plan: Plan, workload: Workload) -> Iterator[str]:
@@ -195,9 +174,36 @@ def emulation_note(precision: str, host: HostFacts, device: str) -> str | None:
     return f"this processor only emulates {precision}, and fp32 is faster; leave `precision` out, or set it to fp32"
 
 
-def to_json(resolved: ResolvedRun) -> dict[str, Any]:
-    """The plan."""
+@to_json.register
+def _(resolved: ResolvedRun) -> Mapping[str, object]:
     if resolved.plan is None:
         raise TypeError("a command has no plan to show")
-    content: dict[str, Any] = json.loads(resolved.plan.model_dump_json())
-    return content
+    return model_json(resolved.plan)
+
+
+@build_document.register
+def forecast_document(forecast: Forecast) -> Document:
+    """Layout, step time with its interval, memory and duration."""
+    facts = {
+        "planned for": f"{forecast.cluster}, by the catalogue; on its nodes the job is planned from measured rates",
+        "layout": forecast.layout.describe(),
+        "step time": f"{format_duration(forecast.step_s)} (80 %: {format_duration(forecast.low_s)}"
+        f" to {format_duration(forecast.high_s)})",
+        "memory": f"{format_bytes(forecast.memory_bytes)} per rank",
+        "training": "" if forecast.train_s is None else format_duration(forecast.train_s),
+    }
+    return Document("forecast", "plan", [Section("", [Facts.from_mapping(facts)])])
+
+
+def cost_text(cost: ExpectedCost) -> str:
+    """`90.0 USD to 110 USD (80 %): 8 accelerators at 2.50 USD an hour`; without a plan the most that it can be."""
+    jobs = f"{cost.jobs} jobs of " if cost.jobs > 1 else ""
+    of = f"{jobs}{cost.accelerators} accelerators"
+    rate = f"at {format_usd(cost.usd_per_accelerator_hour)} an hour"
+    if cost.low_usd is not None:
+        return f"{format_usd(cost.low_usd)} to {format_usd(cost.high_usd)} (80 %): {of} {rate}"
+    once = "each starts once" if cost.jobs > 1 else "it starts once"
+    return f"at most {format_usd(cost.high_usd)} if {once}: {of} for {format_duration(cost.high_s)} {rate}"
+
+
+to_json.register(Forecast, model_json)

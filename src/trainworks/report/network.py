@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trainworks.plan.network.bill import bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
 from trainworks.plan.network.grids import GridNetwork
-from trainworks.plan.network.messages import Message
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
-from trainworks.plan.network.traffic import Placement, message_time
-from trainworks.report.network_drawing import network_dot, network_picture, network_svg
+from trainworks.plan.network.traffic import Message, message_time
+from trainworks.report.network_drawing import network_picture
 from trainworks.report.rendering.document import NARROW, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Drawing
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
 
 _MAX_ALTERNATIVES = 3
 
 
+@build_document.register
 def document(plan: NetworkPlan) -> Document:
     """The design in full, its messages and parts, and the alternatives."""
     design = plan.design
@@ -38,15 +38,16 @@ def document(plan: NetworkPlan) -> Document:
     )
 
 
-def network_drawing(plan: NetworkPlan, suffix: str) -> str:
-    """The drawing as Graphviz text for `.dot`, else as an SVG file."""
-    return (network_dot if suffix == ".dot" else network_svg)(plan.design, plan.support)
-
-
 def _facts(plan: NetworkPlan) -> dict[str, str]:
     design, support = plan.design, plan.support
     speed = _speed(design.endpoint_bytes_per_s)
-    facts = {
+    cables = f"{support.management_cables.value:,.0f} cables: nodes, switches, power distribution"
+    step = ""
+    if plan.step_times_s:
+        near, far = plan.step_times_s["in order"], plan.step_times_s["scattered"]
+        more = f" (+{100 * (far / near - 1):.1f} %)" if far > near else ""
+        step = f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
+    return {
         "cluster": f"{design.cluster.name}: {design.endpoints:,} NICs of {speed}, {_count(design.rails, 'rail')}",
         "topology": _topology(design),
         "switches": _switches(design),
@@ -54,11 +55,10 @@ def _facts(plan: NetworkPlan) -> dict[str, str]:
         "bisection": f"{format_quantity(design.bisection_bytes_per_s, 'bytes/s')}, {_blocking(design)}",
         "longest path": _count(design.hops_worst, "switch" if design.switch else "NIC"),
         "room for": "any number of nodes" if design.max_nodes is None else f"{_count(design.max_nodes, 'node')}",
-        "step": _step_times(plan.step_times_s) if plan.step_times_s else "",
+        "step": step,
         "storage": _storage(support),
-        "management": _management(support),
+        "management": f"{_count(int(support.management_switches.value), 'switch')} of 48 ports, {cables}",
     }
-    return {name: text for name, text in facts.items() if text}
 
 
 def _topology(design: NetworkDesign) -> str:
@@ -107,18 +107,6 @@ def _storage(support: SupportNetworks) -> str:
         switches += f" + {support.storage_spines.value:.0f} spine"
     cables = f"{support.storage_cables.value:,.0f} cables"
     return f"{switches} switches, {cables}: two ports of each node on a pair of leaves"
-
-
-def _management(support: SupportNetworks) -> str:
-    switches, cables = int(support.management_switches.value), support.management_cables.value
-    return f"{_count(switches, 'switch')} of 48 ports, {cables:,.0f} cables: nodes, switches, power distribution"
-
-
-def _step_times(times_s: Mapping[Placement, float]) -> str:
-    """`16.0 s with ranks in order, 16.3 s scattered (+1.9 %)`."""
-    near, far = times_s["in order"], times_s["scattered"]
-    more = f" (+{100 * (far / near - 1):.1f} %)" if far > near else ""
-    return f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
 
 
 def _has_all_reduce(plan: NetworkPlan) -> bool:
@@ -247,13 +235,11 @@ def _growth(plan: NetworkPlan) -> list[str]:
         return [f"{holds}; `{'rail-optimised' if design.rails > 1 else 'spine-leaf'}` can grow beyond that"]
     larger = [each for each in plan.others if each.switch is not None and (each.max_nodes or 0) > most]
     serving = [each for each in larger if serves(each)]
-    names = ", ".join(_room(each) for each in (serving or larger)[:_MAX_ALTERNATIVES])
-    return [f"{holds}; {names or 'no topology of these switches holds more'}"]
-
-
-def _room(design: NetworkDesign) -> str:
-    blocks = f" at {_blocking(design)}" if design.oversubscription > 1 else ""
-    return f"`{design.topology}` holds {design.max_nodes:,}{blocks}"
+    rooms = []
+    for each in (serving or larger)[:_MAX_ALTERNATIVES]:
+        blocks = f" at {_blocking(each)}" if each.oversubscription > 1 else ""
+        rooms.append(f"`{each.topology}` holds {each.max_nodes:,}{blocks}")
+    return [f"{holds}; {', '.join(rooms) or 'no topology of these switches holds more'}"]
 
 
 def _notes(design: NetworkDesign) -> list[str]:
@@ -277,8 +263,8 @@ def _notes(design: NetworkDesign) -> list[str]:
     return notes
 
 
-def to_json(plan: NetworkPlan) -> dict[str, Any]:
-    """Base units, the unit in the key."""
+@to_json.register
+def _(plan: NetworkPlan) -> Mapping[str, object]:
     bill = bill_of_materials(plan.design, plan.prices)
     total, power = bill_total(bill), switch_power(plan.design, plan.prices)
     return {
@@ -301,7 +287,12 @@ def to_json(plan: NetworkPlan) -> dict[str, Any]:
     }
 
 
-def _design_json(design: NetworkDesign, messages: Sequence[Message]) -> dict[str, Any]:
+def _design_json(design: NetworkDesign, messages: Sequence[Message]) -> Mapping[str, object]:
+    times = []
+    for each in messages:
+        scattered = message_time(design, each, "scattered").value if each.kind == "all_reduce" else None
+        facts = {"name": each.name, "size_bytes": each.size_bytes, "ranks": each.ranks}
+        times.append(facts | {"time_s": message_time(design, each).value, "scattered_s": scattered})
     return {
         "topology": design.topology,
         "nodes": design.nodes,
@@ -317,13 +308,5 @@ def _design_json(design: NetworkDesign, messages: Sequence[Message]) -> dict[str
         "max_endpoints": design.max_endpoints,
         "rails": design.rails,
         "planes": design.planes,
-        "messages": [_message_json(design, message) for message in messages],
-    }
-
-
-def _message_json(design: NetworkDesign, message: Message) -> dict[str, Any]:
-    facts = {"name": message.name, "size_bytes": message.size_bytes, "ranks": message.ranks}
-    return facts | {
-        "time_s": message_time(design, message).value,
-        "scattered_s": message_time(design, message, "scattered").value if message.kind == "all_reduce" else None,
+        "messages": times,
     }

@@ -1,17 +1,27 @@
-"""A drawing of a network as SVG: compute above the nodes, storage and management below; light and dark, no script."""
+"""A drawing of a network: compute above the nodes, storage and management below; light and dark, no script.
+
+Up to 32 nodes, and up to 16 switches of a tier, are boxes of their own. More are put together in 4 to 8 boxes of
+neighbours, a whole number of sets or groups each where these can be shared out evenly, and a line between two boxes
+stands for all cables between their devices.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from textwrap import wrap
 from xml.etree.ElementTree import Element
 
 from trainworks.plan.network.addresses import address_lines
+from trainworks.plan.network.cables import Cable, cable_plan
 from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.groups import GroupNetwork
+from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
-from trainworks.report.network_graph import Box, Bundle, Graph, network_graph
 from trainworks.report.rendering.svg import element, markup, with_title
 
 _WIDTH, _LEFT, _RIGHT = 1240, 190, 20
@@ -37,6 +47,15 @@ _STYLE = """
 .network .storage { fill: none; stroke: #009e73; stroke-opacity: 0.6; stroke-dasharray: 5 3; }
 .network .managed { stroke: #b58900; stroke-opacity: 0.7; stroke-dasharray: 1 3; }
 """
+_MOST_NODES, _MOST_SWITCHES = 32, 16
+_BOXES = (8, 7, 6, 5, 4)
+_ROWS = ("core", "spine", "leaf", "switch", "node", "storage", "storage spine")
+_DEVICE = re.compile(r"(?:(?P<part>group|rail|plane)(?P<which>\d+)-)?(?P<tier>[a-z]+)(?P<number>\d+)")
+
+
+def network_drawing(plan: NetworkPlan, suffix: str) -> str:
+    """The drawing as Graphviz text for `.dot`, else as an SVG file."""
+    return (network_dot if suffix == ".dot" else network_svg)(plan.design, plan.support)
 
 
 def network_svg(design: NetworkDesign, support: SupportNetworks) -> str:
@@ -47,7 +66,9 @@ def network_svg(design: NetworkDesign, support: SupportNetworks) -> str:
 def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
     """The whole picture."""
     graph = network_graph(design, support)
-    tops = _tops(graph)
+    top_row = next(iter(graph.rows))
+    has_arcs = any(bundle.start.row == bundle.end.row == top_row for bundle in graph.bundles)
+    tops = {row: _HEAD + (_ARC if has_arcs else 0) + index * _ROW for index, row in enumerate(graph.rows)}
     management = max(tops.values()) + _ROW - 30
     addresses = [part for line in address_lines(design, support) for part in wrap(line, _LINE_WIDTH)]
     height = management + _BOX + 34 + _LINE * len(addresses)
@@ -55,7 +76,11 @@ def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
         "svg",
         element("style", text=_STYLE),
         *_heading(design),
-        *_management_lines(graph, tops, management),
+        *(
+            element("line", css="managed", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=tops["node"] + _BOX, y2=management)
+            for box in graph.rows["node"]
+            for x in [_middle(box, graph) - _width(graph.rows["node"]) * 0.35]
+        ),
         *(_bundle(bundle, graph, tops) for bundle in graph.bundles),
         *_boxes(graph, tops),
         *_labels(graph, tops),
@@ -76,13 +101,6 @@ def _text(text: str, css: str, x: float, y: float) -> Element:
 
 def _box(css: str | None, x: float, y: float, width: float) -> Element:
     return element("rect", css=css, x=f"{x:.1f}", y=f"{y:.0f}", width=f"{width:.1f}", height=_BOX, rx=4)
-
-
-def _tops(graph: Graph) -> dict[str, int]:
-    """Where each row begins; the first has room for the arcs of links within it."""
-    first = next(iter(graph.rows))
-    arcs = any(bundle.start.row == bundle.end.row == first for bundle in graph.bundles)
-    return {row: _HEAD + (_ARC if arcs else 0) + index * _ROW for index, row in enumerate(graph.rows)}
 
 
 def _heading(design: NetworkDesign) -> Iterator[Element]:
@@ -138,15 +156,11 @@ def _boxes(graph: Graph, tops: dict[str, int]) -> Iterator[Element]:
             yield _text(box.label, "mid", x, y + _BOX / 2 + 4)
 
 
-def _between(graph: Graph, upper: str, lower: str) -> list[Bundle]:
-    return [bundle for bundle in graph.bundles if {bundle.start.row, bundle.end.row} == {upper, lower}]
-
-
 def _labels(graph: Graph, tops: dict[str, int]) -> Iterator[Element]:
     """Numbers on the lines where there are few, else beside them."""
     rows = list(graph.rows)
     for upper, lower in [*pairwise(rows), (rows[0], rows[0])]:
-        bundles = _between(graph, upper, lower)
+        bundles = [each for each in graph.bundles if {each.start.row, each.end.row} == {upper, lower}]
         y = (tops[upper] + tops[lower] + _BOX) // 2 + 4 if upper != lower else tops[upper] - 14
         if bundles:
             yield _text(_beside(bundles), "soft", 24, y)
@@ -183,12 +197,6 @@ def _about(design: NetworkDesign, graph: Graph, row: str) -> str:
     return within or (f"{design.ports.count} links each" if design.ports else "")
 
 
-def _management_lines(graph: Graph, tops: dict[str, int], management: int) -> Iterator[Element]:
-    for box in graph.rows["node"]:
-        x = _middle(box, graph) - _width(graph.rows["node"]) * 0.35
-        yield element("line", css="managed", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=tops["node"] + _BOX, y2=management)
-
-
 def _management(support: SupportNetworks, y: int) -> Iterator[Element]:
     cables = f"{support.management_cables.value:,.0f} cables to every node, switch and power distribution unit"
     width = _WIDTH - _LEFT - _RIGHT
@@ -203,7 +211,8 @@ def network_dot(design: NetworkDesign, support: SupportNetworks) -> str:
     graph = network_graph(design, support)
     lines = [f"graph {_quoted(design.cluster.name)} {{", "  node [shape=box];", "  rankdir=TB;"]
     for boxes in graph.rows.values():
-        names = " ".join(f"{_dot_name(box)} [label={_quoted(_dot_label(box))}];" for box in boxes)
+        labels = {box: box.label if box.devices > 1 else f"{box.row} {box.label}" for box in boxes}
+        names = " ".join(f"{_dot_name(box)} [label={_quoted(label)}];" for box, label in labels.items())
         lines.append(f"  {{ rank=same; {names} }}")
     switches = int(support.management_switches.value)
     lines.append(f"  management [label={_quoted(f'management: {switches} switches')}];")
@@ -216,10 +225,6 @@ def network_dot(design: NetworkDesign, support: SupportNetworks) -> str:
 
 def _dot_name(box: Box) -> str:
     return _quoted(f"{box.row}-{box.index + 1}")
-
-
-def _dot_label(box: Box) -> str:
-    return box.label if box.devices > 1 else f"{box.row} {box.label}"
 
 
 def _dot_edge(bundle: Bundle) -> str:
@@ -236,3 +241,143 @@ def _quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One device, or several neighbours of a tier."""
+
+    row: str
+    index: int
+    """Position from left to right, from 0."""
+    devices: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """All links between two boxes."""
+
+    start: Box
+    end: Box
+    links: int
+    rail: int | None = None
+    """Where all of them are of one rail, or of one switch of a star."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Rows from top to bottom and what joins them."""
+
+    rows: dict[str, list[Box]]
+    bundles: list[Bundle]
+    inside: dict[str, int]
+    """Links of a row that join devices in the same box."""
+
+
+def network_graph(design: NetworkDesign, support: SupportNetworks) -> Graph:
+    """The compute fabric and the storage network; every node is on the management network, which needs no lines."""
+    links: list[_Link] = [
+        (cable.from_device, cable.to_device, _rail(design, cable))
+        for cable in cable_plan(design)
+        if not cable.from_device.startswith("spare")
+    ]
+    links += _storage_links(design, support)
+    devices = _devices(link[:2] for link in links)
+    boxes = {row: _boxes_of(row, devices[row], design) for row in sorted(devices, key=_ROWS.index)}
+    spread = {row: [box for box in boxes[row] for _ in range(box.devices)] for row in boxes}
+    box_of = {name: box for row in boxes for name, box in zip(devices[row], spread[row], strict=True)}
+    joined: Counter[tuple[Box, Box]] = Counter()
+    rails: defaultdict[tuple[Box, Box], set[int | None]] = defaultdict(set)
+    inside: Counter[str] = Counter()
+    for start, end, rail in links:
+        pair = box_of[start], box_of[end]
+        if pair[0] == pair[1]:
+            inside[pair[0].row] += 1
+        else:
+            joined[pair] += 1
+            rails[pair].add(rail)
+    bundles = []
+    for pair, count in joined.items():
+        own = sorted(rail for rail in rails[pair] if rail is not None)
+        # The switches of a star have several rails; the first one stands for them.
+        is_one = len(own) == 1 or (own and design.topology == "star" and design.copies > 1)
+        bundles.append(Bundle(*pair, count, own[0] if is_one else None))
+    return Graph(boxes, bundles, dict(inside))
+
+
+_Link = tuple[str, str, int | None]
+"""Two devices, and the rail of their link where it has one."""
+
+
+def _rail(design: NetworkDesign, cable: Cable) -> int | None:
+    """Rail of a NIC's cable, where leaves are by rail."""
+    by_rail = design.topology in ("star", "rail-optimised", "rail-only", "multi-plane")
+    if not by_rail or not cable.from_device.startswith("node"):
+        return None
+    nic = int(cable.from_port.removeprefix("nic").partition("/")[0]) - 1
+    return nic // (design.nics // design.rails)
+
+
+def _storage_links(design: NetworkDesign, support: SupportNetworks) -> Iterator[_Link]:
+    leaves, spines = int(support.storage_leaves.value), int(support.storage_spines.value)
+    pairs = leaves // 2
+    for node in range(design.nodes):
+        pair = node * pairs // design.nodes
+        yield from ((f"node{node + 1}", f"storage{2 * pair + side + 1}", None) for side in range(2))
+    for leaf in range(leaves if spines else 0):
+        yield from ((f"storage{leaf + 1}", f"storagespine{link % spines + 1}", None) for link in range(16))
+
+
+def _devices(pairs: Iterable[tuple[str, ...]]) -> dict[str, list[str]]:
+    """Names of each row, in order."""
+    rows: defaultdict[str, set[str]] = defaultdict(set)
+    for pair in pairs:
+        for name in pair:
+            tier = _parts(name)[0]
+            rows["storage spine" if tier == "storagespine" else tier].add(name)
+    return {row: sorted(names, key=lambda name: _parts(name)[1:]) for row, names in rows.items()}
+
+
+def _parts(name: str) -> tuple[str, int, int]:
+    match = _DEVICE.fullmatch(name)
+    assert match is not None
+    return match["tier"], int(match["which"] or 0), int(match["number"])
+
+
+def _boxes_of(row: str, names: list[str], design: NetworkDesign) -> list[Box]:
+    size = _size(row, len(names), design)
+    starts = range(0, len(names), size)
+    return [
+        Box(row, index, len(names[start : start + size]), _label(row, names[start : start + size], design))
+        for index, start in enumerate(starts)
+    ]
+
+
+def _size(row: str, count: int, design: NetworkDesign) -> int:
+    """Devices in a box."""
+    if count <= {"node": _MOST_NODES, "storage spine": _BOXES[0]}.get(row, _MOST_SWITCHES):
+        return 1
+    if row.startswith("storage"):
+        return -(-count // _BOXES[0])
+    fabric = design.fabric
+    if isinstance(fabric, GroupNetwork) and row in ("node", "leaf", "switch", "spine"):
+        together = -(-fabric.count // _BOXES[0])
+        return -(-fabric.group_endpoints // design.nics) * together if row == "node" else together * fabric.members
+    units = design.sets if design.sets > 1 else count
+    boxes = next((number for number in _BOXES if units % number == 0), _BOXES[0])
+    return -(-count // boxes)
+
+
+def _label(row: str, names: list[str], design: NetworkDesign) -> str:
+    if len(names) > 1:
+        noun = {"node": "nodes", "switch": "switches", "storage": "leaf"}.get(row, row.removeprefix("storage "))
+        return f"{len(names):,} {noun}"
+    _, part, number = _parts(names[0])
+    if design.topology == "rail-optimised" and row == "leaf":
+        return f"{number}, rail {(number - 1) % design.rails + 1}"
+    if design.topology == "star" and row == "switch" and design.copies > 1:
+        together = -(-design.rails // design.copies)
+        first, last = (number - 1) * together + 1, min(number * together, design.rails)
+        return f"{number}, rail {first}" if first == last else f"{number}, rails {first} to {last}"
+    return f"{part}.{number}" if part else f"{number}"

@@ -1,29 +1,29 @@
-"""The planner's predictions against measurements: errors by source, and the rows that were refused."""
+"""The planner's predictions against measurements: of a table, by source, and of your finished runs over time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
-from trainworks.measure.scoring import (
-    CollectiveScore,
-    Group,
-    MemoryScore,
-    Refusal,
-    RunScore,
-    ScoreReport,
-    Sweep,
-)
-from trainworks.plan.score import Errors, Rejections
-from trainworks.report.rendering.document import Column, Document, Row, Section, Table, Text, right
+from trainworks.measure.scoring import CollectiveScore, Group, MemoryScore, Refusal, RunScore, ScoreReport, Sweep
+from trainworks.plan.score import AccuracyReport, Errors
+from trainworks.record.measured.past_run import FinishedRun
+from trainworks.report.rendering.document import Cell, Column, Document, Facts, Row, Section, Styled, Table, Text, right
+from trainworks.report.rendering.renderer import build_document, to_json
+from trainworks.units import format_share, format_step_time
 
+_percent = partial(format_share, digits=1)
 _TITLES = {"yes": "step time", "moe": "step time, models with experts"}
 _MAX_IDS = 3
 _LONGEST_SOURCE = 80
 _STATISTICS = ("n", "MAPE", "median", "p90", "bias")
+_NONE = "no run has finished yet; `trainworks run` and `trainworks submit` remember each one that does"
 
 
+@build_document.register
 def document(report: ScoreReport) -> Document:
     """The errors of a table, source by source."""
     predicted = f"{len(report.rows) - len(report.refusals)} of {len(report.rows)} rows predicted"
@@ -32,15 +32,14 @@ def document(report: ScoreReport) -> Document:
         "score",
         [
             Section("", [Text(f"note: {note}") for note in report.notes]),
-            *_score(report),
+            *_errors(report.score),
             Section("", [Text(predicted)]),
             Section("", [_refusals(report.refusals)] if report.refusals else []),
         ],
     )
 
 
-def _score(report: ScoreReport) -> Iterator[Section]:
-    score = report.score
+def _errors(score: RunScore | MemoryScore | CollectiveScore) -> Iterator[Section]:
     if isinstance(score, RunScore):
         for kind, group in score.kinds.items():
             yield _group(_TITLES.get(kind, f"step time, rows marked `{kind}`"), group)
@@ -50,18 +49,15 @@ def _score(report: ScoreReport) -> Iterator[Section]:
     elif isinstance(score, MemoryScore):
         for kind, group in score.kinds.items():
             yield _group(f"memory, {kind}", group)
-        yield _rejections(score.rejections)
+        fits = score.rejections
+        failed = f"rejected: {fits.out_of_memory_rejected} of {fits.out_of_memory} that ran out of memory"
+        fitted = f"rejected: {fits.fitting_rejected} of {fits.fitting} that fitted"
+        yield Section("", [Text(failed), Text(fitted)])
     else:
-        yield from _collectives(score)
-
-
-def _collectives(score: CollectiveScore) -> Iterator[Section]:
-    if score.every is None:
-        yield Section("", [Text("no row has a measured time to score")])
-    if score.large is not None:
-        yield _group("collectives from 64 KiB", score.large)
-    if score.every is not None:
-        yield _group("collectives of all sizes", score.every)
+        groups = {"collectives from 64 KiB": score.large, "collectives of all sizes": score.every}
+        if score.every is None:
+            yield Section("", [Text("no row has a measured time to score")])
+        yield from (_group(title, group) for title, group in groups.items() if group is not None)
 
 
 def _group(title: str, group: Group) -> Section:
@@ -90,10 +86,6 @@ def _mapes(calibrated: Mapping[int, Errors | None]) -> list[str]:
     return ["" if errors is None else _percent(errors.mape) for errors in calibrated.values()]
 
 
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
-
-
 def _shortened(source: str) -> str:
     return source if len(source) <= _LONGEST_SOURCE else f"{source[: _LONGEST_SOURCE - 3]}..."
 
@@ -113,12 +105,6 @@ def _sweeps(sweeps: Sequence[Sweep]) -> Section:
     return Section("", [Table(columns, rows, caption=caption)])
 
 
-def _rejections(rejections: Rejections) -> Section:
-    failed = f"rejected: {rejections.out_of_memory_rejected} of {rejections.out_of_memory} that ran out of memory"
-    fitted = f"rejected: {rejections.fitting_rejected} of {rejections.fitting} that fitted"
-    return Section("", [Text(failed), Text(fitted)])
-
-
 def _refusals(refusals: Sequence[Refusal]) -> Table:
     """Rows that were not predicted, by reason."""
     by_reason: dict[tuple[str, str], list[str]] = {}
@@ -133,8 +119,54 @@ def _refusals(refusals: Sequence[Refusal]) -> Table:
     return Table([Column("refused", wrap=True), Column("rows", wrap=True), Column("reason", wrap=True)], rows)
 
 
-def to_json(report: ScoreReport) -> dict[str, Any]:
-    """The errors, and the rows that were refused."""
+@to_json.register
+def _(report: ScoreReport) -> Mapping[str, object]:
     refused = [asdict(row) for row in report.refusals]
     counts = {"table": report.table, "rows": len(report.rows), "predicted": len(report.rows) - len(refused)}
     return counts | asdict(report.score) | {"refused": refused, "notes": report.notes}
+
+
+@build_document.register
+def accuracy_document(report: AccuracyReport) -> Document:
+    """Every run with its prediction, and the errors by kind of machine."""
+    if not report.runs:
+        return Document("Accuracy of your plans", "accuracy", [Section("", [Text(_NONE)])])
+    columns = [Column("finished"), Column("run"), *right("planned", "80 %", "measured", "error", "learned from")]
+    caption = "error: planned / measured - 1; learned from: finished runs that the plan had learned from"
+    table = Table([*columns, Column("layout", wrap=True)], [_finished_run(run) for run in report.runs], caption=caption)
+    machines = dict(report.machines)
+    if len(machines) > 1 and report.errors is not None:
+        machines["all machines"] = report.errors
+    facts = {machine: _summary(errors) for machine, errors in machines.items()}
+    return Document(
+        "Accuracy of your plans", "accuracy", [Section("", [Facts.from_mapping(facts)]), Section("", [table])]
+    )
+
+
+def _finished_run(run: FinishedRun) -> list[Cell]:
+    error = f"{100 * run.error:+.1f} %"
+    return [
+        f"{datetime.fromtimestamp(run.finished_at, UTC):%Y-%m-%d %H:%M}",
+        Path(run.run).name,
+        format_step_time(run.planned_s),
+        f"{format_step_time(run.low_s)} to {format_step_time(run.high_s)}",
+        format_step_time(run.measured_s),
+        error if run.is_inside else Styled(error, "warning"),
+        f"{run.learned_from}",
+        run.layout,
+    ]
+
+
+def _summary(errors: Errors) -> str:
+    inside = f", {errors.coverage:.0%} inside their 80 % interval" if errors.coverage is not None else ""
+    runs = f"{errors.n:,} run{'s' if errors.n > 1 else ''}"
+    return f"{runs}: error {errors.mape:.1%} on average, median {errors.median:.1%}, bias {errors.bias:+.1%}{inside}"
+
+
+@to_json.register
+def _(report: AccuracyReport) -> Mapping[str, object]:
+    return {
+        "runs": [run.model_dump(exclude={"format_version"}) | {"error": run.error} for run in report.runs],
+        "machines": {machine: asdict(errors) for machine, errors in report.machines.items()},
+        "errors": asdict(report.errors) if report.errors else None,
+    }

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from trainworks.plan.cost.break_even import within_a_year
+from trainworks.plan.cost.owning import fits_in_year
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.sizing.candidates import Skipped
@@ -17,8 +16,7 @@ from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
 from trainworks.plan.sizing.result import Ownership, Proposal, ProposalDetails, SizingRequest, SmallestCluster
 from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced, tornado
-from trainworks.report.cost import tornado_plot
-from trainworks.report.explain import trace_json, trace_lines
+from trainworks.report.explain import tornado_plot, trace_json, trace_lines
 from trainworks.report.goodput import badput_bars, finish_chart
 from trainworks.report.network_drawing import network_picture
 from trainworks.report.rendering.axes import build_axis
@@ -38,6 +36,7 @@ from trainworks.report.rendering.document import (
     right,
 )
 from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Drawing, Segment
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import (
     DAY_S,
     format_bytes,
@@ -58,9 +57,12 @@ _YEAR_S = 365 * DAY_S
 _KEY_SHARE = 0.005
 
 
+@build_document.register
 def document(proposal: Proposal) -> Document:
     """The proposal and why, what else there is, and everything that goes with it."""
     request, details, chosen = proposal.request, proposal.details, proposal.chosen
+    cost, swings = chosen.cost, tornado(chosen.cost)
+    plot = tornado_plot(cost, swings) if swings else []
     return Document(
         request.run_file.name,
         "proposal",
@@ -78,7 +80,7 @@ def document(proposal: Proposal) -> Document:
             Section("the network", _drawing(details.network), only="page"),
             Section("hosts", [_hosts(details)]),
             Section("storage", [_storage(details)]),
-            _tornado(chosen.cost),
+            Section(f"{cost.name}: {format_usd(cost.value)}", plot, only="page"),
             Section("own or rent", [Text(line) for line in _own_or_rent(details.ownership, request)]),
             Section("where the figures come from", _derivations(proposal.figures), only="page"),
         ],
@@ -99,7 +101,7 @@ def _facts(proposal: Proposal) -> dict[str, str]:
         "proposal": f"{chosen.name}: {chosen.accelerators:,} x {chosen.candidate.base.accelerator}",
         "finish": f"half of the runs in {format_duration(chosen.p50_s)}, "
         f"nine of ten in {format_duration(chosen.p90_s)}{chance}",
-        "cost": f"{format_usd(chosen.cost.value)}, {_per_million(proposal)}",
+        "cost": f"{format_usd(chosen.cost.value)}, {_usd_per_million(proposal)}",
         "step time": f"{format_step_time(best.step_time_s)} with {best.layout.describe()}",
         "failures": f"one in {format_duration(mean.job_mttf.value)}{life}, a checkpoint every "
         f"{format_duration(chosen.interval_s)}, goodput {chosen.outcome.runtime_goodput:.1%}; spares: {spares}",
@@ -119,7 +121,7 @@ def _goal(goal: SizingGoal) -> str:
     return ", ".join(parts) or "none: the cheapest run, however long it takes"
 
 
-def _per_million(proposal: Proposal) -> str:
+def _usd_per_million(proposal: Proposal) -> str:
     plan = proposal.details.plan
     count = plan.steps * plan.global_batch * (1 if proposal.images else plan.job.sequence_length)
     noun = "images" if proposal.images else "tokens"
@@ -206,15 +208,11 @@ def _minima(minima: Sequence[SmallestCluster]) -> list[Block]:
     rows = []
     for item in minima[:_MAX_MINIMA]:
         price = "no offer" if item.usd_per_hour is None else f"{item.usd_per_hour:,.2f}"
-        rows.append([f"{item.count} x {item.accelerator.name}", price, _long_duration(item.run_time_s)])
+        years = item.run_time_s / _YEAR_S
+        run_time = f"{years:,.1f} years" if years >= 1 else format_duration(item.run_time_s)
+        rows.append([f"{item.count} x {item.accelerator.name}", price, run_time])
     caption = "The fewest of each kind that hold the workload; cheapest hour first."
     return [Table([*left("accelerators"), *right("USD an hour", "whole run")], rows, caption=caption)]
-
-
-def _long_duration(seconds: float) -> str:
-    """Years where days say little."""
-    years = seconds / _YEAR_S
-    return f"{years:,.1f} years" if years >= 1 else format_duration(seconds)
 
 
 def _step(details: ProposalDetails) -> list[Block]:
@@ -305,12 +303,6 @@ def _storage(details: ProposalDetails) -> Table:
     return Table([*left("", "storage", "enough"), Column("reason", wrap=True)], rows)
 
 
-def _tornado(cost: Traced) -> Section:
-    swings = tornado(cost)
-    title = f"{cost.name}: {format_usd(cost.value)}"
-    return Section(title, tornado_plot(cost, swings) if swings else [], only="page")
-
-
 def _own_or_rent(owned: Ownership | None, request: SizingRequest) -> list[str]:
     """What owning the proposed cluster takes."""
     if owned is None:
@@ -319,15 +311,14 @@ def _own_or_rent(owned: Ownership | None, request: SizingRequest) -> list[str]:
     lines = [f"own: {format_usd(owned.owning.capex.value)} to buy, {each} at {request.hours_per_year:,.0f} h a year"]
     if owned.market is not None:
         lines.append(f"rent: {owned.market.value:.2f} USD per accelerator hour, the median of what is offered")
-        lines.append(_break_even(owned))
+        pays = owned.break_even
+        lines.append(
+            "owning never pays at that price"
+            if pays is None or not fits_in_year(pays)
+            else f"owning pays from {pays.value:,.0f} hours of training a year on"
+        )
     power = format_quantity(owned.facility.power.value, "W")
     return [*lines, f"room: {power} with cooling, {owned.facility.racks.value:.0f} racks; {owned.facility.cooling}"]
-
-
-def _break_even(owned: Ownership) -> str:
-    if owned.break_even is None or not within_a_year(owned.break_even):
-        return "owning never pays at that price"
-    return f"owning pays from {owned.break_even.value:,.0f} hours of training a year on"
 
 
 def _derivations(figures: Sequence[Traced]) -> list[Block]:
@@ -338,8 +329,8 @@ def _derivations(figures: Sequence[Traced]) -> list[Block]:
     return blocks
 
 
-def to_json(proposal: Proposal) -> dict[str, Any]:
-    """Everything that the tables show, in base units, and every figure with its inputs."""
+@to_json.register
+def _(proposal: Proposal) -> Mapping[str, object]:
     details, goal = proposal.details, proposal.request.goal
     return {
         "proposal": _alternative_json(proposal.chosen, goal),
@@ -372,7 +363,7 @@ def to_json(proposal: Proposal) -> dict[str, Any]:
     }
 
 
-def _alternative_json(item: Alternative, goal: SizingGoal) -> dict[str, Any]:
+def _alternative_json(item: Alternative, goal: SizingGoal) -> Mapping[str, object]:
     return {
         "node": item.candidate.node,
         "num_nodes": item.num_nodes,

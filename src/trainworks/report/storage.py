@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from trainworks.catalog.catalog import storage
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.storage.demand import Demand
-from trainworks.plan.storage.plan import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
 from trainworks.plan.storage.raid import UNPROTECTED, Raid
+from trainworks.plan.storage.run import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
 from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced
 from trainworks.report.rendering.document import Column, Document, Facts, Section, Table, Text, left, right
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import format_quantity, format_step_time
 
 _SMALLEST_CHANCE = 1e-9
@@ -24,10 +23,16 @@ _SURVIVES = {
 }
 
 
+@build_document.register
 def document(plan: StoragePlan) -> Document:
     """The demand, the needs of a node, every kind of storage with its reason, and RAID levels."""
     demand = plan.demand
     figures = [item for item in demand.figures() if item is not demand.packed]
+    now, packed = (format_quantity(item.value, item.unit) for item in (demand.opens, demand.packed))
+    packing = f"the files are small: packed into shards, the run would open {packed} instead of {now}"
+    verdicts = [[verdict.name, "yes" if verdict.enough else "no", verdict.reason] for verdict in plan.verdicts]
+    drives = f"{RAID_DRIVES} drives of {format_quantity(RAID_DRIVE_BYTES, 'bytes')}"
+    levels = [*left(drives), *right("usable", "writes"), *left("survives"), *right("data lost in a year")]
     unprotected = Table([Column("no RAID level protects from"), Column("what does", wrap=True)], [*UNPROTECTED])
     return Document(
         f"Storage for {plan.plan.job.cluster.name}",
@@ -35,12 +40,12 @@ def document(plan: StoragePlan) -> Document:
         [
             Section("", [Facts.from_mapping(_about(plan.plan))]),
             Section("", [_figures("storage has to give", figures)]),
-            Section("", [Text(_packing(demand))] if demand.small else []),
+            Section("", [Text(packing)] if demand.small else []),
             Section("", [_figures("each node needs", plan.needs.figures())]),
             Section("", [Text(_node(plan))]),
-            Section("", [_verdicts(plan.verdicts)]),
+            Section("", [Table([*left("storage", "enough"), Column("because", wrap=True)], verdicts)]),
             Section("", [Facts.from_mapping({"recommended": _recommendation(plan.verdicts)})]),
-            Section("", [_raid(plan.arrays())]),
+            Section("", [Table(levels, [_raid_cells(array) for array in plan.arrays()])]),
             Section("", [unprotected]),
         ],
     )
@@ -63,11 +68,6 @@ def _figures(title: str, figures: Sequence[Traced]) -> Table:
     return Table([Column(title), Column("", numeric=True), Column("how it comes about", wrap=True)], rows)
 
 
-def _packing(demand: Demand) -> str:
-    now, packed = (format_quantity(item.value, item.unit) for item in (demand.opens, demand.packed))
-    return f"the files are small: packed into shards, the run would open {packed} instead of {now}"
-
-
 def _node(plan: StoragePlan) -> str:
     node = plan.plan.job.cluster.node
     if node is None or node.vcpus is None or node.host_memory_bytes is None:
@@ -76,11 +76,6 @@ def _node(plan: StoragePlan) -> str:
     memory = "enough" if node.host_memory_bytes >= plan.needs.memory.value else "not enough"
     size = format_quantity(node.host_memory_bytes, "bytes")
     return f"{node.name} has {node.vcpus:,} vCPUs, {cores}, and {size} of memory, {memory}"
-
-
-def _verdicts(verdicts: Sequence[StorageVerdict]) -> Table:
-    rows = [[verdict.name, "yes" if verdict.enough else "no", verdict.reason] for verdict in verdicts]
-    return Table([*left("storage", "enough"), Column("because", wrap=True)], rows)
 
 
 def _recommendation(verdicts: list[StorageVerdict]) -> str:
@@ -92,12 +87,6 @@ def _recommendation(verdicts: list[StorageVerdict]) -> str:
         f"{best.name}: of those that are enough the one with least to buy and run beside the nodes. "
         f"{home.name} survives {_SURVIVES[home.survives]}."
     )
-
-
-def _raid(arrays: Sequence[Raid]) -> Table:
-    title = f"{RAID_DRIVES} drives of {format_quantity(RAID_DRIVE_BYTES, 'bytes')}"
-    columns = [*left(title), *right("usable", "writes"), *left("survives"), *right("data lost in a year")]
-    return Table(columns, [_raid_cells(array) for array in arrays])
 
 
 def _raid_cells(array: Raid) -> list[str]:
@@ -112,27 +101,24 @@ def _raid_cells(array: Raid) -> list[str]:
     ]
 
 
-def to_json(plan: StoragePlan) -> dict[str, Any]:
-    """Everything in base units, each key with its unit."""
+@to_json.register
+def _(plan: StoragePlan) -> Mapping[str, object]:
     best = recommended(plan.verdicts)
+    systems = []
+    for verdict in plan.verdicts:
+        servers = {count.name.rpartition(": ")[2].replace(" ", "_"): count.value for count in verdict.servers}
+        facts = {"name": verdict.name, "enough": verdict.enough, "reason": verdict.reason, "servers": servers}
+        systems.append(facts)
     return {
         "cluster": plan.plan.job.cluster.name,
-        "demand": _by_key(plan.demand.figures()),
-        "node": _by_key(plan.needs.figures()),
-        "systems": [_verdict_json(verdict) for verdict in plan.verdicts],
+        "demand": _to_figures(plan.demand.figures()),
+        "node": _to_figures(plan.needs.figures()),
+        "systems": systems,
         "recommended": None if best is None else best.name,
-        "raid": [{"level": each.level} | _by_key([*raid_figures(each), each.tolerates]) for each in plan.arrays()],
+        "raid": [{"level": each.level, **_to_figures([*raid_figures(each), each.tolerates])} for each in plan.arrays()],
     }
 
 
-def _verdict_json(verdict: StorageVerdict) -> dict[str, Any]:
-    servers = {count.name.rpartition(": ")[2].replace(" ", "_"): count.value for count in verdict.servers}
-    return {"name": verdict.name, "enough": verdict.enough, "reason": verdict.reason, "servers": servers}
-
-
-def _by_key(figures: Sequence[Traced]) -> dict[str, float]:
-    return {f"{item.name.replace(' ', '_').lower()}{_suffix(item.unit)}": item.value for item in figures}
-
-
-def _suffix(unit: str) -> str:
-    return f"_{unit.replace('/', '_per_')}" if unit else ""
+def _to_figures(figures: Sequence[Traced]) -> dict[str, float]:
+    units = {"": ""} | {item.unit: f"_{item.unit.replace('/', '_per_')}" for item in figures if item.unit}
+    return {f"{item.name.replace(' ', '_').lower()}{units[item.unit]}": item.value for item in figures}

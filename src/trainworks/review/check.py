@@ -1,26 +1,40 @@
-"""Check files: find them, apply the rules, leave out what is ignored, and correct what is safe."""
+"""Check files: find them, apply the rules, leave out what options and comments ignore, and correct what is safe."""
 
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import EnvironmentProblem, UsageError, suggest
 from trainworks.files import write_atomic
 from trainworks.review.files import LARGEST_BYTES, ReviewedFile, kind_of
-from trainworks.review.finding import Finding, ReviewReport
-from trainworks.review.fix import fixed_text
-from trainworks.review.ignore import ignores_file, is_ignored
-from trainworks.review.options import ReviewOptions
+from trainworks.review.finding import Edit, Finding, ReviewReport
 from trainworks.review.readers.launch import program_of
 from trainworks.review.rule import ReviewRule
 
+_SECTION = "tool.trainworks.review"
 _SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".tox", ".mypy_cache"})
 _MOST_SCRIPTS = 20
 """Scripts of one launch that are read; a launch names a few."""
+_COMMENT = re.compile(r"(?:#|<!--|//)\s*trainworks:\s*ignore(-file)?\b(?:\[([\w\s,]*)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewOptions:
+    """Options in pyproject.toml: `[tool.trainworks.review]` with `select`, `ignore` and `exclude`."""
+
+    select: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    """Patterns of paths below the folder of pyproject.toml: `third_party/*`."""
+    folder: Path = Path()
 
 
 def check_paths(
@@ -47,7 +61,11 @@ def check_paths(
         files += 1
         found = check_text(text, rules, name=str(path), folder=path.parent)
         if fix and (corrected := fixed_text(text, found))[1]:
-            _write(path, corrected[0])
+            # permissions of the file, and a link to it, stay
+            target = path.resolve()
+            mode = target.stat().st_mode
+            write_atomic(target, corrected[0].encode("utf-8", errors="surrogateescape"))
+            target.chmod(mode)
             fixed += corrected[1]
             found = check_text(corrected[0], rules, name=str(path), folder=path.parent)
         findings += found
@@ -68,13 +86,15 @@ def check_text(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Pat
 
 def check_file(file: ReviewedFile, rules: Sequence[ReviewRule]) -> list[Finding]:
     """Findings of a file, in the order of their places, without those that its comments silence."""
-    if file.kind == "python" and file.python is None:
+    if file.kind == "python" and not file.names_torch:
         rules = [rule for rule in rules if rule.reads_any_code]
+    everywhere = [comment for comment in _COMMENT.finditer(file.text) if comment[1]]  # ignore-file[TW204]
     found = [
         finding
         for rule in rules
+        if not any(_names(comment, rule.id) for comment in everywhere)
         for finding in rule.findings(file)
-        if not is_ignored(finding, file.lines) and not ignores_file(file.text, finding.rule)
+        if not is_ignored(finding, file.lines)
     ]
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.rule))
 
@@ -119,7 +139,11 @@ def _files(paths: Sequence[Path], options: ReviewOptions) -> Iterator[Path]:
         if path.is_file():
             yield path
         elif path.is_dir():
-            yield from (each for each in _walk(path) if not _is_excluded(each, options))
+            for each in _walk(path):
+                absolute = each.absolute()
+                below = absolute.relative_to(options.folder) if absolute.is_relative_to(options.folder) else each
+                if not any(fnmatch(str(below), pattern) for pattern in options.exclude):
+                    yield each
         else:
             raise UsageError(f"`{path}` does not exist", hint="name files or folders to review")
 
@@ -131,26 +155,8 @@ def _walk(folder: Path) -> Iterator[Path]:
         yield from (path for path in found if path.is_file())  # no pipe, which would not end, and no broken link
 
 
-def _is_excluded(path: Path, options: ReviewOptions) -> bool:
-    absolute = path.absolute()
-    below = absolute.relative_to(options.folder) if absolute.is_relative_to(options.folder) else path
-    return any(fnmatch(str(below), pattern) for pattern in options.exclude)
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the text of a file; its permissions, and a link to it, stay."""
-    target = path.resolve()
-    mode = target.stat().st_mode
-    write_atomic(target, text.encode("utf-8", errors="surrogateescape"))
-    target.chmod(mode)
-
-
 def _read(path: Path) -> str | None:
-    """Text of a file; None for one that is too large or not text.
-
-    Raises:
-        EnvironmentProblem: it cannot be read.
-    """
+    """Text of a file; None for one that is too large or not text."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
             return None
@@ -158,3 +164,77 @@ def _read(path: Path) -> str | None:
     except OSError as error:
         raise EnvironmentProblem(f"cannot read `{path}`: {error.strerror}") from None
     return None if b"\0" in data else data.decode("utf-8", errors="surrogateescape")
+
+
+def is_ignored(finding: Finding, lines: Sequence[str]) -> bool:
+    """A comment silences the finding: `# trainworks: ignore[TW204]` on its line, or without ids for all of them.
+
+    In Markdown the comment is `<!-- trainworks: ignore[TW801] -->`. On a line of its own it silences the line below,
+    which serves lines that continue with a backslash.
+    """
+    at = finding.line - 1
+    near = [lines[at]] if at < len(lines) else []
+    if 0 < at <= len(lines) and (above := lines[at - 1].strip()) and _COMMENT.match(above):
+        near.append(above)
+    found = [comment for line in near for comment in _COMMENT.finditer(line)]
+    return any(_names(comment, finding.rule) for comment in found)
+
+
+def _names(comment: re.Match[str], rule: str) -> bool:
+    ids = [id_.strip() for id_ in (comment[2] or "").split(",") if id_.strip()]
+    return not ids or rule in ids
+
+
+def fixed_text(text: str, findings: Sequence[Finding]) -> tuple[str, int]:
+    """The corrected text, and the number of findings that were corrected.
+
+    Corrections are applied from the end to the start, so that earlier places stay valid. One that overlaps another is
+    left for the next review.
+    """
+    lines = text.split("\n")
+    taken: set[tuple[int, int]] = set()
+    edits: list[Edit] = []
+    count = 0
+    for finding in findings:
+        places = {(e.line, at) for e in finding.edits for at in range(e.column, e.column + max(1, e.length))}
+        if finding.edits and not places & taken:
+            taken |= places
+            edits += finding.edits
+            count += 1
+    for edit in sorted(edits, key=lambda each: (each.line, each.column), reverse=True):
+        line, start = lines[edit.line - 1], edit.column - 1
+        lines[edit.line - 1] = line[:start] + edit.text + line[start + edit.length :]
+    return "\n".join(lines), count
+
+
+def find_options(start: Path) -> ReviewOptions:
+    """Options of the nearest pyproject.toml in a folder or above it that has the section.
+
+    Raises:
+        UsageError: the file is not TOML, or a key or value of the section is not valid.
+    """
+    for folder in (start.absolute(), *start.absolute().parents):
+        path = folder / "pyproject.toml"
+        if path.is_file() and (section := _section(path)) is not None:
+            known = ("select", "ignore", "exclude")
+            for key, value in section.items() if isinstance(section, dict) else ():
+                place = f"{path}  {_SECTION}.{key}"
+                if key not in known:
+                    hint = suggest(key, known, otherwise=f"known keys: {', '.join(known)}")
+                    raise UsageError(f"unknown key `{key}`", place=place, hint=hint)
+                if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                    raise UsageError(
+                        f"`{key}` must be a list of texts", place=place, hint=f'write it like `{key} = ["TW2"]`'
+                    )
+            return ReviewOptions(**section, folder=path.parent) if isinstance(section, dict) else ReviewOptions()
+    return ReviewOptions()
+
+
+def _section(path: Path) -> Any:
+    try:
+        found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"invalid TOML: {error}", place=str(path)) from None
+    for key in _SECTION.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found

@@ -13,13 +13,12 @@ import yaml
 from trainworks.config.slurm.sbatch_options import MAGIC, OptionLines, read_options
 from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
-from trainworks.review.readers.columns import Field, read_columns
+from trainworks.review.readers.conf import ConfLine, Field, read_columns, read_conf
 from trainworks.review.readers.launch import TorchLaunch, launches
 from trainworks.review.readers.prose import scripts_in
 from trainworks.review.readers.python import PythonCode
 from trainworks.review.readers.run_file import RunFileText, read_run_file
-from trainworks.review.readers.shell import Script, Setting
-from trainworks.review.readers.slurm_conf import ConfLine, read_conf
+from trainworks.review.readers.shell import Command, Script, Setting
 from trainworks.review.versions import Allowed, Software, allowed_releases
 
 Kind = Literal[
@@ -32,17 +31,9 @@ _SUFFIXES: dict[str, Kind] = {
     ".md": "text", ".markdown": "text", ".rst": "text", ".txt": "text",
 }  # fmt: skip
 _NAMES: dict[str, Kind] = {
-    "slurm.conf": "slurm",
-    "gres.conf": "slurm",
-    "cgroup.conf": "slurm",
-    ".env": "environment",
-    "exports": "exports",
+    "slurm.conf": "slurm", "gres.conf": "slurm", "cgroup.conf": "slurm", ".env": "environment", "exports": "exports",
     "fstab": "fstab",
-}
-_DOCKERFILE = re.compile(r"(?:Docker|Container)file(?:\..*)?", re.IGNORECASE)
-_REQUIREMENTS = re.compile(r"requirements.*\.txt", re.IGNORECASE)
-_REVIEWED_CODE = re.compile("DataLoader|DistributedSampler|DistributedDataParallel|GradScaler|autocast")
-"""Names without which no rule about Python finds anything."""
+}  # fmt: skip
 _SHEBANG = re.compile(r"#! *\S*(?:env +)?\S*sh\b")
 LARGEST_BYTES = 1_000_000
 """Larger files are data, and are not read."""
@@ -52,9 +43,9 @@ def kind_of(path: Path) -> Kind | None:
     """What a file is by its name; None if no rule reads such a file."""
     if path.name in _NAMES:
         return _NAMES[path.name]
-    if _DOCKERFILE.fullmatch(path.name):
+    if re.fullmatch(r"(?:Docker|Container)file(?:\..*)?", path.name, re.IGNORECASE):
         return "dockerfile"
-    if _REQUIREMENTS.fullmatch(path.name):
+    if re.fullmatch(r"requirements.*\.txt", path.name, re.IGNORECASE):
         return "requirements"
     return _SUFFIXES.get(path.suffix.lower())
 
@@ -92,6 +83,11 @@ class ReviewedFile:
         if self.run_file is not None:
             return tuple(self.run_file.scripts())
         return tuple(self._container_scripts()) if self.kind == "yaml" else ()
+
+    @cached_property
+    def commands(self) -> tuple[Command, ...]:
+        """Simple commands of all `scripts`."""
+        return tuple(command for script in self.scripts for command in script.commands)
 
     @cached_property
     def launches(self) -> tuple[tuple[Script, TorchLaunch], ...]:
@@ -150,14 +146,14 @@ class ReviewedFile:
         return {} if self.batch is None else {option.name: option.text for option in self.batch.options}
 
     @cached_property
-    def python(self) -> PythonCode | None:
-        """Code of a Python file that uses what a rule is about; None for others, which would take time to parse."""
-        if self.kind != "python" or "torch" not in self.text or not _REVIEWED_CODE.search(self.text):
-            return None
-        try:
-            return PythonCode(self.text)
-        except (SyntaxError, ValueError, RecursionError):
-            return None
+    def python(self) -> PythonCode:
+        """Code of a Python file that names torch; empty for any other file."""
+        return PythonCode(self.text if self.names_torch else "")
+
+    @property
+    def names_torch(self) -> bool:
+        """It is Python, and may be a training program of PyTorch."""
+        return self.kind == "python" and "torch" in self.text
 
     @cached_property
     def documents(self) -> tuple[yaml.Node, ...]:
@@ -224,9 +220,8 @@ class ReviewedFile:
                 for key in ("command", "args"):
                     for item in tree.items(tree.get(mapping, key)):
                         if isinstance(item, yaml.ScalarNode) and item.style == "|":
-                            yield Script(
-                                item.value, line=item.start_mark.line + 2, indent=tree.indent(self.lines, item)
-                            )
+                            indent = tree.indent(self.lines, item)
+                            yield Script(item.value, line=item.start_mark.line + 2, indent=indent)
 
     def _container_settings(self) -> Iterator[Setting]:
         """Variables of the `env` lists of containers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from trainworks.results import Result
 from trainworks.review.versions import Releases
@@ -60,7 +60,7 @@ class Finding:
         """`file:line:column`."""
         return f"{self.file}:{self.line}:{self.column}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Every field but the edits."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "edits"}
 

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from importlib import import_module
+from pkgutil import iter_modules
 
 from trainworks.errors import ArgumentError, suggest
+from trainworks.review import rules
 from trainworks.review.rule import ReviewRule
-from trainworks.review.rules import (
-    containers,
-    data,
-    figures,
-    job,
-    launch,
-    monitoring,
-    nccl,
-    network,
-    precision,
-    run_file,
-    slurm,
-    software,
-    stack,
-    stack_fabric,
-    stack_gpus,
-    storage,
-)
 
 DOMAINS: Mapping[str, str] = {
     "TW1": "launch lines",
@@ -40,32 +24,10 @@ DOMAINS: Mapping[str, str] = {
 """What the rules are about, by the start of their ids."""
 
 
-def _rules_of(module: ModuleType) -> list[ReviewRule]:
-    return [value for value in vars(module).values() if isinstance(value, ReviewRule)]
-
-
-_MODULES = (
-    launch,
-    job,
-    network,
-    nccl,
-    slurm,
-    containers,
-    data,
-    precision,
-    software,
-    figures,
-    run_file,
-    storage,
-    monitoring,
-    stack,
-    stack_fabric,
-    stack_gpus,
-)
-RULES: Mapping[str, ReviewRule] = {
-    rule.id: rule for rule in sorted((r for m in _MODULES for r in _rules_of(m)), key=lambda rule: rule.id)
-}
-"""Every rule by its id."""
+_MODULES = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
+_FOUND = [value for module in _MODULES for value in vars(module).values() if isinstance(value, ReviewRule)]
+RULES: Mapping[str, ReviewRule] = {rule.id: rule for rule in sorted(_FOUND, key=lambda rule: rule.id)}
+"""Every rule by its id, of every module in the folder `rules`: a new module needs no entry here."""
 
 
 def selected_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[ReviewRule, ...]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Concatenate, ParamSpec
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Finding, Problem, Severity
 from trainworks.review.versions import Releases
 
+P = ParamSpec("P")
 Check = Callable[[ReviewedFile], Iterator[Problem]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReviewRule:
     """A check with a stable id; its texts are the page of the rule."""
 
+    check: Check
     id: str
     """`TW` and three digits; the first digit is the domain."""
     title: str
     severity: Severity
+    _: KW_ONLY
     why: str
     """What happens, and the figure where there is one."""
     fix: str
@@ -32,7 +36,6 @@ class ReviewRule:
     """Example that the rule finds."""
     good: str
     """The example corrected; the rule is silent on it."""
-    check: Check
     stops: bool = False
     """A job with the mistake certainly ends, or hangs, before its first step; Trainworks does not start it."""
     reads_any_code: bool = False
@@ -43,7 +46,7 @@ class ReviewRule:
     def findings(self, file: ReviewedFile) -> Iterator[Finding]:
         """Findings of this rule in a file, without those that no release that the file is used with can have."""
         for found in self.check(file):
-            problem = _for_releases(found, found.holds_for or self.holds_for, file)
+            problem = _restrict_to_releases(found, found.holds_for or self.holds_for, file)
             if problem is None:
                 continue
             yield Finding(
@@ -60,12 +63,8 @@ class ReviewRule:
             )
 
 
-def _for_releases(problem: Problem, holds_for: Releases | None, file: ReviewedFile) -> Problem | None:
-    """The problem as the releases that a file is used with have it.
-
-    None if no such release has it. Without its correction if one of them cannot do what the correction writes. Where
-    no file says which release it is, the correction stays, and the message says which one it presumes.
-    """
+def _restrict_to_releases(problem: Problem, holds_for: Releases | None, file: ReviewedFile) -> Problem | None:
+    """The problem as the releases that a file is used with have it; None if no such release has it."""
     if holds_for is None:
         return problem
     pins = file.allowed_releases(holds_for.software)
@@ -80,38 +79,12 @@ def _for_releases(problem: Problem, holds_for: Releases | None, file: ReviewedFi
     return problem if pins else replace(problem, message=f"{problem.message} (the correction presumes {holds_for})")
 
 
-def rule(
-    id: str,  # noqa: A002, the name of the field
-    title: str,
-    severity: Severity,
-    *,
-    why: str,
-    fix: str,
-    source: str,
-    file: str,
-    bad: str,
-    good: str,
-    stops: bool = False,
-    reads_any_code: bool = False,
-    holds_for: Releases | None = None,
-) -> Callable[[Check], ReviewRule]:
-    """Decorate a check with the documentation that makes it a rule; the arguments are the fields of `ReviewRule`."""
+def _decorator(build: Callable[Concatenate[Check, P], ReviewRule]) -> Callable[P, Callable[[Check], ReviewRule]]:
+    def rule(*args: P.args, **kwargs: P.kwargs) -> Callable[[Check], ReviewRule]:
+        return lambda check: build(check, *args, **kwargs)
 
-    def decorate(check: Check) -> ReviewRule:
-        return ReviewRule(
-            id=id,
-            title=title,
-            severity=severity,
-            why=why,
-            fix=fix,
-            source=source,
-            file=file,
-            bad=bad,
-            good=good,
-            check=check,
-            stops=stops,
-            reads_any_code=reads_any_code,
-            holds_for=holds_for,
-        )
+    return rule
 
-    return decorate
+
+rule = _decorator(ReviewRule)
+"""Decorator that makes a check a rule; its arguments are the fields of `ReviewRule`, without `check`."""

@@ -27,7 +27,6 @@ _LARGEST_BYTES = 5_000_000
 _MOST_FOLDERS = 4
 """Folders that are searched, from that of the file upwards."""
 _CLAUSE = r"(?:===?|~=|!=|<=?|>=?|=)\s*v?\d[\w.*+]*"
-_SCRIPT_METADATA = re.compile(r"^# /// script\n(?:#.*\n)*?# ///", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,8 @@ def allowed_releases(software: Software, name: str, text: str, folder: Path | No
     if own or folder is None:
         return _decisive(own)
     for near in _folders(folder.absolute()):
-        if found := tuple(pin for path in _files_in(near) for pin in _pins(software, path.name, _read(path))):
+        files = sorted({path for pattern in _FILES for path in near.glob(pattern) if path.is_file()})
+        if found := tuple(pin for path in files for pin in _pins(software, path.name, _read(path))):
             return _decisive(found)
     return ()
 
@@ -110,11 +110,6 @@ def _folders(start: Path) -> Iterator[Path]:
             return
 
 
-def _files_in(folder: Path) -> list[Path]:
-    found = {path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()}
-    return sorted(found)
-
-
 def _read(path: Path) -> str:
     with suppress(OSError):
         if path.stat().st_size <= _LARGEST_BYTES:
@@ -126,7 +121,7 @@ def _pins(software: Software, name: str, text: str) -> Iterator[Allowed]:
     """Every pin of a text; of Python code, those of its inline metadata and of a setup.py."""
     path = Path(name)
     if path.suffix == ".py" and path.name != "setup.py":
-        metadata = _SCRIPT_METADATA.search(text)
+        metadata = re.search(r"^# /// script\n(?:#.*\n)*?# ///", text, re.MULTILINE)
         text = re.sub("^#", "", metadata[0], flags=re.MULTILINE) if metadata else ""
     else:
         text = re.sub(r"(^|\s)#.*$", r"\1", text, flags=re.MULTILINE)

@@ -16,8 +16,8 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from trainworks.api.observing.listening import SHORTEST_TOKEN, is_token, read_secret
 from trainworks.errors import ArgumentError
+from trainworks.host.listening import SHORTEST_TOKEN, is_token, read_secret
 
 
 class Role(enum.IntEnum):

@@ -29,9 +29,8 @@ from trainworks.errors import (
 )
 from trainworks.serve.access import Access
 from trainworks.serve.guard import RequestGuard
-from trainworks.serve.judging import judging
-from trainworks.serve.pages import pages, problem_page, render, sign_in_page
-from trainworks.serve.rest import PROBLEMS, json_of_problem, rest
+from trainworks.serve.pages import pages, problem_page, sign_in_page
+from trainworks.serve.rest import json_of_problem, rest
 from trainworks.serve.site import Site
 
 _FOLDER = Path(__file__).parent
@@ -69,16 +68,11 @@ def create_app(site: Site, access: Access, *, port: int, is_encrypted: bool) -> 
     )
     app.include_router(rest(site))
     app.include_router(pages(site))
-    app.include_router(judging(site, render, PROBLEMS))
     app.add_exception_handler(TrainworksError, _answer_to_problem)
     app.add_exception_handler(RequestValidationError, _answer_to_invalid)
     app.add_exception_handler(HTTPException, _answer_to_unknown)
     app.add_middleware(
-        RequestGuard,
-        access=access,
-        cookie=f"trainworks-{port}",
-        is_encrypted=is_encrypted,
-        refuse=_refuse,
+        RequestGuard, access=access, cookie=f"trainworks-{port}", is_encrypted=is_encrypted, refuse=_refuse
     )
     style = "\n".join(file.read_text(encoding="utf-8") for file in _STYLES)
     script = (_FOLDER / "static/live.js").read_text(encoding="utf-8")

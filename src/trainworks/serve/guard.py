@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainworks.serve.access import Access, Role, Visitor
+from trainworks.serve.access import Access, Visitor
 
 MOST_BODY_BYTES = 1 << 20
 _READS = ("GET", "HEAD", "OPTIONS")
@@ -42,13 +42,7 @@ class RequestGuard:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        access: Access,
-        cookie: str,
-        is_encrypted: bool,
-        refuse: Callable[[Request], Response],
+        self, app: ASGIApp, *, access: Access, cookie: str, is_encrypted: bool, refuse: Callable[[Request], Response]
     ) -> None:
         self._app = app
         self._access = access
@@ -159,8 +153,3 @@ def visitor_of(request: Request) -> Visitor:
     visitor: Any = request.state.visitor
     assert isinstance(visitor, Visitor)
     return visitor
-
-
-def may(visitor: Visitor, role: Role) -> bool:
-    """Whether a visitor has a role."""
-    return visitor.role >= role

@@ -15,12 +15,14 @@ from trainworks.api.inputs import described_run
 from trainworks.api.observing.job_board import JobQuery
 from trainworks.api.observing.logs import LEVELS, last_lines, log_names
 from trainworks.api.observing.run_views import RunView
+from trainworks.api.observing.why import diagnosis_of
 from trainworks.api.planning.described import plan_cluster
 from trainworks.api.run_handle import JobState
 from trainworks.api.run_request import read_run_file
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.report import jobs as jobs_view
-from trainworks.report.observing import job_costs, node_page, run_page
+from trainworks.report.live import log_document, run_document
+from trainworks.report.proving.health import nodes_page
 from trainworks.report.rendering.document import Document, Preformatted, Section, Text
 from trainworks.report.rendering.page import page_environment
 from trainworks.report.rendering.renderer import build_document
@@ -83,18 +85,29 @@ def pages(site: Site) -> APIRouter:
     _form_pages(router, site)
 
     @router.get("/nodes")
-    def nodes_page(visitor: VisitorOf, cluster: Literal["", "slurm", "kubernetes"] = "") -> str:
+    def nodes_of(visitor: VisitorOf, cluster: Literal["", "slurm", "kubernetes"] = "") -> str:
         def compute() -> str:
             machine = site.machine()
-            document = node_page.document(site.nodes(cluster or None), machine.load, machine.health)
+            document = nodes_page(site.nodes(cluster or None), machine.load, machine.health)
             return render(document, "nodes.html", visitor, cluster=cluster, clusters=("", *site.clusters()))
 
         return site.shared.get(("nodes page", cluster, visitor), compute)
 
     @router.get("/costs")
     def costs_page(visitor: VisitorOf) -> str:
-        document = site.shared.get("costs page", lambda: job_costs.document(site.board.usage()), age_s=30.0)
+        document = site.shared.get("costs page", lambda: build_document(site.board.usage()), age_s=30.0)
         return render(document, "site.html", visitor)
+
+    @router.get("/compare")
+    def compare_page(
+        visitor: VisitorOf,
+        first: Annotated[str, Query(max_length=200)] = "",
+        second: Annotated[str, Query(max_length=200)] = "",
+    ) -> str:
+        document = Document("Compare runs", "comparison", [])
+        if first and second:
+            document = build_document(site.comparison(first, second))
+        return render(document, "compare.html", visitor, first=first, second=second)
 
     @router.get("/login")
     def login_page() -> Response:
@@ -141,18 +154,22 @@ def _jobs(site: Site, query: JobQuery, visitor: Visitor) -> str:
 
 def _run_pages(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{name}")
-    def run_page_of(visitor: VisitorOf, name: str) -> str:
+    def run_page(visitor: VisitorOf, name: str) -> str:
         view = site.view(name)
 
         def compute() -> str:
             report, run_dir = view.report(), view.run.run_dir
             logs = [(log, f"/runs/{name}/logs/{log}") for log in log_names(run_dir)]
-            document = run_page.document(report, view.events(), job=_job_sections(view), logs=logs)
+            document = run_document(report, view.events(), job=_job_sections(view), logs=logs)
             ended = report.state in ("FAILED", "STOPPED", "LOST")
             actions = ["resume"] if ended else [] if report.state == "SUCCEEDED" else ["stop"]
             return render(document, "run.html", visitor, live=f"/live?run={name}", name=name, actions=actions)
 
         return site.shared.get(("run", view.run.path, name, visitor), compute, stamp=view.stamp())
+
+    @router.get("/runs/{name}/why")
+    def why_page(visitor: VisitorOf, name: str) -> str:
+        return render(build_document(site.diagnosis(name, diagnosis_of)), "site.html", visitor, back=f"/runs/{name}")
 
     @router.get("/runs/{name}/logs/{log}")
     def log_page(
@@ -164,7 +181,7 @@ def _run_pages(router: APIRouter, site: Site) -> None:
     ) -> str:
         run_dir = site.view(name).run.run_dir
         part = last_lines(run_dir, log, text=text, level=level)
-        document = run_page.log_document(run_dir.run_id, log, part.lines, text=text, level=level, is_cut=part.is_cut)
+        document = log_document(run_dir.run_id, log, part.lines, text=text, level=level, is_cut=part.is_cut)
         frame = {"live": f"/live?run={name}&log={log}", "back": f"/runs/{name}"}
         return render(document, "log.html", visitor, **frame, text=text, level=level, levels=LEVELS)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Response
@@ -12,10 +13,13 @@ from pydantic_core import to_json
 
 from trainworks.api.jobs import Attempt, JobRow
 from trainworks.api.nodes import NodeStatus
-from trainworks.api.observing.job_board import HeldTime, JobQuery, JobsFound
+from trainworks.api.observing.job_board import JobQuery, JobsFound
 from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
 from trainworks.api.observing.run_views import COLUMNS
+from trainworks.api.observing.why import Diagnosis, diagnosis_of
 from trainworks.errors import TrainworksError, UsageError, suggest
+from trainworks.report.job_costs import HeldTime
+from trainworks.report.runs.run_comparison import RunComparison
 from trainworks.report.runs.summary import Report
 from trainworks.serve.access import Visitor
 from trainworks.serve.guard import visitor_of
@@ -63,7 +67,7 @@ class SubmittedRun:
     run: str
 
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": ApiProblem, "description": text}
     for status, text in {
         403: "The visitor may not do this.",
@@ -78,12 +82,12 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 def json_of_problem(problem: TrainworksError, status: int) -> Response:
     """The answer to a request that failed."""
-    return JSONResponse(asdict(ApiProblem(**problem.to_json())), status)
+    return JSONResponse(problem.to_json(), status)
 
 
 def rest(site: Site) -> APIRouter:
     """All routes of the API."""
-    router = APIRouter(prefix="/api/v1", responses=PROBLEMS)
+    router = APIRouter(prefix="/api/v1", responses=_PROBLEMS)
     _job_routes(router, site)
     _run_routes(router, site)
     _record_routes(router, site)
@@ -156,13 +160,23 @@ def _run_routes(router: APIRouter, site: Site) -> None:
         comparison = site.view(run).report().comparison
         return list(comparison.findings) if comparison else []
 
+    @router.get("/runs/{run}/why", tags=["runs"], response_model=Diagnosis)
+    def diagnose_run(run: Name) -> Response:
+        """Causes of lost time, the costliest first, each with evidence and a remedy; at most half a minute old."""
+        return Response(site.diagnosis(run, diagnosis_of).model_dump_json(), media_type="application/json")
+
+    @router.get("/runs/{run}/compare/{other}", tags=["runs"], response_model=RunComparison)
+    def compare_runs(run: Name, other: Name) -> Response:
+        """Settings, step parts, losses and cost of two runs; differences are relative to the first."""
+        return Response(site.comparison(run, other).model_dump_json(), media_type="application/json")
+
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
     def list_checkpoints(run: Name) -> list[SavedCheckpoint]:
         """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
         return [
             SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
             for event in site.view(run).events()
-            if event.get("kind") == "checkpoint"
+            if event["kind"] == "checkpoint"
         ]
 
 
@@ -192,7 +206,7 @@ def _record_routes(router: APIRouter, site: Site) -> None:
         run: Name,
         after: Annotated[int, Query(ge=0, le=2**53, description="Leave out so many.")] = 0,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Mapping[str, Any]]:
         """Events in the order in which they were written."""
         return [finite(event) for event in site.view(run).events()[after : after + limit]]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from trainworks.api.jobs import current_user
-from trainworks.api.nodes import NodeStatus
+from trainworks.api.nodes import NodeStatus, nodes
+from trainworks.api.observing.compare import RunComparison, compare_reports
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunView, RunViews
 from trainworks.api.observing.top import MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
-from trainworks.api.proving.nodes import nodes
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
@@ -27,7 +27,7 @@ from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
 _MOST_ANSWERS = 512
-_LOAD_AGE_S, _HEALTH_AGE_S, _JOB_AGE_S = 5.0, 300.0, 0.5
+_LOAD_AGE_S, _HEALTH_AGE_S, _JOB_AGE_S, _DIAGNOSIS_AGE_S = 5.0, 300.0, 0.5, 30.0
 
 
 class Shared:
@@ -103,6 +103,22 @@ class Site:
         """
         return self.shared.get(("view", name), lambda: self.views.view(name), age_s=_JOB_AGE_S)
 
+    def diagnosis(self, name: str, diagnose: Callable[..., T]) -> T:
+        """The diagnosis of a run by its metrics, at most half a minute old, because it takes a second."""
+        view = self.view(name)
+        return self.shared.get(
+            ("diagnosis", view.run.path), lambda: diagnose(view.run, view.all_metrics()), age_s=_DIAGNOSIS_AGE_S
+        )
+
+    def comparison(self, first: str, second: str) -> RunComparison:
+        """Two runs side by side."""
+        views = [self.view(name) for name in (first, second)]
+        return self.shared.get(
+            ("comparison", *(view.run.path for view in views)),
+            lambda: compare_reports([(view.run.resolved, view.report()) for view in views]),
+            stamp=[view.stamp() for view in views],
+        )
+
     def nodes(self, cluster: str | None = None) -> list[NodeStatus]:
         """Nodes of this machine's queue, or of a cluster; a few seconds old."""
         return self.shared.get(("nodes", cluster), lambda: nodes(cluster), age_s=_LOAD_AGE_S)
@@ -169,11 +185,7 @@ def check_role(visitor: Visitor, role: Role) -> None:
 
 
 def _check_is_server_user(visitor: Visitor, action: str) -> None:
-    """Only the user of the server may start jobs here, because they run as this user.
-
-    Raises:
-        NotOwnerError: the visitor is another user.
-    """
+    """Only the user of the server may start jobs here, because they run as this user."""
     if visitor.user not in (None, current_user()):
         raise NotOwnerError(
             f"{visitor.user} cannot {action} here: the job would run as {current_user()}",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from trainworks.api.observing.listening import ListenAddress, listen_address, open_socket
 from trainworks.errors import MissingExtraError
+from trainworks.host.listening import ListenAddress, listen_address, open_socket
 from trainworks.serve.access import new_access, read_access
 from trainworks.serve.site import Site
 

@@ -24,35 +24,30 @@ from trainworks.host.installed import own_environment
 from trainworks.host.node_usage import follow_usage
 from trainworks.host.notices import follow_notices
 from trainworks.host.process import die_with_parent, end_by_signal, when_ended
-from trainworks.record.events import append_event
+from trainworks.record.events.job import AgentStartedEvent, FailureEvent
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import TRANSIENT
 from trainworks.worker.data.card import DataFolders
-from trainworks.worker.fork_server import start_fork_server
-from trainworks.worker.imports import rank_modules
+from trainworks.worker.fork_server import rank_modules, start_fork_server
 
 
 def main(
-    run_folder: str,
-    node: str,
-    nodes: str,
-    parent: str,
-    address: str,
-    store: str,
-    store_fd: str | None = None,
+    run_folder: str, node: str, nodes: str, parent: str, address: str, store: str, store_fd: str | None = None
 ) -> int:
     """Run this node's ranks to their end; returns the agent's exit code, negative if it has to end by that signal."""
     die_with_parent(signal.SIGTERM, int(parent) or None)
     run_dir = RunDir(Path(run_folder))
-    append_event(run_dir.events_file, "agent_started", node=int(node))
+    run_dir.note(AgentStartedEvent(kind="agent_started", node=int(node)))
     try:
         resolved = run_dir.read_resolved().on_nodes(int(nodes))
         os.environ.update(resolved.run_file.written_envs)  # before NCCL reads its own; ranks are forks
         if resolved.environment is None:
             run_dir.write_node_environment(int(node), own_environment())
-        _start_fork_server(resolved)
+        workload, plan = resolved.run_file.workload, resolved.plan
+        assert workload is not None and plan is not None
+        start_fork_server(rank_modules(workload, pp=plan.layout.pp))  # imports the trainer, and what this run needs
         if node == "0" and parent != "0" and resolved.run_file.cluster.engine == "local":  # a cluster finds out itself
             when_ended(int(parent), partial(run_dir.note_loss, int(parent)))
         every_s, device = resolved.run_file.job.idle.sample_every_s, resolved.processes.device
@@ -74,12 +69,6 @@ def main(
     finally:  # the fork server's socket: this process ends without the finalizers of multiprocessing
         shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     return exit_code
-
-
-def _start_fork_server(resolved: ResolvedRun) -> None:
-    """Import the trainer and what this run needs beside it, and fork the process that ranks are forked from."""
-    assert resolved.run_file.workload is not None and resolved.plan is not None
-    start_fork_server(rank_modules(resolved.run_file.workload, pp=resolved.plan.layout.pp))
 
 
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> DataFolders:
@@ -107,15 +96,16 @@ def _give_up(run_dir: RunDir, node: int, error: TrainworksError | OSError) -> in
     exit_code = error.exit_code if isinstance(error, TrainworksError) else failure.exit_code
     if failure.cause in TRANSIENT:
         exit_code = ExitCode.PEER_LOST
-    append_event(
-        run_dir.events_file,
-        "failure",
-        rank=None,
-        node=node,
-        cause=failure.cause,
-        exit_code=exit_code,
-        message=failure.message,
-        hint=failure.hint,
+    run_dir.note(
+        FailureEvent(
+            kind="failure",
+            rank=None,
+            node=node,
+            cause=failure.cause,
+            exit_code=exit_code,
+            message=failure.message,
+            hint=failure.hint,
+        )
     )
     return exit_code
 

@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
 
 import torch
@@ -24,7 +23,8 @@ from torch.nn import functional
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
-from trainworks.worker.imports import import_all
+from trainworks.worker.fork_server import import_all
+from trainworks.worker.mesh import join_group, open_store
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -49,43 +49,33 @@ _LARGE_ALL_REDUCE_BYTES = 8 << 20
 _SMALL_ALL_REDUCE_BYTES = 4 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """Rendezvous of all ranks."""
-
-    address: str
-    port: int
-    listener: socket.socket | None
-    """Listening socket on the first node."""
-
-
 def measure(request: CalibrationRequest, node: int = 0, address: str = LOOPBACK, port: int = 0) -> Calibration | None:
     """Measure with this node's share of `request.num_ranks` processes; the result is rank 0's, None on other nodes."""
     import_all(request.modules)  # resident in a rank of a training run, and so part of the baseline
     listener = listen(port, address) if node == 0 else None
-    meeting = _Meeting(address, listener.getsockname()[1] if listener else port, listener)
+    port = listener.getsockname()[1] if listener else port
     results = mp.get_context("fork").SimpleQueue()
     per_node = request.num_ranks // request.nodes
     mp.start_processes(  # type: ignore[no-untyped-call]
-        _rank, args=(node * per_node, request, meeting, results), nprocs=per_node, start_method="fork"
+        _rank, args=(node * per_node, request, address, port, listener, results), nprocs=per_node, start_method="fork"
     )
     return results.get() if node == 0 else None
 
 
 def _rank(
-    local_rank: int, first: int, request: CalibrationRequest, meeting: _Meeting, results: SimpleQueue[Calibration]
+    local_rank: int,
+    first: int,
+    request: CalibrationRequest,
+    address: str,
+    port: int,
+    listener: socket.socket | None,
+    results: SimpleQueue[Calibration],
 ) -> None:
     rank = first + local_rank
-    store = dist.TCPStore(
-        meeting.address,
-        meeting.port,
-        is_master=rank == 0,
-        wait_for_workers=False,
-        master_listen_fd=meeting.listener.detach() if meeting.listener and rank == 0 else None,
-    )
-    dist.init_process_group(
-        "nccl" if request.device == "cuda" else "gloo", store=store, rank=rank, world_size=request.num_ranks
-    )
+    fd = listener.detach() if listener and rank == 0 else None
+    store = open_store(address, port, serves=rank == 0, listener=fd)
+    backend = "nccl" if request.device == "cuda" else "gloo"
+    join_group(backend, address, store, rank=rank, world_size=request.num_ranks)
     torch.set_num_threads(request.threads_per_rank)
     device = torch.device(request.device, local_rank) if request.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
@@ -103,7 +93,9 @@ def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
     if request.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     rounds = [_rates(request, dtype, device)]
-    if _slowest_rank_s(time.perf_counter() - started, device) < _LONG_ROUND_S:
+    slowest_s = torch.tensor(time.perf_counter() - started, device=device)
+    dist.all_reduce(slowest_s, dist.ReduceOp.MAX)  # all ranks decide alike
+    if float(slowest_s) < _LONG_ROUND_S:
         rounds += [_rates(request, dtype, device) for _ in range(_ROUNDS - 1)]
     stream, optimizer, overhead, attention, *gemms = map(statistics.median, zip(*rounds, strict=True))
     latency, bandwidth = _all_reduce(device)
@@ -141,13 +133,6 @@ def _rates(request: CalibrationRequest, dtype: torch.dtype, device: torch.device
         _attention(request, dtype, device),
         *(product(shape, dtype, device) for shape in request.gemm_shapes),
     )
-
-
-def _slowest_rank_s(seconds: float, device: torch.device) -> float:
-    """The longest duration of all ranks, so that all of them decide alike."""
-    slowest = torch.tensor(seconds, device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
 
 
 def _median_s(action: Callable[[], object], device: torch.device, *, on_host: bool = False) -> float:

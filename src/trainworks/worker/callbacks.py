@@ -80,11 +80,9 @@ class Callbacks:
 
 
 def load_callbacks(names: Sequence[str], folder: Path) -> Callbacks:
-    """Make one object of each class, without arguments.
+    """Make one object, without arguments, of each class that is named as `package.module:Class`.
 
-    Args:
-        names: `package.module:Class` of each.
-        folder: searched for the modules before the installed packages.
+    The folder is searched for the modules before the installed packages.
 
     Raises:
         UsageError: a module or class does not exist, its code fails, or it has no method of a callback, or an unknown

@@ -23,20 +23,22 @@ from torch.distributed.elastic.rendezvous.utils import _delay
 
 from trainworks.host.clock import SystemClock
 from trainworks.host.node_check import is_fit
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.job import FailureEvent
+from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import Action
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s
 from trainworks.worker.data.card import DataFolders
-from trainworks.worker.health.hang import Hang, HangLimits
-from trainworks.worker.health.hang_monitor import HangMonitor
+from trainworks.worker.fork_server import run_rank
+from trainworks.worker.health.hang import Hang, HangLimits, HangMonitor
 from trainworks.worker.health.heartbeat import HeartbeatBoard
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
-from trainworks.worker.rank import run_rank
+from trainworks.worker.mesh import open_store
 
 _JOIN_TIMEOUT = timedelta(minutes=10)
+_STORE_TIMEOUT = timedelta(seconds=60)
 _MONITOR_INTERVAL_S = 0.05
 _EXIT_TIMEOUT_S = 20
 _STACK_TAKES_S = 0.3
@@ -59,26 +61,21 @@ def run_node(
 ) -> int:
     """Run the ranks of this node until they end.
 
-    Args:
-        resolved: the run.
-        run_dir: where it writes.
-        data: prepared shards on this machine.
-        node: index of this node.
-        address: where the other nodes reach this one.
-        store: address and port of the rendezvous store, which the first node serves.
-        store_fd: the store's listening socket, if it is bound already, which keeps the port reserved between two
-            attempts; else the first node binds it.
+    The other nodes reach this one at `address`. The first node serves the rendezvous store, at the address and port
+    `store`; `store_fd` is its listening socket, if it is bound already, which keeps the port reserved between two
+    attempts.
 
     Returns:
-        Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if
-        a signal ended this agent; 75 if the other nodes or the fork server are out of reach; 77 if the node failed its
+        Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if a
+        signal ended this agent; 75 if the other nodes or the fork server are out of reach; 77 if the node failed its
         check before its ranks started again; 78 if a later start has the run.
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     _shorten_delays(resolved.processes.nodes)
     try:
-        met = _store(store, store_fd, serves=node == 0)
+        host, _, port = store.rpartition(":")
+        met = open_store(host, int(port), serves=node == 0, listener=store_fd, timeout=_STORE_TIMEOUT)
         agent = _agent(resolved, run_dir, data, node, address, met)
         result = agent.run()
     except SignalException as stopped:
@@ -105,25 +102,8 @@ def _shorten_delays(nodes: int) -> None:
     torch_rendezvous._delay = delay
 
 
-def _store(store: str, listener: int | None, *, serves: bool) -> dist.Store:
-    address, _, port = store.rpartition(":")
-    return dist.TCPStore(
-        address,
-        int(port),
-        is_master=serves,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-        timeout=timedelta(seconds=60),
-    )
-
-
 def _agent(
-    resolved: ResolvedRun,
-    run_dir: RunDir,
-    data: DataFolders,
-    node: int,
-    address: str,
-    store: dist.Store,
+    resolved: ResolvedRun, run_dir: RunDir, data: DataFolders, node: int, address: str, store: dist.Store
 ) -> _NodeAgent:
     nodes, per_node = resolved.processes.nodes, resolved.processes.processes_per_node
     board = HeartbeatBoard(per_node)
@@ -153,7 +133,7 @@ def _agent(
         board,
         HangLimits(None if timeout == "auto" else timeout),
         world_size=resolved.processes.world_size,
-        exchange=exchange,
+        exchange=exchange.share if exchange else None,
         now=time.monotonic,
     )
     return _NodeAgent(spec, resolved, run_dir, node, board, monitor, exchange)
@@ -228,17 +208,13 @@ class _NodeAgent(LocalElasticAgent):
         if self._exchange is not None:
             self._exchange.begin(rendezvous)
         if self._node == 0:
-            append_event(self._run_dir.events_file, **RANK_RESTART)
+            self._run_dir.note(RANK_RESTART)
         pids: dict[int, int] = super()._start_workers(worker_group)
         self._monitor.begin([(worker.global_rank, pids[worker.local_rank]) for worker in worker_group.workers])
         return pids
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """End the ranks, and start them again after their back-off if the node is still fit.
-
-        Raises:
-            _UnfitNode: it is not.
-        """
+        """End the ranks, and start them again after their back-off, unless the node is not fit any more."""
         self._stop_workers(worker_group)
         SystemClock().sleep(backoff_s(read_events(self._run_dir.events_file), self._limit))
         if not is_fit(self._run_dir, self._resolved, self._node):
@@ -271,18 +247,22 @@ class _NodeAgent(LocalElasticAgent):
         pid = self._monitor.last_seen(culprit.rank).pid
         stack = "" if culprit.is_stopped else _stack(pid, log)
         self._exits.note(
-            rank=culprit.rank,
-            pid=pid,
-            cause="hang",
-            exit_code=int(ExitCode.HANG),
-            signal=None,
-            message=hang.message(),
-            hint=hang.hint(str(log)),
-            traceback=stack,
-            step=culprit.beat.step,
-            phase=culprit.beat.phase.text,
-            silent_s=culprit.silent_s,
-            waiting={victim.rank: victim.waits_for for victim in hang.victims},
+            FailureEvent(
+                kind="failure",
+                rank=culprit.rank,
+                node=self._node,
+                pid=pid,
+                cause="hang",
+                exit_code=int(ExitCode.HANG),
+                signal=None,
+                message=hang.message(),
+                hint=hang.hint(str(log)),
+                traceback=stack,
+                step=culprit.beat.step,
+                phase=culprit.beat.phase.text,
+                silent_s=culprit.silent_s,
+                waiting={str(victim.rank): victim.waits_for for victim in hang.victims},
+            )
         )
 
     def _judge(self, workers: Sequence[Worker]) -> None:

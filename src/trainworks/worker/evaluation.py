@@ -25,11 +25,11 @@ from trainworks.errors import UsageError
 from trainworks.record.evaluations import EvaluatedStep, read_evaluations
 from trainworks.record.metrics import EvaluationResult
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.data.reader import BatchReader, Dataset, Staging, on_device
+from trainworks.worker.data.reader import BatchReader, Dataset, move_to_device
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.parallel.build import Parallel
-from trainworks.worker.parallel.statistics import averaged_statistics
+from trainworks.worker.parallel.data_parallel import averaged_statistics
 from trainworks.worker.tasks.causal_lm import Task
 from trainworks.worker.tasks.open_task import OpenedTask
 from trainworks.worker.timing import Timeline
@@ -110,10 +110,13 @@ class Evaluator:
         Weights, gradients, optimizer and the reader of the training data stay untouched, and the next step seeds its
         own random numbers (`seed_step`).
         """
-        reader = self._reader()
+        mesh, count = self.parallel.mesh, self.num_batches
+        reader = BatchReader.of_rank(
+            self.dataset, mesh, self.device, seed=_SEED, global_batch=self.global_batch, last_step=count
+        )
         try:
             with self._evaluating():
-                sums = [self._sums(reader, batch, step) for batch in range(self.num_batches)]
+                sums = [self._sums(reader, batch, step) for batch in range(count)]
         finally:
             reader.close()
         total = torch.stack(sums).sum(0)
@@ -133,7 +136,7 @@ class Evaluator:
 
     def warm_up(self) -> None:
         """Evaluate a blank batch, so that what compiles does it before the first step."""
-        x, labels = self.task.split(on_device(self.task.blank_batch(self._accum), self.device))
+        x, labels = self.task.split(move_to_device(self.task.blank_batch(self._accum), self.device))
         with self._evaluating():
             self.parallel.evaluate(x, labels)
         self.timeline.take_waits()
@@ -141,20 +144,6 @@ class Evaluator:
     @property
     def _accum(self) -> int:
         return self.parallel.mesh.layout.grad_accum_steps
-
-    def _reader(self) -> BatchReader:
-        mesh = self.parallel.mesh
-        return BatchReader(
-            self.dataset,
-            seed=_SEED,
-            global_batch=self.global_batch,
-            micro_batch=mesh.layout.micro_batch,
-            dp_rank=mesh.dp_rank,
-            dp=mesh.layout.dp,
-            first_step=0,
-            last_step=self.num_batches,
-            staging=Staging(self.device),
-        )
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -176,7 +165,7 @@ class Evaluator:
         Shape [4], fp64, on the device.
         """
         self.heartbeat.mark(Phase.EVALUATION, step)
-        arrays = on_device(reader.next_batch(), self.device)
+        arrays = move_to_device(reader.next_batch(), self.device)
         x, labels = self.task.split(arrays)
         if self.masks_labels:
             real = torch.from_numpy(reader.samples(batch) < self.num_samples).to(self.device)

@@ -9,6 +9,7 @@ one JSON object per line, as `data.command` does.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
@@ -27,21 +28,30 @@ from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.folders import cache_folder
-from trainworks.record.events import read_events
+from trainworks.record.events.log import of_kind, read_events
+from trainworks.record.events.training import DataReadyEvent
 from trainworks.record.manifest import Manifest, check_tokenization
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.checkpoint.checksums import undamaged_manifest
-from trainworks.worker.data.card import CARD
+from trainworks.worker.checkpoint.failures import undamaged_manifest
+from trainworks.worker.data.card import CARD, TOKENIZER
 from trainworks.worker.data.command import answer
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.preparation import training_side
 from trainworks.worker.data.prepare import prepare
-from trainworks.worker.data.tokenization import Tokenization, fingerprint_of
-from trainworks.worker.data.tokenizer import end_of_text
-from trainworks.worker.exporting.adapted import write_adapted
-from trainworks.worker.exporting.files import (
+from trainworks.worker.data.tokenization import (
+    TEMPLATE,
+    TOKENIZER_CONFIG,
+    TOKENS_MAP,
+    ChatStyle,
+    Tokenization,
+    end_of_text,
+    fingerprint_of,
+    special_tokens,
+)
+from trainworks.worker.export_files import (
     DTYPES,
+    Written,
     check_space,
     complete_or_absent,
     flush,
@@ -49,17 +59,18 @@ from trainworks.worker.exporting.files import (
     report,
     save_tensors,
     state_of,
+    write_adapted,
 )
-from trainworks.worker.exporting.tokenizer import write_tokenizer
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config, stored_as, stored_names
-from trainworks.worker.models.transformer import model_config
+from trainworks.worker.models.transformer import checkpoint_folder, model_config
 from trainworks.worker.tasks.transformer_tasks import ImageClassification, MaskedLanguageModeling
 
 _FILE_BYTES = 5_000_000_000
 """Largest safetensors file, unless a single tensor is larger; the default of `transformers`."""
 _WRAPPER = "model."
 """Prefix of parameter names of a model inside an objective."""
+_SETTINGS = (TOKENIZER_CONFIG, TOKENS_MAP, TEMPLATE, "added_tokens.json")
 
 
 def main(action: str, request_json: str, parent: str) -> int:
@@ -79,19 +90,12 @@ def main(action: str, request_json: str, parent: str) -> int:
 
 def export(
     run_dir: RunDir, step: int, to: Path, *, dtype: str, merge: bool = False, file_bytes: int = _FILE_BYTES
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the checkpoint of a step to a folder that `from_pretrained` opens; the folder is complete or absent.
 
     Of `task: module` the folder has safetensors files alone, for `load_state_dict`. Of a run with an adapter it has the
-    adapter, for `peft`, or the whole model.
-
-    Args:
-        run_dir: of a workload.
-        step: of a complete checkpoint.
-        to: where nothing is yet.
-        dtype: fp32 as trained, or bf16 or fp16.
-        merge: add an adapter to the weights of its checkpoint.
-        file_bytes: most bytes of one file; also how much of the model is in memory, in fp32.
+    adapter, for `peft`, or with `merge` the whole model. `dtype` is fp32 as trained, or bf16 or fp16. A file has at
+    most `file_bytes`, which is also how much of the model is in memory, in fp32.
 
     Returns:
         Facts: folder, tensors, parameters, bytes and files.
@@ -120,13 +124,12 @@ def export(
             facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)
         else:
             facts = _write_transformer(workload, data, folder, part, dtype, file_bytes)
-    return facts | {"folder": str(to), "step": step, "dtype": dtype}
+    return {**facts, "folder": str(to), "step": step, "dtype": dtype}
 
 
 def _write_causal(
     plan: Plan, workload: Workload, data: Path, folder: Path, part: Path, dtype: str, file_bytes: int
-) -> dict[str, Any]:
-    """A causal language model with its config and tokenizer."""
+) -> Written:
     config = model_config(workload.model, plan.model)
     tokenization = Tokenization.read(data)
     write = _write_whole if decoder_config(config) is None else _write_decoder
@@ -142,7 +145,7 @@ def _write_causal(
 
 def _write_transformer(
     workload: Workload, data: Path, folder: Path, part: Path, dtype: str, file_bytes: int
-) -> dict[str, Any]:
+) -> Written:
     """A masked language model with its tokenizer, or a classifier of images; both are trained under their own names."""
     facts = _write_state(folder, part, dtype, file_bytes)
     if workload.task == "masked-lm":
@@ -157,7 +160,7 @@ def _write_transformer(
     return facts
 
 
-def _write_state(folder: Path, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
+def _write_state(folder: Path, part: Path, dtype: str, file_bytes: int) -> Written:
     """The tensors of a checkpoint under the names that the model itself has for them."""
     state = state_of(folder)
     tensors: dict[str, list[tuple[str, Any]]] = {
@@ -171,7 +174,7 @@ def _write_state(folder: Path, part: Path, dtype: str, file_bytes: int) -> dict[
     return _write_files(folder, tensors, state, content, part, dtype, file_bytes)
 
 
-def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
+def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> Written:
     """One file after the other; the parameters that a file needs are read for it, and forgotten."""
     decoder = decoder_config(config)
     assert decoder is not None
@@ -193,18 +196,8 @@ def _write_files(
     part: Path,
     dtype: str,
     file_bytes: int,
-) -> dict[str, Any]:
-    """Safetensors files, and an index if there are several.
-
-    Args:
-        folder: of the checkpoint.
-        tensors: to be written, by name; each with the parameters that it is made of.
-        parameters: of the checkpoint, without storage.
-        content_of: makes the tensors of a file from the values of the parameters.
-        part: where the files go.
-        dtype: of floating-point tensors.
-        file_bytes: most bytes of one file.
-    """
+) -> Written:
+    """Safetensors files, and an index if there are several. Each tensor is made of parameters of the checkpoint."""
     files = _files(tensors, parameters, DTYPES[dtype].itemsize, file_bytes)
     read = {holder for holders in tensors.values() for holder, _ in holders}
     total = sum(parameters[name].numel() for name in read) * DTYPES[dtype].itemsize
@@ -222,7 +215,7 @@ def _write_files(
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": where}
         write_atomic(part / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")
-    return {"tensors": len(where), "bytes": total, "files": len(files)}
+    return Written(tensors=len(where), bytes=total, files=len(files))
 
 
 def _files(
@@ -251,7 +244,7 @@ def _tensor(
     return whole.to(dtype).contiguous()
 
 
-def _write_whole(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> dict[str, Any]:
+def _write_whole(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> Written:
     """A model that `transformers` computes, written by it; all of it is in memory."""
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
@@ -264,7 +257,7 @@ def _write_whole(folder: Path, config: PretrainedConfig, part: Path, dtype: str,
     for file in files:
         flush(file)
     size = sum(file.stat().st_size for file in files)
-    return {"tensors": len(model.state_dict()), "bytes": size, "files": len(files)}
+    return Written(tensors=len(model.state_dict()), bytes=size, files=len(files))
 
 
 def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
@@ -274,12 +267,10 @@ def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
 
 
 def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
-    """The prepared data that the run trained on, with its tokenization or classes: kept, or made again.
-
-    Raises:
-        EnvironmentProblem: the source, the tokenizer or the chat template is not what it was.
+    """The prepared data that the run trained on, with its tokenization or classes: kept, or made again if they are
+    what they were.
     """
-    ready = [event["folder"] for event in read_events(run_dir.events_file) if event["kind"] == "data_ready"]
+    ready = [event["folder"] for event in of_kind(read_events(run_dir.events_file), DataReadyEvent)]
     kept = [folder for folder in map(Path, ready[-1:]) if (folder / CARD).is_file()]
     if kept:
         folder = kept[0]
@@ -292,6 +283,44 @@ def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Pat
             )
     check_tokenization(manifest, fingerprint_of(folder))
     return folder
+
+
+def write_tokenizer(workload: Workload, tokenization: Tokenization, part: Path) -> None:
+    """Write a tokenizer and its chat template to the folder of an exported model, as `transformers` stores them.
+
+    The template and the special tokens in it are always those of the data; other settings are those of the checkpoint
+    that the run started from, where the tokenizer is the same.
+
+    Raises:
+        DiskFullError: no space left.
+    """
+    origin = checkpoint_folder(workload.model.hf) if workload.model.hf is not None else None
+    with naming_full_disk(part):
+        theirs = None if origin is None else origin / TOKENIZER
+        if origin and theirs and theirs.is_file() and theirs.read_bytes() == tokenization.tokenizer_json:
+            for name in _SETTINGS:
+                if (origin / name).is_file():
+                    shutil.copyfile(origin / name, part / name)
+        if not (part / TOKENIZER_CONFIG).exists():
+            loaded = tokenization.tokenizer
+            end = end_of_text(loaded)
+            special = {} if end is None else {"eos_token": loaded.id_to_token(end)}
+            length = workload.data.sequence_length
+            PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
+        write_atomic(part / TOKENIZER, tokenization.tokenizer_json)
+        if (style := tokenization.chat) is not None:
+            write_atomic(part / TEMPLATE, style.template)
+            _name_special_tokens(part / TOKENIZER_CONFIG, style)
+            (part / TOKENS_MAP).unlink(missing_ok=True)  # its tokens would count before them
+
+
+def _name_special_tokens(file: Path, style: ChatStyle) -> None:
+    """Let the settings of a tokenizer name the special tokens of a template, so that it renders it as the run did."""
+    settings = json.loads(file.read_bytes())
+    named = special_tokens(settings)
+    settings |= {name: token for name, token in style.tokens.items() if named.get(name, "") != token}
+    settings |= {name: None for name in named if name not in style.tokens and name in style.template}
+    write_atomic(file, json.dumps(settings, indent=2) + "\n")
 
 
 if __name__ == "__main__":

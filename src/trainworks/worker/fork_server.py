@@ -1,11 +1,14 @@
 """Make the process that ranks are forked from: a fork of the node agent, which has imported all that a rank needs.
 
 `multiprocessing` starts its fork server as a new interpreter. The agent needs torch as well, so each node would import
-it twice. A fork shares what is imported, and the memory of it.
+it twice. A fork shares what is imported, and the memory of it. This module imports neither torch nor the trainer, so
+that the node agent and the planner can use it.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import itertools
 import multiprocessing
 import multiprocessing.forkserver
@@ -14,9 +17,10 @@ import multiprocessing.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from trainworks.worker.imports import import_all
+from trainworks.config.run_file import Workload
 
 
 def start_fork_server(modules: Sequence[str]) -> None:
@@ -27,10 +31,8 @@ def start_fork_server(modules: Sequence[str]) -> None:
 
     A process that has called CUDA cannot use it in a fork. `torch.cuda.is_available()` calls it, and libraries ask that
     while they are imported; with PYTORCH_NVML_BASED_CUDA_CHECK the question goes to NVML. If a module calls CUDA all
-    the same, ranks are forked from a new interpreter without these modules, and import what they need themselves.
-
-    Args:
-        modules: what a rank finds imported. A missing one is not an error here: the rank that needs it says so.
+    the same, ranks are forked from a new interpreter without these modules, and import what they need themselves. A
+    missing module is not an error here: the rank that needs it says so.
     """
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import_all(modules)
@@ -64,7 +66,8 @@ def _fork_instead(_: object, __: object, passed_fds: Sequence[int]) -> int:
     if pid := os.fork():
         return pid
     try:
-        _close_all_but(passed_fds)
+        for low, high in itertools.pairwise([2, *sorted(passed_fds), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(low + 1, high)  # all others
         multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]  # its lock was taken when it was copied
         listener, alive, *authkey = passed_fds  # from Python 3.14 on there is a key
         keys = {"authkey_r": authkey[0]} if authkey else {}
@@ -75,6 +78,36 @@ def _fork_instead(_: object, __: object, passed_fds: Sequence[int]) -> int:
         os._exit(0)
 
 
-def _close_all_but(kept: Sequence[int]) -> None:
-    for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
-        os.closerange(low + 1, high)
+def rank_modules(workload: Workload, *, pp: int = 1) -> tuple[str, ...]:
+    """Modules that every rank of this run would import itself, in the order of their import."""
+    modules = ["torch._dynamo"]  # DDP and torch's optimizers import it at their first use
+    if pp > 1:
+        modules.append("trainworks.worker.parallel.pipeline")
+    if workload.task in ("masked-lm", "image-classification"):
+        modules.append("trainworks.worker.tasks.transformer_tasks")
+    elif workload.task == "causal-lm" and workload.model.hf is not None:
+        modules += ["trainworks.worker.models.transformer", "transformers.modeling_utils"]
+    return (*modules, "trainworks.worker.preloaded")
+
+
+def import_all(modules: Iterable[str]) -> None:
+    """Import modules; a missing one is not an error here, because the rank that needs it says so.
+
+    Half a million objects stay, and Python's collector would look through them again and again. It does so rarely here,
+    which saves a quarter of the processor time of importing torch and the trainer.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(20_000, 10, 1_000)
+    try:
+        for module in modules:
+            with suppress(ImportError):
+                importlib.import_module(module)
+    finally:
+        gc.set_threshold(*usual)
+
+
+def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str, evaluation_folder: str) -> None:
+    """Train as one rank; in a process forked from the fork server, where the trainer is imported already."""
+    importlib.import_module("trainworks.worker.train").train(
+        run_folder, data_folder, node, agent_pid, board, evaluation_folder
+    )

@@ -6,9 +6,10 @@ makes its gradients NaN before they are reduced, so that the global gradient nor
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -17,10 +18,12 @@ from torch import Tensor
 
 from trainworks.config.recovery import Guard
 from trainworks.errors import DivergedError
-from trainworks.record.events import append_event
+from trainworks.record.events.training import FaultyStep, RollbackEvent, SkippedEvent
 from trainworks.record.faults import FAULTS, describe_values
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import Action, SkipReason, decide_after_skip
+
+_LOG = logging.getLogger(__name__)
 
 Reason = Literal["nonfinite", "spike", "loss_scale"]
 
@@ -50,9 +53,8 @@ class StepJudge:
     def judge(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
         """0 for a step to take, 1 for one that is not finite, 2 for a spike; scalar, fp32.
 
-        Args:
-            loss: mean over the micro-batches of this rank.
-            grad_norm: of the whole model, the same on every rank.
+        The loss is the mean over the micro-batches of this rank, and the gradient norm that of the whole model on every
+        rank.
         """
         finite = torch.isfinite(grad_norm)
         if not self._watches_spikes:
@@ -60,7 +62,10 @@ class StepJudge:
         values = torch.stack([_mean_over_ranks(loss.float()), grad_norm.float()])
         finite &= torch.isfinite(values).all()
         verdict = torch.where(finite, self._is_spike(values) * _SPIKE, _NONFINITE)
-        self._remember(values, verdict == 0)
+        is_good = verdict == 0
+        here = (self._slots == self._num_good % self._window) & is_good
+        self._history.copy_(torch.where(here, values[:, None], self._history))
+        self._num_good += is_good
         return verdict
 
     def _is_spike(self, values: Tensor) -> Tensor:
@@ -70,11 +75,6 @@ class StepJudge:
         deviations = torch.where(filled, self._history - mean[:, None], 0.0)
         std = (deviations.square().sum(dim=1) / (num - 1)).sqrt()
         return ((values > mean + self._sigmas * std).any() & (2 * num >= self._window)).float()
-
-    def _remember(self, values: Tensor, good: Tensor) -> None:
-        here = (self._slots == self._num_good % self._window) & good
-        self._history.copy_(torch.where(here, values[:, None], self._history))
-        self._num_good += good
 
     def state(self) -> dict[str, Tensor]:
         """State for the checkpoint, loaded in place; empty while spikes are ignored."""
@@ -114,22 +114,17 @@ def reason_of(verdict: float, loss: float, *, loss_scaling: bool) -> Reason | No
     return "loss_scale" if loss_scaling and math.isfinite(loss) else "nonfinite"
 
 
+@dataclass(eq=False)
 class FaultPolicy:
-    """Reaction of the run to skipped steps. It decides once per logging interval, with the same result on every rank.
+    """Reaction of the run to skipped steps, once per logging interval, with the same result on every rank."""
 
-    Args:
-        settings: the policy.
-        run_dir: whose events are written, by rank 0.
-        attempt: number of this start of the ranks.
-        rollbacks: number so far, over all attempts.
-    """
-
-    def __init__(self, settings: Guard, run_dir: RunDir, *, attempt: int, rollbacks: int) -> None:
-        self._settings = settings
-        self._run_dir = run_dir
-        self._attempt = attempt
-        self._rollbacks = rollbacks
-        self._in_a_row = self._last_skipped = 0
+    settings: Guard
+    run_dir: RunDir
+    attempt: int
+    rollbacks: int
+    """Rollbacks of all attempts so far."""
+    _in_a_row: int = field(default=0, init=False)
+    _last_skipped: int = field(default=0, init=False)
 
     def apply(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
         """Record the skipped steps; returns the last one that requires a rollback.
@@ -139,47 +134,49 @@ class FaultPolicy:
         """
         faults = [step for step in skipped if step.reason != "loss_scale"]
         for fault in faults:
-            self._note("skipped", fault)
+            self._note({"kind": "skipped", **self._fields(fault)})
         going_back = [fault for fault in faults if self._decide(fault) is Action.ROLL_BACK]
         return going_back[-1] if going_back else None
 
     def rolled_back(self, fault: SkippedStep, to_step: int) -> None:
         """Record a completed rollback."""
-        self._rollbacks += 1
+        self.rollbacks += 1
         self._in_a_row = self._last_skipped = 0
-        self._note("rollback", fault, to_step=to_step, batches_left_out=fault.step - to_step)
+        left_out = fault.step - to_step
+        self._note({"kind": "rollback", **self._fields(fault), "to_step": to_step, "batches_left_out": left_out})
 
     def _decide(self, fault: SkippedStep) -> Action:
         self._in_a_row = self._in_a_row + 1 if fault.step == self._last_skipped + 1 else 1
         self._last_skipped = fault.step
         reason = SkipReason(fault.reason)
-        decision = decide_after_skip(reason, self._settings, in_a_row=self._in_a_row, rollbacks=self._rollbacks)
+        decision = decide_after_skip(reason, self.settings, in_a_row=self._in_a_row, rollbacks=self.rollbacks)
+        _LOG.info("step %d is %s: %s, %s", fault.step, FAULTS[fault.reason], decision.action, decision.reason)
         if decision.action is Action.STOP:
             raise self._diverged(fault, decision.reason)
         return decision.action
 
     def _diverged(self, fault: SkippedStep, why: str) -> DivergedError:
         """Error that ends the run and names another policy to try."""
-        policy = self._settings.spike if fault.reason == "spike" else self._settings.nonfinite
+        policy = self.settings.spike if fault.reason == "spike" else self.settings.nonfinite
         answer = "rollback" if policy == "skip" else "skip"
         values = describe_values(fault.loss, fault.grad_norm, fault.losses)
         option = "--spike" if fault.reason == "spike" else "--nonfinite"
         return DivergedError(
             f"step {fault.step} is {FAULTS[fault.reason]}, {why}: {values}",
             hint="look at the data of that step, and at `optimizer.lr`; then try another policy: "
-            f"trainworks resume {self._run_dir.run_id} {option} {answer}",
+            f"trainworks resume {self.run_dir.run_id} {option} {answer}",
         )
 
-    def _note(self, kind: Literal["skipped", "rollback"], fault: SkippedStep, **fields: int) -> None:
+    def _fields(self, fault: SkippedStep) -> FaultyStep:
+        return FaultyStep(
+            attempt=self.attempt,
+            step=fault.step,
+            reason=fault.reason,
+            loss=fault.loss,
+            grad_norm=fault.grad_norm,
+            losses=fault.losses,
+        )
+
+    def _note(self, event: SkippedEvent | RollbackEvent) -> None:
         if dist.get_rank() == 0:
-            append_event(
-                self._run_dir.events_file,
-                kind,
-                attempt=self._attempt,
-                step=fault.step,
-                reason=fault.reason,
-                loss=fault.loss,
-                grad_norm=fault.grad_norm,
-                losses=fault.losses,
-                **fields,
-            )
+            self.run_dir.note(event)

@@ -19,7 +19,7 @@ from trainworks.record.resolved import Plan
 from trainworks.worker.callbacks import Callbacks, CallbackState
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.interval import MeasuredInterval
-from trainworks.worker.data.reader import BatchReader, on_device
+from trainworks.worker.data.reader import BatchReader, move_to_device
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.evaluation import Evaluator
 from trainworks.worker.guard import FaultPolicy, SkippedStep
@@ -27,7 +27,7 @@ from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.loss import loss_weights
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel
-from trainworks.worker.parallel.statistics import average_statistics
+from trainworks.worker.parallel.data_parallel import average_statistics
 from trainworks.worker.profiling import StepProfiler
 from trainworks.worker.stopping import StopRequest
 from trainworks.worker.tasks.causal_lm import Task
@@ -99,7 +99,8 @@ class Trainer:
             marks.end = self.timeline.mark()
             self.profiler.end_step(step)
             self._call_back(step, marks, evaluated=evaluated)
-            if saved or evaluated or step == steps_done + 1 or self._is_logging_step(step):
+            is_logged = step in (steps_done + 1, self.plan.num_steps) or step % self.plan.log_every_steps == 0
+            if saved or evaluated or is_logged:
                 agreed = self._flush(step)
                 save_due = save_due or agreed.checkpoint
                 if self._fault is not None:
@@ -123,7 +124,6 @@ class Trainer:
             self.callbacks.on_end(self._state(step))
 
     def _call_back(self, step: int, marks: StepMarks, *, evaluated: bool) -> None:
-        """Call the user's code after a step, and note its time."""
         if not self.callbacks:
             return
         self.callbacks.on_step(self._state(step))
@@ -154,7 +154,8 @@ class Trainer:
         self._last_saved_step = steps_done
         self.checkpointer.kept_step = self._best_step
         self.profiler.take(steps_done)
-        _collect_garbage_by_hand()
+        gc.collect()
+        gc.disable()  # it stops a rank at random moments, and all the ranks that wait for it; `_flush` collects
         self.telemetry.begin()
 
     def _train_step(self, step: int, reader: BatchReader) -> StepMarks:
@@ -162,7 +163,7 @@ class Trainer:
         self.heartbeat.mark(Phase.DATA, step)
         self.profiler.begin_step(step)
         marks = StepMarks(self.timeline.mark())
-        batch = on_device(reader.next_batch(), self.device)
+        batch = move_to_device(reader.next_batch(), self.device)
         marks.data = self.timeline.mark()
         self.heartbeat.mark(Phase.COMPUTE, step)
         x, labels = self.task.split(batch)
@@ -208,13 +209,6 @@ class Trainer:
         best = standing(self.evaluations, self.evaluator.settings).best
         return best.step if best else None
 
-    def _is_logging_step(self, step: int) -> bool:
-        return step % self.plan.log_every_steps == 0 or step == self.plan.num_steps
-
-    def _is_checkpoint_step(self, step: int) -> bool:
-        every = self.plan.checkpoint_every_steps
-        return every is not None and step % every == 0
-
     def _save(self, step: int) -> None:
         self.heartbeat.mark(Phase.CHECKPOINT, step)
         consumed = (step + self.batches_left_out) * self.global_batch
@@ -226,10 +220,10 @@ class Trainer:
     def _save_if_due(self, step: int, agreed: Agreement, *, asked: bool) -> bool:
         """Save to disk, or to memory unless the last flush found a rank that still saves: no step waits for it.
 
-        Returns:
-            Whether the step has to be flushed: the record holds it before the checkpoint is complete.
+        Returns whether the step has to be flushed: the record holds it before the checkpoint is complete.
         """
-        if asked or self._is_checkpoint_step(step):
+        every = self.plan.checkpoint_every_steps
+        if asked or (every is not None and step % every == 0):
             self._save(step)
             return True
         if not self.checkpointer.memory.is_due(step):
@@ -248,7 +242,7 @@ class Trainer:
         try:
             saving = self.checkpointer.is_saving or self.checkpointer.memory.problem is not None
             agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted(), saving))
-            self._fault = self._answer(agreed.skipped)
+            self._fault = self._apply_fault_policy(agreed.skipped)
         finally:
             self.checkpointer.allow_completion()
         if agreed.profile:
@@ -260,8 +254,8 @@ class Trainer:
             raise EnvironmentProblem("another rank could not write its part of the checkpoint")
         return agreed
 
-    def _answer(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
-        """The skipped step that requires a rollback, if any; a checkpoint begun since must not be resumed from."""
+    def _apply_fault_policy(self, skipped: Sequence[SkippedStep]) -> SkippedStep | None:
+        """Apply the fault policy; abandon checkpoints begun since a fault that it rolls back, and return that fault."""
         if not skipped:
             return None
         try:
@@ -313,14 +307,8 @@ def warm_up(parallel: Parallel, task: Task, timeline: Timeline, device: torch.de
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         batch = task.blank_batch(parallel.warm_up_micro_batches)
-        parallel.gradients(*task.split(on_device(batch, device)), scale=1.0)
+        parallel.gradients(*task.split(move_to_device(batch, device)), scale=1.0)
     parallel.settle()
     timeline.take_waits()
     for part in parallel.parts:
         part.zero_grad(set_to_none=True)
-
-
-def _collect_garbage_by_hand() -> None:
-    """Turn Python's collector off: it stops a rank at random moments, and all the ranks that wait for it."""
-    gc.collect()
-    gc.disable()

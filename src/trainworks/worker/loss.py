@@ -34,9 +34,8 @@ waits for that: with 32 MiB and 32,768 tokens of vocabulary a chunk has 256 rows
 class ChunkedCrossEntropy:
     """Mean cross-entropy of `x @ weight^T`.
 
-    Args:
-        group: ranks among which the vocabulary is split; None where every rank has all of it.
-        rows: of each rank of the group; the last one may have fewer.
+    The ranks of `group` have `rows` of the vocabulary each, the last one perhaps fewer; without a group every rank has
+    all.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, rows: int = 0) -> None:
@@ -59,7 +58,7 @@ class ChunkedCrossEntropy:
             labels_N: token ids of the whole vocabulary, or IGNORED.
         """
         training = torch.is_grad_enabled()
-        loss: Tensor = _Function.apply(x_ND, _local(weight_VD), labels_N, self._split, training, self._of_chunk)
+        loss: Tensor = _Function.apply(x_ND, local_part(weight_VD), labels_N, self._split, training, self._of_chunk)
         return loss
 
     def log_probabilities(self, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
@@ -67,13 +66,14 @@ class ChunkedCrossEntropy:
 
         Its gradient comes from what is computed with it, so backward computes the logits again.
         """
-        values: Tensor = _LogProbabilities.apply(x_ND, _local(weight_VD), labels_N, self._split)
+        values: Tensor = _LogProbabilities.apply(x_ND, local_part(weight_VD), labels_N, self._split)
         return values
 
 
-def _local(weight_VD: Tensor) -> Tensor:
-    to_local = getattr(weight_VD, "to_local", None)
-    return weight_VD if to_local is None else to_local()  # type: ignore[no-any-return]
+def local_part(weight: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor; any other tensor as it is."""
+    to_local = getattr(weight, "to_local", None)
+    return weight if to_local is None else to_local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,10 @@ def _loss_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Losses [C], and the gradient of the sum of each times its factor, in the type of the logits."""
     losses_C, softmax_CV = _softmax(logits_CV, labels_C, first_row, group)
-    grad_CV = _logit_gradient(softmax_CV, labels_C, first_row)
+    # The gradient is softmax - [v = y], 0 for ignored labels; it takes the place of the softmax.
+    mine_C, columns_C = _own_columns(labels_C, first_row, softmax_CV.shape[1])
+    softmax_CV.scatter_add_(1, columns_C.unsqueeze(1), -mine_C.to(softmax_CV.dtype).unsqueeze(1))
+    grad_CV = softmax_CV.mul_((labels_C != IGNORED).unsqueeze(1))
     if factors_C is not None:
         grad_CV *= factors_C.unsqueeze(1)
     return losses_C, grad_CV.to(logits_CV.dtype)
@@ -244,13 +247,6 @@ def _softmax(
         all_reduce(sums_2C, group)
     losses_C = (sums_2C[0].log() - sums_2C[1]) * (labels_C != IGNORED)
     return losses_C, exp_CV.div_(sums_2C[0].unsqueeze(1))
-
-
-def _logit_gradient(softmax_CV: Tensor, labels_C: Tensor, first_row: int) -> Tensor:
-    """Softmax - [v = y], 0 for ignored labels; overwrites its argument."""
-    mine_C, columns_C = _own_columns(labels_C, first_row, softmax_CV.shape[1])
-    softmax_CV.scatter_add_(1, columns_C.unsqueeze(1), -mine_C.to(softmax_CV.dtype).unsqueeze(1))
-    return softmax_CV.mul_((labels_C != IGNORED).unsqueeze(1))
 
 
 def _own_columns(labels_C: Tensor, first_row: int, num_rows: int) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,13 @@ Weights are sharded over `fsdp` = dp_shard * cp, because ranks of one context-pa
 weights of experts are spread over `ep`, and sharded over what that leaves of dp_shard * cp * tp.
 
 To create a process group is a collective of all ranks, members or not. This module therefore creates every group of a
-training rank, when the rank starts, from values that all ranks share.
+rank when the rank starts, in an order and from values that all ranks share: first that of all ranks (`join_group`).
 """
 
 from __future__ import annotations
+
+import os
+from datetime import timedelta
 
 import numpy as np
 import torch.distributed as dist
@@ -19,21 +22,56 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainworks.config.layout import ResolvedLayout
+from trainworks.host.network import is_loopback
 from trainworks.record.model_shape import ModelShape
 
 CHECKPOINT_GROUP = "checkpoint"
 """Description of the group that saves in the background; waiting in it blocks no training."""
 
 
+def open_store(
+    address: str,
+    port: int,
+    *,
+    serves: bool = False,
+    listener: int | None = None,
+    timeout: timedelta = timedelta(minutes=5),
+) -> dist.TCPStore:
+    """The store over which ranks or node agents meet; opening it waits for none of them.
+
+    The process at that address serves it, on its listening socket where that is bound already, which the store then
+    closes.
+    """
+    return dist.TCPStore(
+        address, port, is_master=serves, wait_for_workers=False, master_listen_fd=listener, timeout=timeout
+    )
+
+
+def join_group(
+    backend: str,
+    address: str,
+    store: dist.Store | None = None,
+    *,
+    rank: int = -1,
+    world_size: int = -1,
+    timeout: timedelta | None = None,
+) -> None:
+    """Create the group of all ranks, the first one of every process; all ranks call it together.
+
+    Rank 0 is at `address`; on one machine, gloo connects over its loopback device. Without a store, they meet at that
+    of the environment, as torchrun sets it, with its rank and world size.
+    """
+    if is_loopback(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
 class Mesh:
     """Position of one rank, and the process groups that the layout and the model need.
 
-    All ranks construct it together, with equal arguments. A process without a default process group has no others.
-
-    Args:
-        layout: of the whole job; its world size is that of the default process group.
-        device: `cpu` or `cuda`.
-        model: whose experts and tied embedding may need groups; None makes those of any model.
+    All ranks construct it together, with equal arguments; the world size of the layout is that of the default process
+    group. A process without one has no others. The experts and the tied embedding of `model` may need groups; None
+    makes those of any model. `device` is `cpu` or `cuda`.
     """
 
     cp_group: dist.ProcessGroup
@@ -85,11 +123,6 @@ class Mesh:
         if is_tied and layout.pp > 1:
             self.embedding_group = _own_group(ranks.reshape(layout.pp, -1)[[0, -1]].T)
         self.checkpoint_group = checkpoint_group()
-
-    @property
-    def num_losses(self) -> int:
-        """Ranks over which the gradients of one loss are averaged: dp * cp."""
-        return self.layout.dp * self.layout.cp
 
     @property
     def fsdp(self) -> DeviceMesh:

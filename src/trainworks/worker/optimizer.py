@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,8 @@ from trainworks.config.recovery import Guard
 from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.optimizers.adamw8 import AdamW8bit
-from trainworks.worker.optimizers.lion import Lion
-from trainworks.worker.optimizers.muon import MuonWithAdamW
 from trainworks.worker.parallel.build import tied_embedding
+from trainworks.worker.update_rules import AdamW8bit, Lion, MuonWithAdamW, adamw, parameter_groups
 
 
 def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
@@ -62,16 +60,9 @@ class StepOptimizer:
     AdamW is element-wise, so it works on each rank's part of a distributed parameter as on a plain tensor; dispatching
     its operations on distributed tensors would cost more than a small step takes.
 
-    Args:
-        parts: the model, or this rank's stages of it.
-        mesh: of this rank.
-        settings: of the run file.
-        num_steps: of the run, for the schedule.
-        precision: fp16 scales the loss.
-        device: of this rank.
-        guard: what happens to a step that cannot be right.
-        build: makes another optimizer than AdamW, of this rank's part of each parameter; the run file's schedule scales
-            its learning rates.
+    `parts` are the model, or this rank's stages of it; fp16 scales the loss, and `guard` says what happens to a step
+    that cannot be right. `build` makes another optimizer than AdamW, of this rank's part of each parameter; the run
+    file's schedule scales its learning rates.
     """
 
     def __init__(
@@ -91,7 +82,7 @@ class StepOptimizer:
         self.parameters = [_Parameter(name, parameter) for name, parameter in named_parameters(parts)]
         self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
         local = [each.local for each in self.parameters]
-        self.adamw = build(local) if build else self._of_run_file(settings)
+        self.adamw = build(local) if build else self._build(settings)
         """AdamW, another one of the run file, or the optimizer of a module."""
         self._unchecked = build is not None
         self._peaks = [float(group["lr"]) / settings.lr for group in self.adamw.param_groups]
@@ -101,29 +92,23 @@ class StepOptimizer:
         self.verdict = torch.zeros((), device=device)
         """Verdict of StepJudge on the last step."""
 
-    def _of_run_file(self, settings: Optimizer) -> torch.optim.Optimizer | MuonWithAdamW:
+    def _build(self, settings: Optimizer) -> torch.optim.Optimizer | MuonWithAdamW:
         local = [each.local for each in self.parameters]
+        groups = parameter_groups(local, settings.weight_decay)
         if settings.name == "muon":
             self._check_whole()
             return MuonWithAdamW([(each.name, each.local) for each in self.parameters], settings)
         if settings.name == "adamw-8bit":
             self._check_whole_rows()
-            groups = _parameter_groups(local, settings.weight_decay)
             return AdamW8bit(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
         if settings.name == "lion":
-            groups = _parameter_groups(local, settings.weight_decay)
             return Lion(groups, lr=settings.lr, betas=settings.betas)
         if settings.name == "sgd":
-            groups = _parameter_groups(local, settings.weight_decay)
             return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], foreach=True)
-        return _adamw(local, settings)
+        return adamw(local, settings)
 
     def _check_whole_rows(self) -> None:
-        """Refuse 8-bit moments where this rank has parts of rows: their blocks would depend on the layout.
-
-        Raises:
-            LayoutError: there is one.
-        """
+        """Refuse 8-bit moments where this rank has parts of rows: their blocks would depend on the layout."""
         matrices = (each for each in self.parameters if each.whole.ndim > 1)
         part = next((each.name for each in matrices if each.local.shape[-1] != each.whole.shape[-1]), None)
         if part is not None:
@@ -134,11 +119,7 @@ class StepOptimizer:
             )
 
     def _check_whole(self) -> None:
-        """Refuse Muon where this rank has parts of matrices.
-
-        Raises:
-            LayoutError: there is one.
-        """
+        """Refuse Muon where this rank has parts of matrices."""
         part = next((each.name for each in self.parameters if each.is_sharded), None)
         if part is not None:
             raise LayoutError(
@@ -160,7 +141,9 @@ class StepOptimizer:
         rate = learning_rate(step, num_steps=self._num_steps, settings=self._settings)
         for group, peak in zip(self.adamw.param_groups, self._peaks, strict=True):
             group["lr"] = rate * peak
-        gradients = self._take_gradients()
+        for each in self.parameters:
+            each.local.grad = each.gradient()
+        gradients = [each.local.grad for each in self.parameters]
         self.loss_scale.undo(gradients)
         norm = self._norm.of(gradients)
         if self._settings.clip_grad_norm is not None:
@@ -200,11 +183,7 @@ class StepOptimizer:
         self.clear()
 
     def _check_elementwise(self) -> None:
-        """Refuse optimizer state that is not shaped like its parameter, and so cannot be sharded with it.
-
-        Raises:
-            LayoutError: there is one, and the parameters are sharded.
-        """
+        """Refuse optimizer state that is not shaped like its sharded parameter, and so cannot be sharded with it."""
         for each in self.parameters:
             for key, value in self.adamw.state[each.local].items():
                 if isinstance(value, Tensor) and value.ndim and value.shape != each.local.shape and each.is_sharded:
@@ -215,21 +194,15 @@ class StepOptimizer:
                         hint="train it with replicas (`dp_replicate`), or take an element-wise optimizer",
                     )
 
-    def checkpoint_state(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> Mapping[str, object]:
         """Optimizer state under its parameter's name, distributed as the parameter is, and what judges the steps."""
         return {"optimizer": self._state(), "loss_scale": self.loss_scale.state(), "judge": self.judge.state()}
 
-    def _state(self) -> dict[str, dict[str, Any]]:
+    def _state(self) -> dict[str, dict[str, object]]:
         return {
             each.name: {key: each.like_whole(value) for key, value in self.adamw.state[each.local].items()}
             for each in self.parameters
         }
-
-    def _take_gradients(self) -> list[Tensor | None]:
-        """This rank's part of every gradient, handed to the optimizer."""
-        for each in self.parameters:
-            each.local.grad = each.gradient()
-        return [each.local.grad for each in self.parameters]
 
 
 class LossScale:
@@ -322,36 +295,14 @@ def named_parameters(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter
     ]
 
 
-def _adamw(parameters: list[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        _parameter_groups(parameters, settings.weight_decay),
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        fused=True,
-    )
-
-
-def _parameter_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; biases and norms do not."""
-    return [
-        {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
 class GlobalNorm:
     """Norm of all gradients over all ranks, in one collective.
 
         ||g||^2 = sum over ranks r and parameters p of ||g_rp||^2 / c_p
 
     g_rp is the part of p's gradient on rank r, and c_p the number of ranks that have the same part: world size over
-    pipeline stages and over the ranks among which p is sharded. A parameter that two stages share counts on the first.
-
-    Args:
-        parameters: of this rank, distributed or not.
-        mesh: of this rank.
-        not_counted: the one that another rank counts.
+    pipeline stages and over the ranks among which p is sharded. A parameter that two stages share counts on the first:
+    `not_counted` is the one that another rank counts.
     """
 
     def __init__(self, parameters: Sequence[Tensor], mesh: Mesh, *, not_counted: Tensor | None) -> None:
@@ -362,11 +313,7 @@ class GlobalNorm:
         self._spread = layout.pp > 1 or any(copies != per_stage for copies in self._copies)
 
     def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """The norm, a scalar on the device, the same on every rank; parameters without gradients count as zeros.
-
-        Args:
-            gradients: this rank's parts, in the order of the parameters.
-        """
+        """The norm, a scalar on the device, the same on every rank; parameters without gradients count as zeros."""
         if not self._spread:  # every rank has every gradient
             return torch.nn.utils.get_total_norm([each for each in gradients if each is not None], foreach=True)
         by_copies: dict[float, list[Tensor]] = {}

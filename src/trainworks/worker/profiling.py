@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.autograd import DeviceType
 
 from trainworks.config.quantities import StepWindow
 from trainworks.files import write_atomic
-from trainworks.record.events import append_event
+from trainworks.record.events.training import ProfileEvent, ProfileRefusedEvent
 from trainworks.record.profile import (
     OperatorTime,
     ProfileRequest,
@@ -33,29 +34,23 @@ _OPTIMIZER = "Optimizer.step#"
 Interval = tuple[float, float]
 
 
+@dataclass(eq=False)
 class StepProfiler:
     """Record the requested steps. When off, it costs rank 0 one file check per logging interval.
 
-    Args:
-        run_dir: its profile.json holds requests, its profiles/ the results.
-        device: of this rank.
-        num_steps: the plan's last step.
-        from_run_file: steps requested by the run file.
+    The run directory's profile.json holds requests, and its profiles/ the results.
     """
 
-    def __init__(
-        self, run_dir: RunDir, *, device: torch.device, num_steps: int, from_run_file: StepWindow | None
-    ) -> None:
-        self._run_dir = run_dir
-        self._device = device
-        self._num_steps = num_steps
-        self._from_run_file = from_run_file
-        self._request: ProfileRequest | None = None
-        self._recording: torch.profiler.profile | None = None
+    run_dir: RunDir
+    device: torch.device
+    num_steps: int
+    from_run_file: StepWindow | None
+    _request: ProfileRequest | None = field(default=None, init=False)
+    _recording: torch.profiler.profile | None = field(default=None, init=False)
 
     def is_wanted(self) -> bool:
         """True if this rank is rank 0 and there is a new request."""
-        return self._request is None and dist.get_rank() == 0 and self._run_dir.profile_request_file.exists()
+        return self._request is None and dist.get_rank() == 0 and self.run_dir.profile_request_file.exists()
 
     def take(self, steps_done: int) -> None:
         """Take the request that is there, if any: a collective over all ranks."""
@@ -68,9 +63,9 @@ class StepProfiler:
         if self._request is None or step != self._request.first_step or dist.get_rank() not in self._request.ranks:
             return
         activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-            torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self.device)
         self._recording = torch.profiler.profile(activities=activities)
         self._recording.start()
 
@@ -80,18 +75,21 @@ class StepProfiler:
         if request is None or step != request.last_step:
             return
         self._request = None
-        folder = self._run_dir.profile(request.first_step, request.last_step)
+        folder = self.run_dir.profile(request.first_step, request.last_step)
         if self._recording is not None:
             self._write(self._recording, request, folder)
             self._recording = None
         dist.barrier()
         if dist.get_rank() == 0:
-            self._run_dir.profile_request_file.unlink(missing_ok=True)
-            append_event(
-                self._run_dir.events_file,
-                "profile",
-                folder=str(folder.relative_to(self._run_dir.path)),
-                **_fields(request),
+            self.run_dir.profile_request_file.unlink(missing_ok=True)
+            self.run_dir.note(
+                ProfileEvent(
+                    kind="profile",
+                    folder=str(folder.relative_to(self.run_dir.path)),
+                    first_step=request.first_step,
+                    last_step=request.last_step,
+                    ranks=list(request.ranks),
+                )
             )
 
     def close(self) -> None:
@@ -105,12 +103,12 @@ class StepProfiler:
 
     def _find(self, steps_done: int) -> ProfileRequest | None:
         """Rank 0: the request file, else the run file's window unless it is past."""
-        path = self._run_dir.profile_request_file
+        path = self.run_dir.profile_request_file
         if not path.exists():
-            window = self._from_run_file
+            window = self.from_run_file
             if window is None or window.first <= steps_done:
                 return None
-            write_request(self._run_dir, ProfileRequest(first_step=window.first, last_step=window.last))
+            write_request(self.run_dir, ProfileRequest(first_step=window.first, last_step=window.last))
         try:
             request = ProfileRequest.model_validate_json(path.read_bytes())
         except ValidationError:
@@ -119,18 +117,26 @@ class StepProfiler:
         if request.first_step <= steps_done:
             self._refuse(request, f"step {request.first_step} is past: the ranks are at step {steps_done}")
             return None
-        if request.last_step > self._num_steps:
-            self._refuse(request, f"step {request.last_step} is beyond the last step, {self._num_steps}")
+        if request.last_step > self.num_steps:
+            self._refuse(request, f"step {request.last_step} is beyond the last step, {self.num_steps}")
             return None
         return request
 
     def _refuse(self, request: ProfileRequest, message: str) -> None:
-        self._run_dir.profile_request_file.unlink(missing_ok=True)
-        append_event(self._run_dir.events_file, "profile_refused", message=message, **_fields(request))
+        self.run_dir.profile_request_file.unlink(missing_ok=True)
+        self.run_dir.note(
+            ProfileRefusedEvent(
+                kind="profile_refused",
+                message=message,
+                first_step=request.first_step,
+                last_step=request.last_step,
+                ranks=list(request.ranks),
+            )
+        )
 
     def _write(self, recording: torch.profiler.profile, request: ProfileRequest, folder: Path) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         recording.stop()
         rank = dist.get_rank()
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,10 +146,6 @@ class StepProfiler:
         partial.replace(trace)
         summary = summarize(recording, rank=rank, request=request)
         write_atomic(summary_file(folder, rank), summary.model_dump_json(indent=2) + "\n")
-
-
-def _fields(request: ProfileRequest) -> dict[str, Any]:
-    return {"first_step": request.first_step, "last_step": request.last_step, "ranks": list(request.ranks)}
 
 
 def summarize(recording: torch.profiler.profile, *, rank: int, request: ProfileRequest) -> ProfileSummary:
@@ -224,7 +226,6 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _overlap(left: list[Interval], right: list[Interval]) -> list[Interval]:
-    """Intersection of two unions of intervals."""
     common, first, second = [], 0, 0
     while first < len(left) and second < len(right):
         start, end = max(left[first][0], right[second][0]), min(left[first][1], right[second][1])

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import UsageError
-from trainworks.record.events import append_event
+from trainworks.host.network import LOOPBACK
+from trainworks.record.events.job import StoppedEvent
+from trainworks.record.events.training import AttemptEvent
 from trainworks.record.run_dir import RunDir
-from trainworks.worker.checkpoint.checkpointer import Checkpointer
+from trainworks.worker.checkpoint.checkpointer import Checkpointer, CheckpointOrigin
 from trainworks.worker.determinism import seed_step
-from trainworks.worker.mesh import checkpoint_group
+from trainworks.worker.mesh import checkpoint_group, join_group
 from trainworks.worker.stopping import StopRequest
 from trainworks.worker.telemetry import Agreement, Telemetry
 from trainworks.worker.timing import StepMarks, Timeline
@@ -70,8 +73,7 @@ def start(
             "this process does not belong to a run", hint="start it with: trainworks run -- python train.py"
         )
     if not dist.is_initialized():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        join_group("nccl" if torch.cuda.is_available() else "gloo", os.environ.get("MASTER_ADDR", LOOPBACK))
     state = _State(model, optimizer, also or {})
     return Session(
         RunDir(Path(folder)),
@@ -95,19 +97,16 @@ class _State:
         self._optimizer = optimizer
         self._also = also
 
-    def state_dict(self) -> dict[str, Any]:
-        """State to save."""
+    def state_dict(self) -> dict[str, object]:
         own = {name: each.state_dict() for name, each in self._also.items()}
         return {"optimizer": get_optimizer_state_dict(self.model, self._optimizer), "also": own}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         set_optimizer_state_dict(self.model, self._optimizer, state["optimizer"])
         for name, each in self._also.items():
             each.load_state_dict(state["also"][name])
 
-    def checkpoint_state(self) -> dict[str, Any]:
-        """See `HasState`."""
+    def checkpoint_state(self) -> Mapping[str, object]:
         return {"optimizer": self, "random": _RandomState()}
 
     def fill_state(self) -> None:
@@ -117,49 +116,41 @@ class _State:
 class _RandomState:
     """torch's generators of this rank (`Stateful`). The loop seeds and draws as it likes, so their state is saved."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """State by rank."""
+    def state_dict(self) -> dict[str, object]:
         state = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state()
         return {f"rank-{dist.get_rank()}": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generators to a saved state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         own = state[f"rank-{dist.get_rank()}"]
         torch.set_rng_state(own["cpu"])
         if "cuda" in own:
             torch.cuda.set_rng_state(own["cuda"])
 
 
+@dataclass(eq=False)
 class Session:
     """The steps that are left to do; iterate over it once. Made by `start`."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        state: _State,
-        *,
-        num_steps: int,
-        checkpoint_every: int,
-        samples_per_step: int,
-        log_every: int,
-        keep: int,
-    ) -> None:
-        self._run_dir = run_dir
-        self._state = state
-        self._num_steps, self._every, self._log_every = num_steps, checkpoint_every, log_every
+    run_dir: RunDir
+    state: _State
+    num_steps: int
+    checkpoint_every: int
+    samples_per_step: int
+    log_every: int
+    keep: int
+
+    def __post_init__(self) -> None:
+        state, run_dir = self.state, self.run_dir
         self._device = next(state.model.parameters()).device
         attempt = int(os.environ.get("TRAINWORKS_ATTEMPT", "1"))
         ones = dict.fromkeys(("dp_shard", "cp", "tp", "pp", "ep", "micro_batch", "grad_accum_steps"), 1)
-        template = {
-            "attempt": attempt,
-            "layout": ResolvedLayout.model_validate({"dp_replicate": dist.get_world_size()} | ones),
-            "data_fingerprint": "of the loop",
-        }
-        self._checkpointer = Checkpointer(run_dir, checkpoint_group(), keep=keep, template=template)
+        layout = ResolvedLayout.model_validate({"dp_replicate": dist.get_world_size()} | ones)
+        template = CheckpointOrigin(attempt=attempt, layout=layout, data_fingerprint="of the loop")
+        self._checkpointer = Checkpointer(run_dir, checkpoint_group(), keep=self.keep, template=template)
         self._telemetry = Telemetry(
-            run_dir, attempt=attempt, tokens_per_step=samples_per_step, num_stages=1, device=self._device
+            run_dir, attempt=attempt, tokens_per_step=self.samples_per_step, num_stages=1, device=self._device
         )
         self._timeline = Timeline(self._device)
         self._logged: dict[str, Tensor | float] = {}
@@ -168,13 +159,16 @@ class Session:
         self.steps_done = self._resume()
         """Steps of the whole run so far."""
         if dist.get_rank() == 0:
-            met = {"world_size": dist.get_world_size(), "resumed_from_step": self.steps_done}
-            append_event(run_dir.events_file, "attempt", attempt=attempt, **met)
+            run_dir.note(
+                AttemptEvent(
+                    kind="attempt", attempt=attempt, world_size=dist.get_world_size(), resumed_from_step=self.steps_done
+                )
+            )
 
     @property
     def is_finished(self) -> bool:
         """True if all steps are done; False after a stop."""
-        return self.steps_done >= self._num_steps
+        return self.steps_done >= self.num_steps
 
     def log(self, *, loss: Tensor | float, grad_norm: Tensor | float = 0.0, lr: float = 0.0) -> None:
         """Figures of the current step, of this rank; they are averaged over the ranks. Nothing waits for the device."""
@@ -190,19 +184,19 @@ class Session:
         self._telemetry.begin()
         saved = step = self.steps_done
         stop = False
-        while step < self._num_steps and not stop:
+        while step < self.num_steps and not stop:
             step += 1
             marks = StepMarks(self._timeline.mark())
             marks.data = marks.begin
             yield step
             marks.gradients = marks.optimizer = self._timeline.mark()
             self.steps_done = step
-            if step % self._every == 0:
+            if step % self.checkpoint_every == 0:
                 self._save(step)
                 saved = step
             marks.end = self._timeline.mark()
             self._note(step, marks)
-            if step % self._log_every == 0 or step in (saved, self._num_steps):
+            if step % self.log_every == 0 or step in (saved, self.num_steps):
                 stop = self._flush().stop
         if saved < step:
             self._save(step)
@@ -210,7 +204,7 @@ class Session:
         self._checkpointer.wait()
         self._raise_failure()
         if not self.is_finished and dist.get_rank() == 0:
-            append_event(self._run_dir.events_file, "stopped", step=step)
+            self.run_dir.note(StoppedEvent(kind="stopped", step=step))
 
     def _note(self, step: int, marks: StepMarks) -> None:
         if not self._logged:
@@ -236,15 +230,12 @@ class Session:
         if self._checkpointer.failure is not None:
             raise self._checkpointer.failure
 
-    def _parts(self) -> Sequence[nn.Module]:
-        return [self._state.model]
-
     def _save(self, step: int) -> None:
-        self._checkpointer.save(step, self._parts(), self._state, samples_consumed=step)
+        self._checkpointer.save(step, [self.state.model], self.state, samples_consumed=step)
         self._checkpointer.await_copy()  # a user's loop may change its weights at any time
 
     def _resume(self) -> int:
-        manifest = self._checkpointer.load_newest(self._parts(), self._state)
+        manifest = self._checkpointer.load_newest([self.state.model], self.state)
         if manifest is None:
             return 0
         if manifest.layout.world_size != dist.get_world_size():

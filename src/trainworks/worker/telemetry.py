@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
@@ -25,9 +25,6 @@ from trainworks.worker.timing import StepMarks
 
 _DURATIONS = 8
 """Length of StepMarks.durations(), and the callbacks after the step."""
-_BY_RANK = ("memory peak", "data", "compute")
-"""Figures of the interval that each rank reports for itself, before those of its callbacks: bytes, and seconds per
-step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +51,21 @@ class _Step:
     evaluation: EvaluationResult | None = None
 
 
+@dataclass(eq=False)
 class Telemetry:
     """Collects the steps of one logging interval; losses stay on the device until it ends."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        *,
-        attempt: int,
-        tokens_per_step: int,
-        num_stages: int,
-        device: torch.device,
-        loss_scaling: bool = False,
-    ) -> None:
-        self._run_dir = run_dir
-        self._attempt = attempt
-        self._fence = AttemptFence(run_dir.events_file, attempt=attempt, writer=os.getpid())
-        self._tokens_per_step = tokens_per_step
-        self._num_stages = num_stages
-        self._device = device
-        self._loss_scaling = loss_scaling
-        self._steps: list[_Step] = []
-        self._interval_began = time.perf_counter()
+    run_dir: RunDir
+    attempt: int
+    tokens_per_step: int
+    num_stages: int
+    device: torch.device
+    loss_scaling: bool = False
+    _steps: list[_Step] = field(default_factory=list, init=False)
+    _interval_began: float = field(default_factory=time.perf_counter, init=False)
+
+    def __post_init__(self) -> None:
+        self._fence = AttemptFence(self.run_dir.events_file, attempt=self.attempt, writer=os.getpid())
 
     def begin(self) -> None:
         """The first interval begins now."""
@@ -99,22 +89,22 @@ class Telemetry:
         flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile, mine.saving], dtype=torch.float64)
         world = dist.get_world_size()
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
-        mine_now = (peak_memory_bytes(self._device), data_s, compute_s, *callbacks.mean(0).tolist())
+        mine_now = (peak_memory_bytes(self.device), data_s, compute_s, *callbacks.mean(0).tolist())
         by_rank = torch.zeros(len(mine_now), world, dtype=torch.float64)
         by_rank[:, dist.get_rank()] = torch.tensor(mine_now, dtype=torch.float64)
         packed = torch.cat([values.flatten(), durations.flatten(), flags, by_rank.flatten(), torch.tensor([elapsed_s])])
-        packed = _sum_over_ranks(packed, self._device)
+        packed = _sum_over_ranks(packed, self.device)
         sizes = [values.numel(), durations.numel(), flags.numel(), by_rank.numel(), 1]
         values, durations, flags, by_rank, elapsed = packed.split(sizes)
         # One pipeline stage in `num_stages` has the loss, the others report 0; all have norm and verdict.
-        values = values.view(-1, 3) / world * torch.tensor([self._num_stages, 1, 1])
+        values = values.view(-1, 3) / world * torch.tensor([self.num_stages, 1, 1])
         skipped = self._skipped(values)
         if dist.get_rank() == 0:
             rows = self._rows(values, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
             _name_skipped(rows, skipped)
             _close_interval(rows[-1], by_rank.view(-1, world))
             self._fence.check()
-            append_metrics(self._run_dir.metrics_file, rows)
+            append_metrics(self.run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
         stop, checkpoint, failed, profile, saving = (bool(flag) for flag in flags)
@@ -136,7 +126,7 @@ class Telemetry:
     def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
         """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 3]."""
         judged = (
-            (step.step, reason_of(verdict, loss, loss_scaling=self._loss_scaling), loss, norm)
+            (step.step, reason_of(verdict, loss, loss_scaling=self.loss_scaling), loss, norm)
             for step, (loss, norm, verdict) in zip(self._steps, values.tolist(), strict=True)
         )
         return tuple(SkippedStep(step, reason, loss, norm) for step, reason, loss, norm in judged if reason)
@@ -148,7 +138,7 @@ class Telemetry:
         own = losses[[fault.step - self._steps[0].step for fault in skipped]]
         by_rank = torch.zeros(dist.get_world_size(), len(skipped), dtype=torch.float64)
         by_rank[dist.get_rank()] = own
-        by_rank = _sum_over_ranks(by_rank, self._device)
+        by_rank = _sum_over_ranks(by_rank, self.device)
         return tuple(replace(fault, losses=tuple(by_rank[:, index].tolist())) for index, fault in enumerate(skipped))
 
     def _rows(self, values: Tensor, durations: Tensor, elapsed_s: float) -> list[MetricsRow]:
@@ -164,12 +154,12 @@ class Telemetry:
             rows.append(
                 MetricsRow(
                     step=step.step,
-                    attempt=self._attempt,
+                    attempt=self.attempt,
                     t=t,
                     loss=loss,
                     grad_norm=norm,
                     lr=step.lr,
-                    tokens=self._tokens_per_step,
+                    tokens=self.tokens_per_step,
                     step_s=total_s + callback_s + other_s,
                     data_s=data_s,
                     compute_s=compute_s,
@@ -187,14 +177,12 @@ class Telemetry:
 
 
 def slowest_rank(data_s: Sequence[float], compute_s: Sequence[float]) -> SlowestRank:
-    """The rank whose own work takes longest, and its lead over the median of the other ranks.
+    """The rank whose own work takes longest, and its lead over the median of the other ranks, of which there is one at
+    least.
 
-    Args:
-        data_s: seconds per step that each rank waits for its batch; at least two ranks.
-        compute_s: seconds per step that each rank computes, without waits for other ranks.
+    Each rank waits for its batch for `data_s` per step, and computes for `compute_s`, without waits for other ranks.
 
-    >>> slowest_rank([0.0, 0.25, 0.0], [1.0, 1.5, 1.0])
-    {'rank': 1, 'extra_s': 0.75, 'extra_data_s': 0.25}
+    >>> slowest_rank([0.0, 0.25, 0.0], [1.0, 1.5, 1.0]) {'rank': 1, 'extra_s': 0.75, 'extra_data_s': 0.25}
     """
     work_s = [data + compute for data, compute in zip(data_s, compute_s, strict=True)]
     rank = max(range(len(work_s)), key=work_s.__getitem__)
@@ -208,11 +196,9 @@ def slowest_rank(data_s: Sequence[float], compute_s: Sequence[float]) -> Slowest
 def longest_callbacks(seconds: Sequence[Sequence[float]]) -> CallbackTimes:
     """The rank that spends longest in callbacks, and the callback that takes it longest.
 
-    Args:
-        seconds: per step, of each callback on each rank.
+    `seconds` are per step, of each callback on each rank.
 
-    >>> longest_callbacks([[0.25, 0.0], [0.5, 0.125]])
-    {'rank': 0, 'total_s': 0.75, 'longest': 1, 'longest_s': 0.5}
+    >>> longest_callbacks([[0.25, 0.0], [0.5, 0.125]]) {'rank': 0, 'total_s': 0.75, 'longest': 1, 'longest_s': 0.5}
     """
     totals = [sum(of_rank) for of_rank in zip(*seconds, strict=True)]
     rank = max(range(len(totals)), key=totals.__getitem__)
@@ -221,7 +207,6 @@ def longest_callbacks(seconds: Sequence[Sequence[float]]) -> CallbackTimes:
 
 
 def _close_interval(row: MetricsRow, by_rank: Tensor) -> None:
-    """Write figures of the whole interval into its last row."""
     peak, data, compute, *callbacks = by_rank.tolist()
     row["memory_peak_bytes"] = int(max(peak))
     if len(peak) > 1:

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _functional_collectives as functional_collectives
 
+from trainworks.record.events.training import CompiledEvent
+
 Mark = float | torch.cuda.Event
 """A moment: of the host on a CPU, of the current stream on CUDA."""
 
@@ -63,19 +65,19 @@ class StepMarks:
         """
         free = self.gradients if self.free is None else self.free
         evaluated = self.optimizer if self.evaluated is None else self.evaluated
-        communication = sum(_between(start, end) for start, end in self.waits)
+        communication = sum(_elapsed_s(start, end) for start, end in self.waits)
         return [
-            _between(self.begin, self.end),
-            _between(self.begin, self.data),
-            _between(self.data, self.gradients) - communication,
+            _elapsed_s(self.begin, self.end),
+            _elapsed_s(self.begin, self.data),
+            _elapsed_s(self.data, self.gradients) - communication,
             communication,
-            _between(free, self.optimizer),
-            _between(self.gradients, free) + _between(evaluated, self.end),
-            _between(self.optimizer, evaluated),
+            _elapsed_s(free, self.optimizer),
+            _elapsed_s(self.gradients, free) + _elapsed_s(evaluated, self.end),
+            _elapsed_s(self.optimizer, evaluated),
         ]
 
 
-def _between(start: Mark, end: Mark) -> float:
+def _elapsed_s(start: Mark, end: Mark) -> float:
     if isinstance(start, float) and isinstance(end, float):
         return end - start
     assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
@@ -129,13 +131,7 @@ def _noted(wait: Callable[[Waited], Result]) -> Callable[[Waited], Result]:
 
 
 def all_reduce(tensor: Tensor, group: dist.ProcessGroup, op: str = "sum") -> None:
-    """All-reduce in place, recorded as a wait.
-
-    Args:
-        tensor: of this rank; afterwards the same on all.
-        group: who takes part.
-        op: `sum` or `max`.
-    """
+    """All-reduce in place, by `sum` or `max`, recorded as a wait."""
     reduced = torch.ops._c10d_functional.all_reduce_(tensor, op, group.group_name)
     functional_collectives.wait_tensor(reduced)
 
@@ -143,22 +139,14 @@ def all_reduce(tensor: Tensor, group: dist.ProcessGroup, op: str = "sum") -> Non
 _REPEATS = 3
 
 
-def compile_gain(step: Callable[[], None], device: torch.device, *, first_s: float) -> dict[str, float]:
-    """Times of one forward and backward, the fastest of a few; all ranks call it together.
-
-    Args:
-        step: one forward and backward that leaves the model as it was; it has run once.
-        device: of this rank.
-        first_s: what the first one took, compilation included.
-
-    Returns:
-        Seconds: `compiled_s` and `eager_s` of one, and `compile_s` that compiling took.
-    """
+def compile_gain(step: Callable[[], None], device: torch.device, *, first_s: float) -> CompiledEvent:
+    """Times of one forward and backward, the fastest of a few; all ranks call it together, after the first one."""
     compiled_s = _fastest(step, device)
     with torch.compiler.set_stance("force_eager"):
         step()
         eager_s = _fastest(step, device)
-    return {"compiled_s": compiled_s, "eager_s": eager_s, "compile_s": max(0.0, first_s - compiled_s)}
+    compile_s = max(0.0, first_s - compiled_s)
+    return CompiledEvent(kind="compiled", compile_s=compile_s, compiled_s=compiled_s, eager_s=eager_s)
 
 
 def _fastest(step: Callable[[], None], device: torch.device) -> float:

@@ -29,16 +29,15 @@ from trainworks.errors import TrainworksError
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with, die_with_parent
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.record.step_time import StepTimeGroups
 from trainworks.record.trial import Trial, TrialRequest
-from trainworks.worker.data.reader import BatchReader, Staging, on_device
+from trainworks.worker.data.reader import BatchReader, move_to_device
+from trainworks.worker.fork_server import import_all, rank_modules
 from trainworks.worker.health.rank_failure import explain
-from trainworks.worker.imports import import_all, rank_modules
 from trainworks.worker.loop import warm_up
-from trainworks.worker.loss import loss_weights
-from trainworks.worker.mesh import Mesh
+from trainworks.worker.loss import local_part, loss_weights
+from trainworks.worker.mesh import Mesh, join_group, open_store
 from trainworks.worker.models.adapters import trained_state
-from trainworks.worker.models.experts import local_part
 from trainworks.worker.optimizer import StepOptimizer
 from trainworks.worker.parallel.build import Parallel, Setup
 from trainworks.worker.tasks.open_task import OpenedTask, open_task
@@ -98,8 +97,7 @@ def _rank(rank: int, request: TrialRequest, listener: socket.socket, pipe: Conne
     die_with(parent)
     os.dup2(2, 1)  # output of a user module goes to stderr
     try:
-        _join(rank, request, listener)
-        trial = _measure(request, _device(request, rank))
+        trial = _measure(request, _join(rank, request, listener))
         dist.barrier()
         pipe.send(trial.model_dump(mode="json"))
     except BaseException as error:
@@ -110,29 +108,21 @@ def _rank(rank: int, request: TrialRequest, listener: socket.socket, pipe: Conne
     signal.pause()  # until all have spoken: a rank that leaves takes its store along
 
 
-def _device(request: TrialRequest, rank: int) -> torch.device:
-    return torch.device("cuda", rank) if request.processes.device == "cuda" else torch.device("cpu")
-
-
-def _join(rank: int, request: TrialRequest, listener: socket.socket) -> None:
-    world_size = request.processes.world_size
-    store = dist.TCPStore(
-        LOOPBACK,
-        listener.getsockname()[1],
-        is_master=rank == 0,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach() if rank == 0 else None,
-    )
-    if request.processes.device == "cuda":
-        torch.cuda.set_device(rank)
-    dist.init_process_group(request.processes.backend, store=store, rank=rank, world_size=world_size)
-    torch.set_num_threads(request.processes.threads_per_process)
+def _join(rank: int, request: TrialRequest, listener: socket.socket) -> torch.device:
+    processes, port, device = request.processes, listener.getsockname()[1], torch.device("cpu")
+    store = open_store(LOOPBACK, port, serves=rank == 0, listener=listener.detach() if rank == 0 else None)
+    if processes.device == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    join_group(processes.backend, LOOPBACK, store, rank=rank, world_size=processes.world_size)
+    torch.set_num_threads(processes.threads_per_process)
+    return device
 
 
 def _measure(request: TrialRequest, device: torch.device) -> Trial:
     started = time.perf_counter()
     workload, layout = request.workload, request.layout
-    baseline = _resident(device)
+    baseline = memory.resident_bytes() if device.type == "cpu" else torch.cuda.memory_allocated()
     mesh = Mesh(layout, device.type, request.shape)
     folder = Path(request.data_folder) if request.data_folder else None
     opened = open_task(workload, mesh, data_folder=folder, shape=request.shape)
@@ -155,6 +145,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     trained = [each.local for each in optimizer.parameters]
     states = [value for state in optimizer.adamw.state.values() for value in state.values()]
     of_rank = _bytes(states)
+    held = _bytes(tensor for part in parallel.parts for tensor in trained_state(part).values())
     return Trial(
         num_parameters=sum(parameter.numel() for part in parallel.parts for parameter in part.parameters()),
         num_samples=len(opened.dataset),
@@ -166,7 +157,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
         gradients_bytes=_bytes(trained),
         optimizer_bytes=of_rank,
         peak_bytes=max(baseline, peak_memory_bytes(device)),
-        checkpoint_bytes=_whole_bytes(parallel) + of_rank * layout.dp_shard,
+        checkpoint_bytes=held + of_rank * layout.dp_shard,
         own_optimizer=opened.build_optimizer is not None,
         seconds=time.perf_counter() - started,
     )
@@ -190,16 +181,18 @@ def _steps(
     device: torch.device,
 ) -> StepTimeGroups:
     """Medians over as many steps as fit into a second; all ranks make the same number."""
-    reader = _reader(request, opened, parallel.mesh, device)
+    seed, batch = request.workload.seed, request.workload.global_batch
+    last = _FIRST + _MOST_STEPS
+    reader = BatchReader.of_rank(opened.dataset, parallel.mesh, device, seed=seed, global_batch=batch, last_step=last)
     durations: list[list[float]] = []
     num_steps = _FIRST + _FEWEST_STEPS
     while len(durations) < num_steps:
         marks = StepMarks(timeline.mark())
-        batch = on_device(reader.next_batch(), device)
+        arrays = move_to_device(reader.next_batch(), device)
         marks.data = timeline.mark()
         scale = optimizer.loss_scale.per_micro_batch(request.layout.grad_accum_steps)
-        weights = loss_weights(opened.task.num_items(batch), timeline)
-        loss = parallel.gradients(*opened.task.split(batch), scale=scale, weights=weights)
+        weights = loss_weights(opened.task.num_items(arrays), timeline)
+        loss = parallel.gradients(*opened.task.split(arrays), scale=scale, weights=weights)
         marks.waits = timeline.take_waits()
         marks.gradients = timeline.mark()
         optimizer.step(len(durations), loss)
@@ -208,43 +201,17 @@ def _steps(
             torch.cuda.synchronize()
         durations.append(marks.durations())
         if len(durations) == _FIRST + 1:
-            num_steps = _FIRST + _agreed_steps(durations[-1][0], device)
+            wanted = min(_MOST_STEPS, max(_FEWEST_STEPS, round(_SECONDS / durations[-1][0])))
+            agreed = torch.tensor(wanted, device=device)
+            dist.broadcast(agreed, src=0)
+            num_steps = _FIRST + int(agreed.item())
     reader.close()
     step = [statistics.median(column) for column in zip(*durations[_FIRST:], strict=True)]
     return StepTimeGroups(data_s=step[1], compute_s=step[2], communication_s=step[3], optimizer_s=step[4])
 
 
-def _agreed_steps(step_s: float, device: torch.device) -> int:
-    wanted: Tensor = torch.tensor(min(_MOST_STEPS, max(_FEWEST_STEPS, round(_SECONDS / step_s))), device=device)
-    dist.broadcast(wanted, src=0)
-    return int(wanted.item())
-
-
-def _reader(request: TrialRequest, opened: OpenedTask, mesh: Mesh, device: torch.device) -> BatchReader:
-    return BatchReader(
-        opened.dataset,
-        seed=request.workload.seed,
-        global_batch=request.workload.global_batch,
-        micro_batch=request.layout.micro_batch,
-        dp_rank=mesh.dp_rank,
-        dp=request.layout.dp,
-        first_step=0,
-        last_step=_FIRST + _MOST_STEPS,
-        staging=Staging(device),
-    )
-
-
 def _bytes(tensors: Iterable[object]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
-
-
-def _whole_bytes(parallel: Parallel) -> int:
-    """Bytes of the weights and buffers that a checkpoint holds, of the whole model."""
-    return _bytes([tensor for part in parallel.parts for tensor in trained_state(part).values()])
-
-
-def _resident(device: torch.device) -> int:
-    return memory.resident_bytes() if device.type == "cpu" else torch.cuda.memory_allocated()
 
 
 def main(request: str, parent: str) -> int:

@@ -15,7 +15,7 @@ from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.backend import JobStatus, RenderedJob
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.spec_of_run import spec_of
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.log import Event, read_events
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir

@@ -9,6 +9,7 @@ import pytest
 
 from trainworks.backends.kubernetes.pod import pod_of, write_termination_message
 from trainworks.errors import EnvironmentProblem
+from trainworks.record.status import End
 
 ENV = {
     "JOB_COMPLETION_INDEX": "1",
@@ -24,7 +25,7 @@ ENV = {
 def test_a_pod_reads_its_facts_from_its_manifest(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     pod = pod_of(ENV, tmp_path)
-    assert (pod.index, pod.num_nodes, pod.name_of(0)) == (1, 4, "demo-node-0-0.demo")
+    assert (pod.index, pod.num_nodes, pod.names) == (1, 4, "demo-node-0-%d.demo")
     assert "secret" not in repr(pod) and "secret" not in pod.job
 
 
@@ -38,7 +39,7 @@ def test_outside_of_a_pod_the_missing_fact_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\U0001f4a5", "\0"])
 def test_a_termination_message_fits_into_what_kubernetes_stores(tmp_path: Path, letter: str) -> None:
-    write_termination_message("FAILED", message=letter * 5000, path=tmp_path / "words", rank=3)
+    write_termination_message(End("FAILED", message=letter * 5000), path=tmp_path / "words", rank=3)
     written = (tmp_path / "words").read_bytes()
     assert len(written) <= 4096 and json.loads(written)["rank"] == 3
 
@@ -46,5 +47,5 @@ def test_a_termination_message_fits_into_what_kubernetes_stores(tmp_path: Path, 
 def test_a_termination_message_that_cannot_be_written_is_not_fatal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_termination_message("FAILED", message="x", path=tmp_path)
+    write_termination_message(End("FAILED", message="x"), path=tmp_path)
     assert "cannot write" in capsys.readouterr().err

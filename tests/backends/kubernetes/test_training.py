@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="NOT TESTED: training in pods; trainworks[train]")
 
 from tests.backends.kubernetes.conftest import Kube, Run
-from tests.fakes import effective_rows
+from tests.fakes import effective_rows, on_engine
 from tests.kubernetes.cluster import wait_until
 from tests.worker.harness import make_run, write_corpus
 from trainworks.api.launching.prepared_run import NODE_PLANNER
@@ -37,6 +37,7 @@ def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(run: Run) -> No
     run.delete_pod(1)
     seen = run.reaches("SUCCEEDED", START_S)
     assert seen.restarts == 1
+    assert "node_lost" in [event["cause"] for event in run.events("state")]
     resumed = [event["resumed_from_step"] for event in run.events("attempt")]
     assert resumed[0] == 0 and resumed[-1] >= 40
     steps = [row["step"] for row in effective_rows(run.there.metrics_file)]
@@ -56,7 +57,7 @@ def test_training_saves_a_checkpoint_when_it_is_stopped(run: Run) -> None:
 def test_a_workload_is_planned_and_measured_in_its_pods(kube: Kube, tmp_path: Path) -> None:
     ranks = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "3 steps"}
     tiny = make_run(tmp_path / "runs", write_corpus(tmp_path / "text"), tmp_path / "cache", **ranks)
-    unplanned = tiny.run_dir.read_resolved().model_copy(
+    unplanned = on_engine(tiny.run_dir.read_resolved(), "kubernetes").model_copy(
         update={"plan": None, "calibration": None, "planner": (NODE_PLANNER,)}
     )
     run = Run(kube.cluster, tiny.run_dir, unplanned).submit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import trainworks
 from tests.fakes import FakeClock, job, processes
 from trainworks.agent.launch import take_run
 from trainworks.backends.backend import RenderedJob
@@ -21,7 +23,7 @@ from trainworks.host.ledger import MachineLedger, Share, claim_key, machine_ledg
 from trainworks.host.probe import num_cores
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.record.environment import AcceleratorFacts
-from trainworks.record.events import append_event, read_events
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -87,6 +89,33 @@ def test_a_supervisor_that_runs_is_asked_to_stop(run_dir: RunDir) -> None:
     assert child.wait(timeout_s=60) == -15
     (event,) = read_events(run_dir.events_file)
     assert (event["kind"], event["reason"], event["t"] <= time.time()) == ("stop_requested", "test", True)
+
+
+COUNTS_REQUESTS = """
+import signal, time
+heard = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: heard.append(1))
+print("up", flush=True)
+while len(heard) < 2:
+    time.sleep(0.05)
+"""
+
+
+def test_a_supervisor_that_did_not_run_meanwhile_hears_a_stop_at_once_too(run_dir: RunDir) -> None:
+    """The kernel keeps one signal of a number for a process that does not run."""
+    child = process.spawn(process.python_program(COUNTS_REQUESTS), log=run_dir.supervisor_log)
+    while "up" not in run_dir.supervisor_log.read_text():
+        time.sleep(0.01)
+    pid, started_at = process.identity(child.pid)
+    run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at))
+    child.signal_group(signal.SIGSTOP)
+    AttachedBackend(job()).stop(str(run_dir.path), at_once=True)
+    child.signal_group(signal.SIGCONT)
+    try:
+        assert child.wait(timeout_s=60) == 0
+    finally:
+        child.end(0.0)
 
 
 def test_the_run_of_another_user_is_not_stopped(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +216,7 @@ def test_a_run_inside_a_run_does_not_meet_what_that_one_holds(
 def test_a_run_that_another_supervisor_has_is_refused_and_left_as_it_is(run_dir: RunDir) -> None:
     lock = take_run(run_dir)
     pid, started_at = process.identity()
-    append_event(run_dir.events_file, "submitted", nodes=1, processes_per_node=1)
+    append_event(run_dir.events_file, {"kind": "submitted", "nodes": 1, "processes_per_node": 1})
     status = RunStatus(
         state="RUNNING", supervisor_pid=pid, supervisor_started_at=started_at, supervisor_host="node7", updated_at=5.0
     )
@@ -199,9 +228,39 @@ def test_a_run_that_another_supervisor_has_is_refused_and_left_as_it_is(run_dir:
     os.close(lock)
 
 
+def test_a_supervisor_whose_run_has_ended_has_a_minute_to_leave(
+    run_dir: RunDir, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainworks.agent.launch.SystemClock", lambda: clock)
+    lock = take_run(run_dir)
+    leaving = process.spawn(["sleep", "600"], log=run_dir.supervisor_log, pass_fds=[lock])
+    os.close(lock)
+    pid, started_at = process.identity(leaving.pid)
+    run_dir.write_status(RunStatus(state="SUCCEEDED", supervisor_pid=pid, supervisor_started_at=started_at))
+    with pytest.raises(UsageError, match="is already SUCCEEDED"):
+        take_run(run_dir)
+    clock.after(50.0, lambda: leaving.end(0.0))
+    os.close(take_run(run_dir))
+
+
 def test_a_run_with_processes_but_no_supervisor_is_refused_in_other_words(run_dir: RunDir) -> None:
     lock = take_run(run_dir)
     run_dir.write_status(RunStatus(state="LOST", supervisor_pid=2**22 + 1, supervisor_started_at=1.0, updated_at=5.0))
     with pytest.raises(EnvironmentProblem, match="still has processes"):
         take_run(run_dir)
     os.close(lock)
+
+
+def test_a_run_of_the_same_relative_path_elsewhere_takes_no_supervisor_s_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    started = []
+    for folder in folders:
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        started.append(trainworks.run(["sleep", "60"], name="same", wait=False))
+    for folder, run in zip(folders, started, strict=True):
+        monkeypatch.chdir(folder)
+        run.stop(at_once=True)
+        assert run.wait() == "STOPPED"

@@ -12,7 +12,6 @@ import pytest
 from tests.fakes import LAUNCH_AT, FakeClock
 from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.machine import LocalNode
-from trainworks.backends.local.outcome import Outcome
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.users import this_host
@@ -20,8 +19,8 @@ from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.events import Event
-from trainworks.record.status import RunStatus
+from trainworks.record.events.log import Event
+from trainworks.record.status import End, RunStatus
 from trainworks.recover.restarts import earlier_turns
 
 ONE_CORE = NodeResources(cores=1.0)
@@ -109,15 +108,15 @@ class FakeMachine:
     def events(self, job: JobRow) -> list[Event]:
         return self.records.get(job.id, [])
 
-    def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
-        if outcome is not None:
-            waits = {"t": ended_at, "kind": "state", "state": outcome.state, "cause": outcome.cause}
+    def back_in_line(self, job: JobRow, end: End | None = None) -> None:
+        if end is not None:
+            waits = {"t": end.at, "kind": "state", "state": end.state, "cause": end.cause}
             self.records.setdefault(job.id, []).append(waits)
         self.says[job.id] = RunStatus(state="QUEUED")
 
-    def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
+    def concluded(self, job: JobRow, end: End) -> None:
         if not parse_state(self.status(job).state).is_final:
-            self.says[job.id] = RunStatus(state=outcome.state, cause=outcome.cause, message=outcome.message)
+            self.says[job.id] = RunStatus.of(end, updated_at=0.0)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:
@@ -222,10 +221,10 @@ def test_a_state_that_the_job_says_is_taken_over(queue: Queue) -> None:
 def test_a_failure_keeps_its_cause_and_its_exit_code(queue: Queue) -> None:
     job = queue.submit()
     queue.look()
-    queue.machine.end(job, "FAILED", cause="oom", message="out of memory", exit_code=1)
+    queue.machine.end(job, "FAILED", cause="oom", message="out of memory", hint="use less", exit_code=1)
     queue.look()
     row = queue.job(job)
-    assert (row.state, row.cause, row.message, row.exit_code) == (JobState.FAILED, "oom", "out of memory", 1)
+    assert replace(row.end, at=None) == End("FAILED", "oom", "out of memory", hint="use less", exit_code=1)
 
 
 def test_two_jobs_never_get_the_same_accelerator(tmp_path: Path, clock: FakeClock) -> None:
@@ -293,7 +292,7 @@ def test_a_job_whose_dependency_failed_fails(queue: Queue) -> None:
     queue.look()
     queue.machine.end(first, "FAILED", cause="user_error", exit_code=1)
     queue.look()
-    assert (queue.state(second), queue.job(second).cause) == (JobState.FAILED, "dependency")
+    assert (queue.state(second), queue.job(second).end.cause) == (JobState.FAILED, "dependency")
 
 
 def test_a_job_of_higher_priority_takes_the_place_of_a_lower_one(queue: Queue) -> None:
@@ -355,7 +354,7 @@ def test_a_job_is_asked_to_end_a_grace_before_its_time_is_over(queue: Queue) -> 
     assert queue.machine.jobs[job].asked == [False]
     queue.machine.end(job, "STOPPED")
     queue.look()
-    assert (queue.state(job), queue.job(job).cause) == (JobState.FAILED, "time_limit")
+    assert (queue.state(job), queue.job(job).end.cause) == (JobState.FAILED, "time_limit")
 
 
 def test_a_grace_longer_than_the_limit_leaves_half_of_it(queue: Queue) -> None:
@@ -424,7 +423,7 @@ def test_a_job_whose_supervisor_was_killed_starts_again_if_it_may(queue: Queue) 
         queue.machine.kill(job)
         queue.look()
     row = queue.job(job)
-    assert (row.state, row.cause, row.restarts, row.attempt) == (JobState.FAILED, "agent_lost", 1, 2)
+    assert (row.state, row.end.cause, row.restarts, row.attempt) == (JobState.FAILED, "agent_lost", 1, 2)
 
 
 def test_a_job_that_never_begins_is_given_up_after_some_launches(queue: Queue) -> None:
@@ -434,7 +433,7 @@ def test_a_job_that_never_begins_is_given_up_after_some_launches(queue: Queue) -
         queue.look()
         if job in queue.machine.jobs:
             queue.machine.kill(job)
-    assert (queue.state(job), queue.job(job).cause) == (JobState.FAILED, "launch_failed")
+    assert (queue.state(job), queue.job(job).end.cause) == (JobState.FAILED, "launch_failed")
     assert len(queue.machine.launched) == 5
 
 
@@ -473,7 +472,7 @@ def test_a_launch_that_is_refused_is_tried_again_and_then_failed(queue: Queue) -
     for _ in range(6):
         queue.look()
     row = queue.job(job)
-    assert (row.state, row.cause, row.message) == (JobState.FAILED, "launch_failed", "no space left on device")
+    assert (row.state, row.end.cause, row.end.message) == (JobState.FAILED, "launch_failed", "no space left on device")
     assert queue.machine.says[job].state == "FAILED"
 
 
@@ -529,8 +528,8 @@ def test_a_run_directory_of_another_user_is_refused_at_once(queue: Queue) -> Non
     queue.machine.foreign.add(job := queue.submit())
     queue.look()
     row = queue.job(job)
-    assert (row.state, row.cause, row.attempt) == (JobState.FAILED, "launch_failed", 1)
-    assert "belongs to ann" in (row.message or "")
+    assert (row.state, row.end.cause, row.attempt) == (JobState.FAILED, "launch_failed", 1)
+    assert "belongs to ann" in (row.end.message or "")
     assert queue.machine.let_go_of == [job]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import FakeClock, spec
 from trainworks.backends.local.launcher import Launcher
-from trainworks.backends.local.outcome import Outcome, launch_failed
+from trainworks.backends.local.outcome import launch_failed
 from trainworks.errors import NotOwnerError
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger, Share, claim_key
@@ -19,7 +19,7 @@ from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import open_store
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
 
 PLACEMENT = (Placement("vm", 2.0, (0, 1)),)
 
@@ -109,7 +109,7 @@ def test_a_run_that_cannot_be_started_says_so_to_those_who_wait_for_it(launcher:
 def test_a_lost_supervisor_s_job_ends_as_its_queue_decides(launcher: Launcher, job: JobRow) -> None:
     run_dir = RunDir(Path(job.run_dir))
     run_dir.write_status(RunStatus(state="RUNNING", supervisor_pid=7).without_supervisor())
-    launcher.concluded(job, Outcome(JobState.FAILED, Cause.AGENT_LOST, exit_code=3))
+    launcher.concluded(job, End(JobState.FAILED, Cause.AGENT_LOST, exit_code=3))
     assert (run_dir.read_status().state, run_dir.read_status().exit_code) == ("FAILED", 3)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.backends.backend import JobStatus
-from trainworks.backends.skypilot.states import JOB_STATES, job_status
+from trainworks.backends.skypilot.backend import JOB_STATES, job_status
 from trainworks.jobs.state import Cause, JobState
 
 QUEUE = json.loads(Path(__file__).with_name("queue.json").read_text())

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.ports import free_port
 from trainworks.agent.development.serving import Place
 from trainworks.agent.development.ssh import sshd_config
 from trainworks.backends.slurm.client import SlurmClient
@@ -31,7 +32,7 @@ class LoginNode:
     """An sshd whose users find a `squeue` that says its arguments; the connections that it accepted are in its log."""
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
-        self.folder, self.port = folder, _free_port()
+        self.folder, self.port = folder, free_port()
         keys = RunDir(folder).dev_folder
         keys.mkdir()
         (folder / "bin").mkdir()
@@ -79,24 +80,22 @@ class LoginNode:
         found = psutil.process_iter(["cmdline"])
         return [one for one in found if str(self.folder / "runtime") in " ".join(one.info["cmdline"] or ())]
 
+    def kill_masters(self) -> None:
+        for master in self.masters():
+            with suppress(psutil.NoSuchProcess):
+                master.kill()
+
     def sockets(self) -> list[Path]:
         return [file for file in (self.folder / "runtime").rglob("*") if file.is_socket()]
 
     def end(self) -> None:
-        for master in self.masters():
-            master.kill()
+        self.kill_masters()
         self.daemon.terminate()
         self.daemon.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

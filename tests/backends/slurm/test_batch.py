@@ -11,24 +11,26 @@ from typing import Any
 import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock, FakeSlurm, processes, resolved_command
+from trainworks.agent.allocation import Allocation, processes_on
 from trainworks.backends.slurm.allocation import (
     PATIENCE_S,
-    Allocation,
     StepCommand,
     StepHosts,
     allocation,
-    processes_in,
     unhealthy_nodes,
 )
+from trainworks.backends.slurm.batch import BatchScript
 from trainworks.backends.slurm.client import SlurmClient
-from trainworks.backends.slurm.node import marks_of, of_the_job
+from trainworks.backends.slurm.node import job_environment, marks_of
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host.process import Output
 from trainworks.jobs.state import JobState
+from trainworks.record.events.log import append_event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.recover.restarts import NEXT_TURN, restarts_used
 
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURMD_NODENAME": "node2", "SLURM_CPUS_ON_NODE": "16"}
 SHOWN = (
@@ -47,7 +49,7 @@ def seen(env: dict[str, str]) -> Allocation:
 
 def test_the_node_of_the_batch_script_is_the_first() -> None:
     got = seen(BATCH | {"SLURM_RESTART_COUNT": "2", "SLURM_GPUS_ON_NODE": "8"})
-    assert (got.nodes, got.restarts, got.accelerators_per_node) == (("node2", "node1", "node3"), 2, 8)
+    assert (got.nodes, got.turn, got.accelerators_per_node) == (("node2", "node1", "node3"), 2, 8)
 
 
 def test_nodes_are_reached_at_the_addresses_that_slurm_knows() -> None:
@@ -128,24 +130,24 @@ def command(starts: str = "per_rank", ranks: Any = "auto") -> ResolvedRun:
 
 def test_a_command_has_one_rank_per_accelerator_that_it_got() -> None:
     got = Allocation(job="7", nodes=GOT.nodes, addresses=GOT.addresses, cores_per_node=16, accelerators_per_node=8)
-    ranks = processes_in(command(), got)
+    ranks = processes_on(command(), got, "Slurm")
     assert (ranks.nodes, ranks.processes_per_node, ranks.device, ranks.threads_per_process) == (2, 8, "cuda", 2)
 
 
 def test_ranks_that_the_run_file_counts_are_not_changed() -> None:
-    ranks = processes_in(command(ranks=4), GOT)
+    ranks = processes_on(command(ranks=4), GOT, "Slurm")
     assert (ranks.nodes, ranks.processes_per_node, ranks.device, ranks.threads_per_process) == (2, 4, "cpu", 4)
 
 
 def test_a_command_that_makes_its_ranks_itself_starts_once_per_node() -> None:
     got = Allocation(job="7", nodes=GOT.nodes, addresses=GOT.addresses, cores_per_node=16, accelerators_per_node=8)
-    ranks = processes_in(command("per_node"), got)
+    ranks = processes_on(command("per_node"), got, "Slurm")
     assert (ranks.processes_per_node, ranks.accelerators_per_node, ranks.starts) == (1, 8, "per_node")
 
 
 def test_ranks_do_not_see_what_is_true_of_their_agent_alone() -> None:
     env = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "A": "1"}
-    assert of_the_job(env) == {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "A": "1"}
+    assert job_environment(env) == {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "A": "1"}
 
 
 def test_a_step_is_known_by_what_nobody_else_has() -> None:
@@ -213,3 +215,29 @@ def test_a_job_is_requeued_without_its_unfit_node_while_slurm_signals_all_proces
     assert (tmp_path / "update").read_text() == "update JobId=7 ExcNodeList=node2\n"
     status = run_dir.read_status()
     assert (status.state, status.cause) == ("QUEUED", "node_unhealthy")
+
+
+@pytest.mark.parametrize("restart", [{"kind": "restart", "node": 1}, {"kind": "restart", "node": None}, None])
+def test_a_node_that_slurm_misses_while_its_agent_starts_again_is_one_restart(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, restart: Any
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run_dir.write_resolved(resolved_command())
+    run_dir.note({"kind": "submitted", "nodes": 2, "processes_per_node": 1, "restarts": 0, "job": "7"})
+    for state in ("STARTING", "RUNNING"):
+        run_dir.enter(RunStatus(state=state))
+    lost = {"kind": "agent_lost", "node": 1, "exit_code": -9}
+    for event in [{"kind": "attempt", "attempt": 1}, lost, restart]:
+        if event is not None:
+            append_event(run_dir.events_file, event)
+    run_dir.logs.mkdir(exist_ok=True)
+    run_dir.supervisor_log.write_text("*** JOB 7 ON node2 CANCELLED AT 2099-01-01T00:00:00 DUE TO NODE FAILURE ***\n")
+    run_dir.enter(RunStatus(state="STOPPED", exit_code=0))
+    turn = BatchScript(
+        run_dir, StepCommand((), ("python3",)), SlurmClient(run=FakeSlurm(squeue="COMPLETING\n"), env={})
+    )
+    turn.resolved = run_dir.read_resolved()
+    assert turn.conclude(run_dir.read_status().end) == 1
+    status = run_dir.read_status()
+    assert (status.state, status.cause) == ("QUEUED", "node_lost")
+    assert restarts_used([*read_events(run_dir.events_file), NEXT_TURN]) == 1

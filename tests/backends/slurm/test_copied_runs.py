@@ -12,7 +12,7 @@ import pytest
 
 from tests.backends.slurm.login_node import NEEDS_SSHD, LoginNode, short_folder
 from tests.backends.slurm_cluster import Cluster, wait_until
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.run_dir import RunDir
 
 __all__ = ["short_folder"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.backends.slurm_cluster import Cluster, Run, wait_until
-from tests.fakes import resolved_command
+from tests.fakes import on_engine, resolved_command
 from trainworks.api.launching.prepared_run import NODE_PLANNER
 from trainworks.api.proving.drilled_job import DrilledJob
 from trainworks.backends.slurm.backend import SlurmBackend
@@ -22,7 +22,7 @@ from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import Cause, JobState
 from trainworks.measure.drill.victims import Victim
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.record.processes import Processes
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.recover.restarts import restarts_used
@@ -358,7 +358,7 @@ def test_a_workload_is_planned_and_measured_on_the_nodes_that_it_got(cluster: Cl
     corpus = write_corpus(cluster.folder / "corpus-planned")
     size = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "workload__train_for": "3 steps"}
     tiny = make_run(cluster.folder / "planned", corpus, cluster.folder / "cache" / "data", **size)
-    unplanned = tiny.run_dir.read_resolved().model_copy(
+    unplanned = on_engine(tiny.run_dir.read_resolved(), "slurm").model_copy(
         update={"plan": None, "calibration": None, "planner": (NODE_PLANNER,)}
     )
     run = Run(cluster, tiny.run_dir, unplanned).submit()
@@ -379,7 +379,7 @@ def test_a_workload_that_cannot_be_trained_there_fails_with_the_reason(cluster: 
     asked = resolved.run_file.model_dump(exclude_unset=True)
     asked["workload"]["precision"] = "fp8"
     changes = {"plan": None, "planner": (NODE_PLANNER,), "run_file": RunFile.model_validate(asked)}
-    unplanned = resolved.model_copy(update=changes)
+    unplanned = on_engine(resolved.model_copy(update=changes), "slurm")
     Run(cluster, tiny.run_dir, unplanned).submit().end()
     status = tiny.run_dir.read_status()
     assert (status.state, status.cause) == ("FAILED", "environment")

@@ -8,8 +8,14 @@ import sys
 
 import pytest
 
-from trainworks.backends.slurm.allocation import PATIENCE_S
-from trainworks.backends.slurm.step_watch import GRACE_S, LONGEST_PROLOG_S, StepWatch, connected, first_connection_s
+from trainworks.backends.slurm.allocation import (
+    GRACE_S,
+    LONGEST_PROLOG_S,
+    PATIENCE_S,
+    StepWatch,
+    connected,
+    first_connection_s,
+)
 
 CONNECT = (
     "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input(); s.close(); input()"

@@ -56,6 +56,7 @@ def looked(store: JobStore, backend: SlurmBackend) -> bool:
     return all(row.state.is_final for row in store.search())
 
 
+@pytest.mark.timeout(amount(test=600, test_all=600, nightly=3600))
 def test_whoever_is_killed_while_submitting_loses_no_job_and_doubles_none(cluster: Cluster) -> None:
     folder = cluster.folder / "killed"
     folder.mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainworks.errors import UsageError
-from trainworks.jobs.formats.devices import Device, device_of
+from trainworks.jobs.formats.manifest import Device, device_of
 
 
 @pytest.mark.parametrize(

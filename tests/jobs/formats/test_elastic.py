@@ -13,7 +13,7 @@ from tests.jobs.formats.jobs import pods
 from tests.jobs.formats.test_formats import check_jobset
 from trainworks.config.manifests.own_job import JOB
 from trainworks.errors import UsageError
-from trainworks.jobs.formats import jobset, skypilot, trainjob
+from trainworks.jobs.formats import jobset, skypilot
 
 GANG: dict[str, Any] = {"num_nodes": 4, "resources": {"accelerators": "H100:8"}, "job": {"time_limit": "12h"}}
 GOOGLE = {"kubernetes": {"provisioning_class": "queued-provisioning.gke.io"}}
@@ -52,7 +52,7 @@ def test_a_jobset_with_nodes_on_request_is_one_of_its_api() -> None:
 
 
 def test_a_trainjob_with_nodes_on_request_is_one_of_its_api() -> None:
-    document = yaml.safe_load(trainjob.render(elastic(GOOGLE)))
+    document = yaml.safe_load(jobset.render_trainjob(elastic(GOOGLE)))
     assert TrainerV1alpha1TrainJob.from_dict(document).to_dict() == document
     assert "safe-to-evict" in str(document["spec"]["runtimePatches"])
 

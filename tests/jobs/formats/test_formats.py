@@ -21,7 +21,7 @@ from tests.jobs.formats.jobs import HOSTILE, pods, run, run_container, run_file
 from tests.lanes import examples
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
-from trainworks.jobs.formats import jobset, lsf, skypilot, trainjob
+from trainworks.jobs.formats import jobset, shell, skypilot
 from trainworks.jobs.formats.manifest import KubernetesJob
 from trainworks.jobs.program import program_of
 from trainworks.jobs.spec_of_run import spec_of
@@ -50,9 +50,9 @@ ON_KUBERNETES = {
 }
 FORMATS: dict[str, Callable[[KubernetesJob], str]] = {
     "jobset": jobset.render,
-    "trainjob": trainjob.render,
+    "trainjob": jobset.render_trainjob,
     "skypilot": lambda job: skypilot.render(job.spec, job.program, autoscale=job.autoscale),
-    "lsf": lambda job: lsf.render(job.spec, job.program),
+    "lsf": lambda job: shell.render_lsf(job.spec, job.program),
 }
 
 
@@ -76,7 +76,7 @@ def check_jobset(document: dict[str, Any]) -> None:
 def test_a_job_in_every_language(golden) -> None:
     golden("job_as_jobset.yaml", jobset.render(pods(**(LARGE | WISHES | ON_KUBERNETES))))
     without = {key: value for key, value in ON_KUBERNETES["kubernetes"].items() if key != "priority_class"}
-    golden("job_as_trainjob.yaml", trainjob.render(pods(**(LARGE | WISHES | {"kubernetes": without}))))
+    golden("job_as_trainjob.yaml", jobset.render_trainjob(pods(**(LARGE | WISHES | {"kubernetes": without}))))
     golden("job_as_skypilot.yaml", FORMATS["skypilot"](pods(**LARGE)))
     golden("job_as_lsf.sh", FORMATS["lsf"](pods(**(LARGE | WISHES))))
 
@@ -95,7 +95,7 @@ def test_the_schema_refuses_what_an_api_server_refuses() -> None:
 
 @pytest.mark.parametrize("keys", [{}, LARGE, LARGE | WISHES | {"kubernetes": {"queue": "q", "volume": "v"}}])
 def test_a_trainjob_is_one_of_its_api(keys: dict[str, Any]) -> None:
-    document = yaml.safe_load(trainjob.render(pods(**keys)))
+    document = yaml.safe_load(jobset.render_trainjob(pods(**keys)))
     assert TrainerV1alpha1TrainJob.from_dict(document).to_dict() == document
 
 
@@ -138,7 +138,7 @@ def test_pods_need_an_image(language: str) -> None:
 
 def test_kubeflow_has_no_runtime_of_tensorflow() -> None:
     with pytest.raises(UsageError, match="no runtime for tensorflow"):
-        trainjob.render(pods(framework="tensorflow"))
+        jobset.render_trainjob(pods(framework="tensorflow"))
 
 
 def test_a_workload_cannot_leave() -> None:
@@ -237,6 +237,6 @@ def test_lsf_needs_the_variables_that_have_no_value(tmp_path: Path) -> None:
 @settings(max_examples=examples(10))
 def test_a_trainjob_runs_what_a_jobset_runs(text: str) -> None:
     job = pods(run=f"printf %s {shlex.quote(text)}", envs={"A": text}, setup="true")
-    trainer = yaml.safe_load(trainjob.render(job))["spec"]["trainer"]
+    trainer = yaml.safe_load(jobset.render_trainjob(job))["spec"]["trainer"]
     with TemporaryDirectory() as folder:
         assert run_container(trainer, Path(folder)).stdout == text

@@ -134,11 +134,9 @@ def test_a_setup_that_fails_ends_the_node(tmp_path: Path) -> None:
 
 
 def test_the_first_process_that_fails_ends_the_others(tmp_path: Path) -> None:
-    script = '[ "$RANK" = 1 ] && exit 9; sleep 100; echo never'
-    begin = time.monotonic()
+    script = '[ "$RANK" = 1 ] && exit 9; sleep 600; echo never'  # for longer than the container may take
     done = run_container(container(run=script, cluster={"processes_per_node": 3}), tmp_path)
     assert (done.returncode, done.stdout) == (9, "")
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("framework", ["mpi", "slurm"])
@@ -152,9 +150,10 @@ def test_a_stop_reaches_every_process_and_leaves_it_the_grace_of_the_job(tmp_pat
     text = container(run=script, cluster={"processes_per_node": 2})["command"]
     env = {"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": "0", "RESTARTS": "0"}
     argv = [expanded(word, env) for word in text]
-    child = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
-    while len(list(tmp_path.glob("ready-*"))) < 2:
-        time.sleep(0.02)
-    child.terminate()
-    said, _ = child.communicate(timeout=30)
+    with subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as child:
+        while len(list(tmp_path.glob("ready-*"))) < 2:
+            assert child.poll() is None
+            time.sleep(0.02)
+        child.terminate()
+        said, _ = child.communicate()
     assert (sorted(said.splitlines()), child.returncode) == (["saved 0", "saved 1"], 143)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests.lanes import examples
 from tests.plan.capacity.traces import job, trace, traces
 from trainworks.errors import UsageError
-from trainworks.plan.capacity.answer import capacity_for, most_nodes
+from trainworks.plan.capacity.answer import Target, capacity_for, most_nodes, num_deadlines, service_of
 from trainworks.plan.capacity.policy import Policy
-from trainworks.plan.capacity.service import Target, num_deadlines, service_of
 from trainworks.plan.capacity.simulation import replay
 
 

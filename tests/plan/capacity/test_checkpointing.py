@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.plan.capacity.checkpointing import kept_s, optimal_interval_s, slowdown
-from trainworks.plan.capacity.policy import Spot
+from trainworks.plan.capacity.policy import Spot, kept_s, optimal_interval_s, slowdown
 
 SPOT = Spot(mean_life_s=3600.0, checkpoint_write_s=60.0, notice_s=0.0)
 NO_INTERVAL = math.nan

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.lanes import examples
 from tests.plan.capacity.traces import HOUR, job, policies, trace, traces
 from trainworks.plan.capacity import policy_comparison
-from trainworks.plan.capacity.answer import capacity_for
+from trainworks.plan.capacity.answer import Service, Target, capacity_for
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
 from trainworks.plan.capacity.policy_comparison import (
     CapacityLimits,
@@ -22,7 +22,6 @@ from trainworks.plan.capacity.policy_comparison import (
     front,
     point_of,
 )
-from trainworks.plan.capacity.service import Service, Target
 from trainworks.plan.trace import fact
 
 prices_usd = st.floats(0.1, 100)

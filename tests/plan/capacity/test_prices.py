@@ -7,7 +7,7 @@ import pytest
 from trainworks.catalog.catalog import node
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN
-from trainworks.plan.capacity.prices import prices_for
+from trainworks.plan.capacity.policy_comparison import prices_for
 
 
 def test_a_node_that_is_sold_has_its_own_price() -> None:

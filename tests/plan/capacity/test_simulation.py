@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tests.plan.capacity.traces import HOUR, job, jobs, policies, trace, traces
 from trainworks.errors import UsageError
 from trainworks.plan.capacity.jobs import TraceJob, trace_of
-from trainworks.plan.capacity.outcome import Replay
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
-from trainworks.plan.capacity.simulation import replay
+from trainworks.plan.capacity.simulation import Replay, replay
 
 ONE_NODE = Policy(node_accelerators=8, fixed_nodes=1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.cost.comparison import CostComparison, compare, per_million
+from trainworks.plan.cost.comparison import CostComparison, compare, usd_per_million
 from trainworks.plan.trace import fact, with_changed
 
 OFFERS = list(load_catalog().offers.values())
@@ -73,4 +73,4 @@ def test_where_nobody_offers_it_only_owning_has_a_price() -> None:
 def test_a_million_tokens_cost_the_run_over_its_tokens() -> None:
     cost = fact("cost", 50.0, "USD", source="the test")
     tokens = fact("work", 2e9, "", source="the test")
-    assert per_million(cost, tokens, "tokens").value == pytest.approx(0.025)
+    assert usd_per_million(cost, tokens, "tokens").value == pytest.approx(0.025)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.catalog.cluster import parse_cluster
-from trainworks.plan.cost.break_even import break_even_hours, within_a_year
-from trainworks.plan.cost.owning import OwnershipCost, own
+from trainworks.plan.cost.owning import OwnershipCost, break_even_hours, fits_in_year, own
 from trainworks.plan.trace import Traced, fact, with_changed
 
 NODE = parse_cluster("DGX H100")
@@ -61,7 +60,7 @@ def test_a_published_year_is_reproduced_to_half_a_percent(staff, colocated, kusd
 @pytest.mark.parametrize(("staff", "colocated", "kusd", "each", "even"), PUBLISHED)
 def test_published_break_even_hours_are_reproduced_to_the_hour(staff, colocated, kusd, each, even) -> None:
     found = [break_even_hours(published(staff, colocated=colocated), price(usd)) for usd in PRICES]
-    assert tuple(round(it.value) if it and within_a_year(it) else None for it in found) == even
+    assert tuple(round(it.value) if it and fits_in_year(it) else None for it in found) == even
 
 
 @given(st.floats(0.1, 500), st.floats(10, 8700))
@@ -76,7 +75,7 @@ def test_at_the_break_even_hours_both_cost_the_same(usd: float, used: float) -> 
 def test_owning_never_pays_where_an_hour_of_electricity_costs_more_than_its_rent() -> None:
     even = break_even_hours(own(NODE, hours_per_year=hours(5000)), price(0.1))
     assert even is None
-    assert not within_a_year(even)
+    assert not fits_in_year(even)
 
 
 @given(st.sampled_from(ASSUMED), st.floats(0.01, 0.99), st.floats(100, 8700))

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.network.figures import figures_of
+from trainworks.plan.network.plan import figures_of
 from trainworks.plan.trace import leaves, walk
 
 _PODS = "leaf switches in whole pods"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from tests.plan.jobs import JOBS, layouts
 from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.memory import predict_memories
-from trainworks.plan.network.messages import Message, messages_of_job, usual_messages
+from trainworks.plan.network.traffic import Message, messages_of_job, usual_messages
 from trainworks.plan.prediction import predictions
-from trainworks.plan.step_time import predict_step_times
 
 
 def messages(name: str, **degrees: int) -> dict[str, Message]:
@@ -15,9 +14,7 @@ def messages(name: str, **degrees: int) -> dict[str, Message]:
     memories = predict_memories(
         job.shape, wanted, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
-    planned = predictions(
-        job, wanted, predict_step_times(job, wanted), memories, global_batch=256, belief=belief_from([], job)
-    )
+    planned = predictions(job, wanted, job.step_times(wanted), memories, global_batch=256, belief=belief_from([], job))
     return {message.name: message for message in messages_of_job(job, planned[0])}
 
 

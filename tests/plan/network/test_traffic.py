@@ -12,13 +12,14 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.cluster_words import AS_USUAL
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.network.design import NetworkDesign, design_network
-from trainworks.plan.network.messages import Message, usual_messages
 from trainworks.plan.network.traffic import (
+    Message,
     all_to_all_share,
-    as_designed,
+    apply_design,
     effective_cluster,
     message_time,
     placement_share,
+    usual_messages,
 )
 from trainworks.plan.rates import link_rates
 
@@ -100,7 +101,7 @@ def test_a_described_oversubscription_leaves_collectives_the_share_of_the_design
     nodes: int, hardware: str
 ) -> None:
     described, full = (parse_cluster(f"{nodes} nodes of {hardware}{ratio}") for ratio in (" at 4:1", ""))
-    planned = as_designed(described)
+    planned = apply_design(described)
     assert 0.25 <= link_rates(planned).node_bytes_per_s / link_rates(full).node_bytes_per_s <= 0.28
     if hardware != "p5.48xlarge":  # no switch of the catalogue
         seen = effective_cluster(described, design_network(described))
@@ -109,7 +110,7 @@ def test_a_described_oversubscription_leaves_collectives_the_share_of_the_design
 
 def test_a_single_node_is_planned_as_it_is_described() -> None:
     described = parse_cluster("8x H100 at 4:1")
-    assert as_designed(described) == described
+    assert apply_design(described) == described
 
 
 def test_traffic_within_a_set_of_leaves_needs_no_spine() -> None:

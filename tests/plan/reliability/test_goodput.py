@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures
 from trainworks.plan.reliability.goodput import ExpectedRun, expected, job_mttf, spares_needed, waiting_share
 from trainworks.plan.reliability.scenario import scenario_of
 from trainworks.plan.reliability.simulation import simulate
@@ -41,7 +41,7 @@ def failures(
         num_nodes=number("nodes", num_nodes),
         node_mttf=number("node MTTF", node_mttf_s, low=42 * DAY_S, high=427 * DAY_S),
         save=number("save stall", save_s),
-        detection=number("failure detection", 0.0),
+        detect=number("failure detection", 0.0),
         restart=number("restart", restart_s),
         **({"repair": number("node repair", 0.0)} | more),
     )
@@ -88,10 +88,10 @@ SPOT = [
 
 
 @pytest.mark.parametrize("spot", SPOT)
-@pytest.mark.parametrize("detection_s", [0.0, 900.0])
-def test_on_preemptible_capacity_the_simulation_agrees(spot: dict[str, float], detection_s: float) -> None:
+@pytest.mark.parametrize("detect_s", [0.0, 900.0])
+def test_on_preemptible_capacity_the_simulation_agrees(spot: dict[str, float], detect_s: float) -> None:
     more = {name: number(name, value) for name, value in spot.items()}
-    of = replace(failures(64, 20 * DAY_S, save_s=20.0, **more), detection=number("detection", detection_s))
+    of = replace(failures(64, 20 * DAY_S, save_s=20.0, **more), detect=number("detection", detect_s))
     mean = run(of)
     scenario = scenario_of(of, work_s=100 * DAY_S, interval_s=mean.interval.value)
     found = simulate(scenario, trials=100)
@@ -193,7 +193,8 @@ def test_a_job_twice_as_large_needs_less_than_twice_the_spares(nodes: int) -> No
 
 def test_waiting_takes_its_share_of_the_goodput() -> None:
     mean = run(failures(repair=number("node repair", DAY_S)), spares=8)
-    assert mean.runtime_goodput.value == mean.goodput_with_nodes.value * (1 - mean.waiting.value)
+    with_nodes = mean.runtime_goodput.inputs["goodput_with_nodes"].value
+    assert mean.runtime_goodput.value == with_nodes * (1 - mean.waiting.value)
     assert mean.run_time.value == pytest.approx(30 * DAY_S / mean.runtime_goodput.value)
 
 

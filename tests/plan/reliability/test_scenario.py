@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures
 from trainworks.plan.reliability.scenario import Scenario, elastic_replicas, nodes_per_replica, scenario_of, spread_of
 from trainworks.plan.trace import fact
 
@@ -39,7 +39,7 @@ def test_what_cannot_be_is_refused(changed: dict[str, float]) -> None:
 
 
 def test_a_scenario_has_the_failures_that_the_formulas_have() -> None:
-    names = ("num_nodes", "node_mttf", "save", "detection", "restart", "repair", "other_mttf", "write")
+    names = ("num_nodes", "node_mttf", "save", "detect", "restart", "repair", "other_mttf", "write")
     numbers = {name: fact(name, 2.0 + index, "s", source="the test") for index, name in enumerate(names)}
     made = scenario_of(Failures(**numbers), work_s=100.0, interval_s=50.0, spares=3)
     fields = (made.num_nodes, made.node_mttf_s, made.save_s, made.detect_s, made.restart_s, made.repair_s)

@@ -30,7 +30,7 @@ EVERYTHING = replace(
     slow_mttf_s=300 * DAY_S,
     slow_speed=0.9,
     slow_found_s=DAY_S / 2,
-    preempt_s=2 * DAY_S,
+    capacity_life_s=2 * DAY_S,
     capacity_wait_s=3600.0,
     queue_s=7200.0,
     work_spread=0.1,
@@ -114,7 +114,7 @@ def test_more_spares_are_never_later(spares: int, more: int, seed: int) -> None:
     assert (many.wall_s <= few.wall_s * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("field", ["node_mttf_s", "other_mttf_s", "slow_mttf_s", "preempt_s"])
+@pytest.mark.parametrize("field", ["node_mttf_s", "other_mttf_s", "slow_mttf_s", "capacity_life_s"])
 def test_what_happens_more_often_costs_more(field: str) -> None:
     rare = simulate(EVERYTHING, trials=200)
     often = simulate(replace(EVERYTHING, **{field: getattr(EVERYTHING, field) / 3}), trials=200)
@@ -122,14 +122,14 @@ def test_what_happens_more_often_costs_more(field: str) -> None:
 
 
 def test_a_long_enough_notice_loses_no_work() -> None:
-    spot = replace(QUIET, preempt_s=DAY_S / 4, restart_s=300.0)
+    spot = replace(QUIET, capacity_life_s=DAY_S / 4, restart_s=300.0)
     warned = simulate(replace(spot, notice_s=60.0), trials=50)
     assert warned.badput_s["lost work"].sum() == 0
     assert simulate(replace(spot, notice_s=59.0), trials=50).badput_s["lost work"].sum() > 0
 
 
 def test_waiting_for_capacity_is_not_paid() -> None:
-    outcome = simulate(replace(QUIET, preempt_s=DAY_S, capacity_wait_s=DAY_S, queue_s=DAY_S), trials=100)
+    outcome = simulate(replace(QUIET, capacity_life_s=DAY_S, capacity_wait_s=DAY_S, queue_s=DAY_S), trials=100)
     waited = outcome.badput_s["preempted"] + DAY_S
     assert outcome.held_s == pytest.approx(outcome.wall_s - waited)
     assert outcome.ettr < outcome.runtime_goodput
@@ -203,7 +203,7 @@ def test_progress_ends_near_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"node_mttf_s": 3600.0}, {"preempt_s": 30.0, "notice_s": 600.0}], ids=["failures", "preemptions"]
+    "changed", [{"node_mttf_s": 3600.0}, {"capacity_life_s": 30.0, "notice_s": 600.0}], ids=["failures", "preemptions"]
 )
 def test_a_job_that_does_not_get_on_is_refused(changed: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="the job does not finish: something stops it every"):
@@ -231,7 +231,7 @@ def test_trials_are_independent() -> None:
 
 
 def test_scenarios_together_end_as_each_does_alone() -> None:
-    spot = replace(EVERYTHING, preempt_s=DAY_S / 4, num_nodes=128, replicas=32, min_replicas=30)
+    spot = replace(EVERYTHING, capacity_life_s=DAY_S / 4, num_nodes=128, replicas=32, min_replicas=30)
     endless = replace(FAILING, node_mttf_s=3600.0)
     scenarios = [FAILING, EVERYTHING, replace(FAILING, work_s=3 * DAY_S, spares=1), endless, spot, QUIET]
     together = simulate_all(scenarios, trials=20, seed=3)

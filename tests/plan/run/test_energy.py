@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.conftest import make_plan
-from trainworks.plan.run.energy import run_energy
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.plan.cost.energy import run_energy
+from trainworks.record.step_time import StepTimeGroups
 
 seconds = st.floats(1e-4, 10)
 

@@ -10,7 +10,7 @@ from tests.plan.shapes import shape
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.activations import activation_bytes
 from trainworks.plan.degrees import layouts_of
-from trainworks.plan.run.memory import checkpoint_bytes, held_as, predict_memory
+from trainworks.plan.run.memory import checkpoint_bytes, effective_layouts, predict_memory
 from trainworks.plan.software import worker_software
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
@@ -46,7 +46,7 @@ def memory(
 
 def kept_by_block(model: ModelShape, precision: str, length: int = 128, **written: object) -> float:
     """Activations of one block and sequence."""
-    layouts = held_as(model, layouts_of([cut(**written)]), precision, "cpu")  # type: ignore[arg-type]
+    layouts = effective_layouts(model, layouts_of([cut(**written)]), precision, "cpu")  # type: ignore[arg-type]
     software = worker_software("cpu")
     return float(activation_bytes(model, layouts, sequence_length=length, precision=precision, software=software)[0])
 

@@ -18,7 +18,7 @@ from trainworks.plan.run.pricing import run_job
 from trainworks.plan.software import worker_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import StepTimeGroups, StepTimeTerms
+from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 
 MEASURED = calibration(num_ranks=4, all_reduce_latency_s=1e-3, op_overhead_s=2e-5)
 RUN = RunFile.model_validate({"name": "demo", "workload": workload(precision="fp32").model_dump()})

@@ -8,8 +8,7 @@ import pytest
 
 from tests.plan.run.test_adapters import SHAPE, job, of
 from trainworks.errors import LayoutError
-from trainworks.plan.run.preference import in_sequences
-from trainworks.plan.run.pricing import RunJob, workload_flops_per_token
+from trainworks.plan.run.pricing import RunJob, count_in_sequences
 from trainworks.plan.run.steps import num_steps, sequences_in
 from trainworks.plan.run.trainable import check_trainable
 
@@ -51,14 +50,14 @@ def test_a_pair_has_the_activations_of_two_sequences():
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_a_step_is_that_of_two_sequences_and_a_forward_of_the_reference(lora):
     layouts, workload = of(dp_replicate=2)[1], preference(lora).workload
-    plain, pairs = job(lora).step_times(in_sequences(layouts, workload)), preference(lora).step_times(layouts)
+    plain, pairs = job(lora).step_times(count_in_sequences(layouts, workload)), preference(lora).step_times(layouts)
     assert pairs.backward_s == plain.backward_s
     assert pairs.forward_s == 2 * plain.forward_s
     assert plain.total_s < pairs.total_s < 2 * plain.total_s
 
 
 def test_the_reference_adds_a_third_of_the_flops():
-    assert workload_flops_per_token(preference()) == pytest.approx(workload_flops_per_token(job(None)) * 4 / 3)
+    assert preference().flops_per_token == pytest.approx(job(None).flops_per_token * 4 / 3)
 
 
 def test_steps_count_the_tokens_of_both_answers():

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import HOST
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.plan.run.processes import ResourceError, as_asked, choose_command_processes
+from trainworks.plan.run.processes import ResourceError, choose_command_processes, requested_host
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.processes import Processes
 
@@ -132,4 +132,4 @@ def test_a_launcher_may_start_once_per_node() -> None:
 def test_nodes_elsewhere_have_the_memory_that_was_asked_for_to_the_byte() -> None:
     keys = {"num_nodes": 3, "resources": {"memory": "4.294967296"}, "cluster": {"engine": "kubernetes"}}
     asked = RunFile.model_validate({"name": "demo", "run": "true"} | keys)
-    assert choose_command_processes(asked, as_asked(asked)).nodes == 3
+    assert choose_command_processes(asked, requested_host(asked)).nodes == 3

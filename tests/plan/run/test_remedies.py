@@ -10,8 +10,7 @@ from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import pricing, run_job
-from trainworks.plan.run.remedies import as_written, cheapest_remedies, neighbours
-from trainworks.plan.run.tensor_sizes import piece_of
+from trainworks.plan.run.remedies import as_written, cheapest_remedies, neighbours, piece_of
 from trainworks.plan.shapes.transformer import shape_of_model
 
 WORKLOAD = RunFile.model_validate(

@@ -12,7 +12,7 @@ from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.run.plan import bucket_mib
 from trainworks.plan.run.pricing import calibration_request, pricing
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import StepTimeGroups
+from trainworks.record.step_time import StepTimeGroups
 
 
 def predicted(ranks: ResolvedLayout, model: ModelShape | None = None, **measured: float) -> StepTimeGroups:

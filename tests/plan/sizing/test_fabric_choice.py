@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from trainworks.catalog.cluster import fabric_of, parse_cluster
 from trainworks.plan.sizing.fabric_choice import FabricOption, PlannedFabric, choose_fabric, fabric_options
+from trainworks.record.step_time import StepTimeTerms
 
 
 def planned(step_time_s: float, **terms_s: float) -> PlannedFabric:
     """An option whose best layout takes so long."""
-    best: Any = SimpleNamespace(step_time_s=step_time_s, terms_s=terms_s)
+    terms = StepTimeTerms(**dict.fromkeys(StepTimeTerms.model_fields, 0.0) | terms_s)
+    best: Any = SimpleNamespace(step_time_s=step_time_s, step_time=terms)
     return PlannedFabric(FabricOption(fabric_of(1, "RoCE 100")), best)
 
 
@@ -29,7 +31,7 @@ def test_the_chosen_one_is_within_the_tolerance_and_no_leaner_one_is(times: list
 
 
 def test_exposed_communication_leaves_out_what_is_no_communication() -> None:
-    assert planned(10.0, forward=4.0, tp=1.0, dp=2.0, bubble=3.0).exposed_s == 3.0
+    assert planned(10.0, forward_s=4.0, tp_s=1.0, dp_s=2.0, bubble_s=3.0).exposed_s == 3.0
 
 
 @pytest.mark.parametrize(

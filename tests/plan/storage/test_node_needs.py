@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.plan.storage.demands import images, needs_of, text
 from trainworks.errors import UsageError
+from trainworks.plan.assumptions import assumed
 from trainworks.plan.trace import leaves
 
 
@@ -25,7 +26,8 @@ def test_a_faster_run_never_needs_fewer_cores(rate: float, factor: float) -> Non
 
 
 def test_data_workers_prepare_what_the_node_trains_on() -> None:
-    assert needs_of(images(), prepare_bytes_per_s=11e6).workers.value == 80_000 / 4 * 110_000 / 11e6
+    rate = assumed("image preparation").value
+    assert needs_of(images()).workers.value == math.ceil(80_000 / 4 * 110_000 / rate)
 
 
 def test_every_accelerator_has_a_data_worker() -> None:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.plan.storage.demands import images, needs_of, text
 from trainworks.plan.storage.demand import Demand
-from trainworks.plan.storage.designs import DESIGNS
-from trainworks.plan.storage.systems import StorageVerdict, judge, recommended, verdict_of
+from trainworks.plan.storage.systems import DESIGNS, StorageVerdict, judge, recommended, verdict_of
 from trainworks.plan.trace import leaves
 
 DESIGN = st.sampled_from(DESIGNS)
@@ -26,20 +25,6 @@ DEMAND = st.builds(
 def judged(demand: Demand) -> dict[str, StorageVerdict]:
     """Every verdict by the design's name."""
     return {verdict.name: verdict for verdict in judge(demand, needs_of(demand))}
-
-
-@given(DESIGN, DEMAND, st.integers(1, 100))
-def test_one_more_server_never_turns_enough_into_not_enough(design, demand: Demand, servers: int) -> None:
-    few = verdict_of(design, demand, needs_of(demand), servers=servers)
-    more = verdict_of(design, demand, needs_of(demand), servers=servers + 1)
-    assert more.enough or not few.enough
-
-
-@given(DESIGN, DEMAND, st.integers(1, 100))
-def test_having_servers_is_never_better_than_taking_as_many_as_it_takes(design, demand: Demand, servers: int) -> None:
-    assert verdict_of(design, demand, needs_of(demand)).enough >= (
-        verdict_of(design, demand, needs_of(demand), servers=servers).enough
-    )
 
 
 @given(DESIGN, st.floats(1.0, 1e7), st.floats(1.0, 100.0))
@@ -91,12 +76,6 @@ def test_small_files_cost_metadata_servers_of_a_parallel_file_system() -> None:
 def test_local_drives_take_the_checkpoint_that_one_file_server_cannot_take_at_once() -> None:
     verdicts = judged(text(stall_share=0.05))
     assert (verdicts["NFS"].enough, verdicts["NFS + local NVMe"].enough) == (False, True)
-
-
-def test_one_server_without_its_pair_is_not_enough() -> None:
-    design = next(design for design in DESIGNS if design.name == "Lustre")
-    verdict = verdict_of(design, text(), needs_of(text()), servers=1)
-    assert verdict.reason == "1 object storage server, and it takes 2 object storage servers to keep copies"
 
 
 def test_a_cache_spares_nothing_where_the_data_are_read_once() -> None:

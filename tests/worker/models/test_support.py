@@ -9,11 +9,11 @@ import pytest
 from transformers import AutoConfig
 
 from tests.plan.shapes import shape, workload
-from trainworks.api.launching.model_support import model_support
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError, UsageError
+from trainworks.measure.model_config import model_support
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.support import loaded_config, support_of

@@ -21,9 +21,9 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.weights import draw_weights
 from trainworks.worker.optimizer import StepOptimizer, named_parameters
-from trainworks.worker.optimizers.lion import Lion
 from trainworks.worker.parallel.build import Setup, distribute_decoder
 from trainworks.worker.timing import Timeline
+from trainworks.worker.update_rules import Lion
 
 NUM_STEPS, CPU = 4, torch.device("cpu")
 Weights = dict[str, np.ndarray]

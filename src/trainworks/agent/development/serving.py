@@ -8,12 +8,10 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.host import process
 from trainworks.host.network import listen
-from trainworks.record.dev_environment import DevServer
+from trainworks.record.dev_environment import DevKind, DevServer
 from trainworks.record.run_dir import RunDir
 
 _SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
@@ -41,31 +39,17 @@ class Place:
         """Output of the server."""
         return self.run_dir.rank_log(0)
 
-
-class Serving(Protocol):
-    """A server that runs on the node."""
-
-    @property
-    def name(self) -> str:
-        """Name of its program."""
-        ...
-
-    @property
-    def child(self) -> process.Child:
-        """Its process."""
-        ...
-
-    def answers(self) -> bool:
-        """Return true once the server accepts connections."""
-        ...
-
-    def in_use(self) -> int:
-        """Open sessions or busy kernels."""
-        ...
-
-    def describe(self) -> DevServer:
-        """How to reach it."""
-        ...
+    def describe(self, kind: DevKind, *, host_key: str | None = None, token_file: str | None = None) -> DevServer:
+        """How to reach a server of a kind there."""
+        return DevServer(
+            kind=kind,
+            host=socket.gethostname(),
+            address=self.address,
+            port=self.port,
+            user=self.user,
+            host_key=host_key,
+            token_file=token_file,
+        )
 
 
 def place_of(run_dir: RunDir, address: str, user: str, working_folder: Path) -> Place:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,12 +26,9 @@ _NOT_LOGGED_IN = ("[preauth]", "[accepted]", "[net]")
 
 
 class SshServing:
-    """`sshd` of a user, in the foreground.
+    """`sshd` of a user, in the foreground, at `place`.
 
-    Args:
-        place: where it listens.
-        keys: public keys that may log in.
-        env: variables of the job, for its sessions.
+    Public `keys` may log in; sessions have the variables `env` of the job.
 
     Raises:
         EnvironmentProblem: sshd is not installed, or the list of keys is empty.
@@ -76,14 +72,7 @@ class SshServing:
 
     def describe(self) -> DevServer:
         """Address, user and host key."""
-        return DevServer(
-            kind="ssh",
-            host=socket.gethostname(),
-            address=self._place.address,
-            port=self._place.port,
-            user=self._place.user,
-            host_key=self._host_key,
-        )
+        return self._place.describe("ssh", host_key=self._host_key)
 
 
 def _is_logged_in(title: str) -> bool:

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import site
 import socket
 import sys
@@ -79,18 +78,16 @@ def build(
 ) -> BuiltEnvironment:
     """The environment on this node, built now if the node does not have it; this process uses it until its end.
 
-    Args:
-        wanted: what it consists of.
-        trains: whether Trainworks' own packages follow behind those of the lock file, for ranks of a workload.
-        stopping: looked at while something else works; true ends the build.
-        clock: the time.
+    For ranks of a workload (`trains`) Trainworks' own packages follow behind those of the lock file. `stopping` is
+    looked at while something else works; true ends the build.
 
     Raises:
         UsageError: the lock file leaves something open, or does not suit a workload.
         EnvironmentProblem: a program is missing, or the packages cannot be installed; names the log.
     """
     clock = clock or SystemClock()
-    plan = _plan_of(wanted, _own_packages() if trains else ())
+    own_packages = tuple(folder for folder in site.getsitepackages() if Path(folder).is_dir())
+    plan = _plan_of(wanted, own_packages if trains else ())
     with naming_full_disk(plan.folder):
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
         found = _complete(plan)
@@ -105,8 +102,6 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _BuildPlan:
-    """Programs to run for one environment, in order."""
-
     wanted: ResolvedEnvironment
     folder: Path
     tool: str
@@ -119,7 +114,6 @@ class _BuildPlan:
 
     @property
     def log(self) -> Path:
-        """Output of the programs."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
@@ -138,7 +132,10 @@ def _plan_of(wanted: ResolvedEnvironment, behind: tuple[str, ...]) -> _BuildPlan
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     folder = cache_folder("environments", key)
     if is_lock:
-        requirements = read_lock(wanted.kind, wanted.text, _markers(wanted.python))
+        markers = {name: str(value) for name, value in default_environment().items()}
+        if wanted.python != _own_minor():
+            markers |= {"python_version": wanted.python, "python_full_version": f"{wanted.python}.0"}
+        requirements = read_lock(wanted.kind, wanted.text, markers)
         file = folder.with_name(f"{key}.txt")
         tool, commands = _python_commands(wanted.python, folder, file, requirements)
         return _BuildPlan(wanted, folder, tool, commands, file, requirements.text, behind, requirements)
@@ -150,17 +147,6 @@ def _plan_of(wanted: ResolvedEnvironment, behind: tuple[str, ...]) -> _BuildPlan
 
 def _own_minor() -> str:
     return ".".join(platform.python_version_tuple()[:2])
-
-
-def _own_packages() -> tuple[str, ...]:
-    """Folders with the packages of Trainworks' own interpreter."""
-    return tuple(folder for folder in site.getsitepackages() if Path(folder).is_dir())
-
-
-def _markers(minor: str) -> dict[str, str]:
-    """Values of PEP 508's markers on this node, for a version of Python."""
-    found = {name: str(value) for name, value in default_environment().items()}
-    return found if minor == _own_minor() else found | {"python_version": minor, "python_full_version": f"{minor}.0"}
 
 
 def _python_commands(
@@ -246,10 +232,7 @@ def _run(plan: _BuildPlan, command: Sequence[str], lock: int, stopping: Callable
     child = process.spawn(process.ending_with_parent([path, *command[1:]]), log=plan.log, pass_fds=(lock,))
     while (code := child.exit_code()) is None:
         if stopping():
-            child.signal_group(signal.SIGTERM)
-            if child.wait(_END_GRACE_S) is None:
-                child.signal_group(signal.SIGKILL)
-                child.wait()
+            child.end(_END_GRACE_S)
             raise EnvironmentProblem("stopped while the environment was built")
         process.wait_any([child], _POLL_S)
     if code:

@@ -69,12 +69,7 @@ class CachedEnvironment:
 def prune(unused_for_s: float, now: float) -> list[CachedEnvironment]:
     """Delete the environments that were not used for so long, the oldest first; one in use is left alone.
 
-    Args:
-        unused_for_s: shortest time since the last use.
-        now: seconds since the epoch.
-
-    Returns:
-        Those that were deleted, and those that are in use and would have been.
+    `now` is in seconds since the epoch. Returns those that were deleted, and those in use that would have been.
     """
     root = cache_folder("environments")
     if not root.exists():

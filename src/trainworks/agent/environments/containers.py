@@ -41,17 +41,14 @@ class ContainerRuntime:
     on_accelerators: bool
 
     def command(self, argv: Sequence[str], name: str, env: Mapping[str, str], folder: Path) -> list[str]:
-        """Arguments that run a rank in a container, in the foreground.
+        """Arguments that run a rank in a container of this name, in the foreground.
 
-        Args:
-            argv: what the rank starts.
-            name: of the container.
-            env: variables of the rank; the process that is started needs them in its environment.
-            folder: working folder.
+        The process that is started needs the variables `env` of the rank in its environment.
         """
         mounts = [f"{path}:{path}" for path in map(str, dict.fromkeys(self.folders))]
         mounts += [one if ":" in one else f"{one}:{one}" for one in self.options.mounts]
-        passed = [name for name in sorted(env) if name not in _OF_THE_MACHINE]
+        passed = [name for name in sorted(env) if name not in _OF_THE_MACHINE]  # which of all accelerators, too
+        devices = ["--device=nvidia.com/gpu=all"] if self.options.runtime == "podman" else ["--gpus=all"]
         return [
             *self._program(),
             "run",
@@ -61,7 +58,7 @@ class ContainerRuntime:
             "--pid=host",
             "--ipc=host",
             *self._user(),
-            *self._devices(),
+            *(devices if self.on_accelerators else []),
             *(f"--volume={mount}" for mount in mounts),
             *(f"--env={name}" for name in passed),
             f"--workdir={folder}",
@@ -127,12 +124,6 @@ class ContainerRuntime:
             return ["--userns=keep-id"]
         return [f"--user={os.geteuid()}:{os.getegid()}"]
 
-    def _devices(self) -> list[str]:
-        """All accelerators; CUDA_VISIBLE_DEVICES, which is passed on, says which ones a rank uses."""
-        if not self.on_accelerators:
-            return []
-        return ["--device=nvidia.com/gpu=all"] if self.options.runtime == "podman" else ["--gpus=all"]
-
 
 def mark(env: Mapping[str, str]) -> dict[str, str]:
     """Variables of a rank in a container, by which its processes are found."""
@@ -140,10 +131,6 @@ def mark(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_containers(marks: Mapping[str, str]) -> None:
-    """Kill what still runs in containers of a run whose agents are gone.
-
-    Args:
-        marks: variables that identify the processes of the run.
-    """
+    """Kill what still runs in containers of a run whose agents are gone; `marks` are variables of its processes."""
     for one in process.processes_with(dict(marks) | {_MARK: "1"}):
         process.kill(one.pid)

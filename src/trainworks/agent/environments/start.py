@@ -15,7 +15,7 @@ from pathlib import Path
 from trainworks.agent.environments.build import BuiltEnvironment, build
 from trainworks.errors import TrainworksError
 from trainworks.host import process
-from trainworks.record.events import append_event
+from trainworks.record.events.job import EnvironmentEvent, FailureEvent
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.run_environment import NodeEnvironment
@@ -30,7 +30,7 @@ def agent_module(run_dir: RunDir, resolved: ResolvedRun, node: int, module: str,
     return process.python_module(_MODULE, str(run_dir.path), str(node), module, *arguments)
 
 
-def through_environment(run_dir: Path, node: int, command: list[str]) -> list[str]:
+def environment_command(run_dir: Path, node: int, command: list[str]) -> list[str]:
     """The command of a module, which starts it in the environment of the run instead."""
     module = command[command.index("-m") + 1 :]
     return process.python_module(_MODULE, str(run_dir), str(node), *module)
@@ -39,21 +39,22 @@ def through_environment(run_dir: Path, node: int, command: list[str]) -> list[st
 def record_environment(run_dir: RunDir, node: int, facts: NodeEnvironment) -> None:
     """Write what the ranks of a node run with into the record."""
     run_dir.write_node_environment(node, facts)
-    append_event(run_dir.events_file, "environment", node=node, key=facts.key, seconds=round(facts.built_s, 3))
+    run_dir.note(EnvironmentEvent(kind="environment", node=node, key=facts.key, seconds=round(facts.built_s, 3)))
 
 
 def note_failure(run_dir: RunDir, node: int, error: TrainworksError) -> None:
     """Record why the ranks of a node have no environment."""
-    append_event(
-        run_dir.events_file,
-        "failure",
-        rank=None,
-        node=node,
-        host=socket.gethostname(),
-        cause="environment",
-        exit_code=error.exit_code,
-        message=error.message,
-        hint=error.hint,
+    run_dir.note(
+        FailureEvent(
+            kind="failure",
+            rank=None,
+            node=node,
+            host=socket.gethostname(),
+            cause="environment",
+            exit_code=error.exit_code,
+            message=error.message,
+            hint=error.hint,
+        )
     )
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trainworks.api.checkpointing.files import copy_files, first_damage
-from trainworks.api.checkpointing.places import CheckpointPlace, FolderPlace, place_of
-from trainworks.api.checkpointing.s3 import S3Place
-from trainworks.config.checkpointing.copies import CheckpointCopy
+from trainworks.config.recovery import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
-from trainworks.record.events import append_event
+from trainworks.files import temporary_folder
+from trainworks.observe.copies.places import CheckpointPlace, FolderPlace, copy_files, first_damage, outdated, place_of
+from trainworks.observe.copies.s3 import S3Place
+from trainworks.record.events.training import CheckpointRestoredEvent
 from trainworks.record.manifest import Manifest, complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
@@ -80,7 +78,7 @@ def rehearse(place: CheckpointPlace, scratch: Path | None = None) -> CopyFacts:
         MissingExtraError: torch is not installed.
     """
     try:
-        opening = import_module("trainworks.worker.checkpoint.opening")
+        shards = import_module("trainworks.worker.checkpoint.shards")
     except ImportError:
         raise MissingExtraError("torch", "train") from None
     try:
@@ -89,7 +87,7 @@ def rehearse(place: CheckpointPlace, scratch: Path | None = None) -> CopyFacts:
             return CopyFacts(place.address, None, None, "no complete copy")
         manifest = there[max(there)]
         with brought(place, manifest, scratch) as folder:
-            return CopyFacts(place.address, manifest.step, manifest, None, opening.open_checkpoint(folder))
+            return CopyFacts(place.address, manifest.step, manifest, None, shards.open_checkpoint(folder))
     except (TrainworksError, OSError) as error:
         return CopyFacts(place.address, None, None, str(error))
 
@@ -101,14 +99,11 @@ def brought(place: CheckpointPlace, manifest: Manifest, scratch: Path | None = N
     Raises:
         EnvironmentProblem: it is damaged, or the place cannot be read.
     """
-    folder = Path(tempfile.mkdtemp(prefix=".bringing-", dir=scratch))
-    try:
+    with temporary_folder(".bringing-", scratch) as folder:
         place.get(manifest, folder)
         if damage := first_damage(folder, manifest):
             raise EnvironmentProblem(f"the copy of step {manifest.step} in `{place.address}` is damaged: {damage}")
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def bring_back(place: CheckpointPlace, run_dir: RunDir, step: int | None = None) -> tuple[Manifest, Path]:
@@ -147,7 +142,7 @@ def bring_newest(run_dir: RunDir, where: Sequence[CheckpointPlace]) -> tuple[Man
     for step, place in sorted(found, key=lambda each: each[0], reverse=True):
         try:
             manifest, _ = bring_back(place, run_dir, step)
-            append_event(run_dir.events_file, "checkpoint_restored", step=step, place=place.address)
+            run_dir.note(CheckpointRestoredEvent(kind="checkpoint_restored", step=step, place=place.address))
             return manifest, place
         except TrainworksError as error:
             failure = error
@@ -170,15 +165,6 @@ def place_at(address: str) -> tuple[CheckpointPlace, int | None]:
     if not Path(where).is_dir():
         raise UsageError(f"no folder `{where}`")
     return FolderPlace(Path(where)), step
-
-
-def outdated(steps: Iterable[int], keep: int, best: int | None) -> list[int]:
-    """Steps of copies that are neither among the newest nor the best one.
-
-    >>> outdated([10, 20, 30, 40], 2, 10)
-    [20]
-    """
-    return [step for step in sorted(steps)[:-keep] if step != best]
 
 
 def prune_copies(where: Sequence[CheckpointPlace], keep: int, best: int | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -108,6 +107,5 @@ def _accept(run: Run, door: socket.socket, bridge: Sequence[str]) -> int:
         raise EnvironmentProblem(f"`{bridge[0]}` is not installed here") from None
     finally:
         for one in bridges:
-            one.signal_group(signal.SIGTERM)
-            one.wait(_END_S)
+            one.end(_END_S)
     return 0

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.agent.development.ssh import KEYS_VARIABLE
+from trainworks.agent.environments.files import without_packages
 from trainworks.api.developing.access import DevAccess, access_of
-from trainworks.api.environments.files import without_packages
-from trainworks.api.inputs import is_run_file, load_run
+from trainworks.api.inputs import load_run, named_cluster
 from trainworks.api.launching.prepared_run import PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
 from trainworks.api.run_handle import Run
@@ -21,6 +21,7 @@ from trainworks.api.run_request import RunRequest
 from trainworks.api.runs import create_launch
 from trainworks.backends.registry import backend_class
 from trainworks.config.load import invalid_value
+from trainworks.config.run_description import is_run_description
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.clock import Clock, SystemClock
@@ -66,10 +67,12 @@ def prepare_dev(
         hint = "ssh-keygen -t ed25519, or name a public key"
         raise ArgumentError("no public key may log in", argument="key", hint=hint)
     base = load_run(run_file)[0] if run_file is not None else None
-    resources = _resources(base, {"accelerators": _accelerators(gpus), "cpus": cpus, "memory": memory})
-    content: dict[str, Any] = _kept(base) | {"name": name, "run": _NODE, "resources": resources}
+    accelerators = f"gpu:{gpus}" if gpus is not None and gpus.isdecimal() else gpus
+    resources = _resources(base, {"accelerators": accelerators, "cpus": cpus, "memory": memory})
+    kept = {key: value for key in _KEPT if (value := getattr(base, key, None)) is not None}
+    content: dict[str, Any] = kept | {"name": name, "run": _NODE, "resources": resources}
     if cluster is not None:
-        content["cluster"] = _cluster(cluster)
+        content["cluster"] = named_cluster(cluster) if is_run_description(cluster) else cluster
     if base is not None and (base.num_nodes or base.workload is None):
         content["num_nodes"] = base.nodes
     content["job"] = _job(content.get("job", {"grace": _GRACE}), time_limit, idle)
@@ -209,11 +212,6 @@ def _public_key(file: Path) -> str | None:
     return text if _KEY.fullmatch(text) else None
 
 
-def _kept(base: RunFile | None) -> dict[str, Any]:
-    """Parts of a run file as they are."""
-    return {key: getattr(base, key) for key in _KEPT if getattr(base, key) is not None} if base else {}
-
-
 def _resources(base: RunFile | None, wanted: Mapping[str, str | None]) -> dict[str, Any]:
     """Those of the run file, replaced by options; one core where neither says anything."""
     options = {key: value for key, value in wanted.items() if value is not None}
@@ -221,14 +219,6 @@ def _resources(base: RunFile | None, wanted: Mapping[str, str | None]) -> dict[s
         return options if options.keys() & {"accelerators", "cpus"} else options | {"cpus": "1"}
     written = base.resources.model_dump(exclude_none=True) if base.resources else {}
     return written | options
-
-
-def _accelerators(gpus: str | None) -> str | None:
-    return f"gpu:{gpus}" if gpus is not None and gpus.isdecimal() else gpus
-
-
-def _cluster(text: str) -> Cluster | str:
-    return load_run(text)[0].cluster if is_run_file(text) else text
 
 
 def _job(job: Any, time_limit: str | None, idle: str | None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainworks.api.launching.planning import AS_USUAL, Planning
 from trainworks.api.launching.resolve import resolve
 from trainworks.api.notices import Notify, warn
 from trainworks.api.observing.observers import check_observers, observers_of
@@ -21,10 +20,13 @@ from trainworks.errors import UsageError
 from trainworks.host.git import commit_of
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of_run
+from trainworks.measure.planning import AS_USUAL, Planning
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
+
+__all__ = ["NODE_CHECK", "NODE_PLANNER", "Planning", "PreparedRun", "prepare"]
 
 NODE_PLANNER = "trainworks.api.node_plan"
 """Module that plans a workload on the first node of its job."""
@@ -64,13 +66,17 @@ class PreparedRun:
             LayoutError: the layout of the run file does not fit the accelerators or the model.
             EnvironmentProblem: the model does not fit into their memory.
         """
-        if self.resolved.run_file.cluster.engine == "local":
+        run_file = self.resolved.run_file
+        if run_file.cluster.engine == "local":
             return self
         from trainworks.api.planning.described import forecast  # noqa: PLC0415  # imports the catalogue
 
+        # the cluster as written: in place of a stack file `resolved` has words, which lack the topology
+        as_written = run_file.cluster.model_copy(update={"of": self.request.run_file.cluster.of})
+        run_file = run_file.model_copy(update={"cluster": as_written})
         source = self.request.source if isinstance(self.request.source, Source) else None
         backend = self.backend if ask else None
-        found = forecast(self.resolved.run_file, source, backend, learning=learning)
+        found = forecast(run_file, source, backend, learning=learning)
         return replace(self, resolved=self.resolved.model_copy(update={"forecast": found}))
 
     def expected_cost(self, jobs: int = 1) -> ExpectedCost | None:
@@ -90,7 +96,7 @@ class PreparedRun:
         """
         self.backend.check(self.spec)
         if self.resolved.run_file.job.avoid_failing_nodes:
-            from trainworks.api.proving.nodes import check_has_histories  # noqa: PLC0415 - imports the database
+            from trainworks.backends.node_histories import check_has_histories  # noqa: PLC0415 - imports the database
 
             check_has_histories(self.backend)
         check_observers(self.resolved.run_file)
@@ -109,7 +115,7 @@ class PreparedRun:
         """Make the run directory, and return it with the resolved run that it now holds."""
         resolved = self.resolved
         if resolved.run_file.job.avoid_failing_nodes and not self.is_attached:
-            from trainworks.api.proving.nodes import avoid_failing_nodes  # noqa: PLC0415 - imports the database
+            from trainworks.backends.node_histories import avoid_failing_nodes  # noqa: PLC0415 - imports the database
 
             resolved = avoid_failing_nodes(resolved, self.spec, self.backend, notify=notify)
         run_dir = create_run_dir(self.folder, self.request.run_file.name)
@@ -126,9 +132,10 @@ class PreparedRun:
             if source is not None and not isinstance(source, BatchSource | ManifestSource):
                 run_dir.write_run_file(source.text, resolved)
             if resolved.run_file.job.keep_code:
-                from trainworks.api.environments.kept_code import keep_code  # noqa: PLC0415 - few runs need tarfile and pathspec
+                from trainworks.record.code_archive import keep_code  # noqa: PLC0415 - few runs need tarfile and pathspec
 
-                resolved = keep_code(resolved, run_dir, notify=notify, first=self.request.first_of_array)
+                first = self.request.turn.first if self.request.turn else None
+                resolved = keep_code(resolved, run_dir, notify=notify, first=first)
             run_dir.write_resolved(resolved)
         except BaseException:
             shutil.rmtree(run_dir.path, ignore_errors=True)
@@ -146,13 +153,8 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
         planning: what is measured for the plan of a run on this machine.
 
     Raises:
-        UsageError: the request is an array or a pipeline, whose jobs are prepared one by one, or its jobs cannot wait
-            for each other.
+        UsageError: the jobs of its array or pipeline cannot wait for each other.
     """
-    if request.array is not None or request.following:
-        what = "a pipeline" if request.following else f"`--array={request.array}` in the script"
-        message = f"{what} makes several jobs, and this starts one"
-        raise UsageError(message, hint="use `trainworks submit`, or `trainworks.submit_array` in Python")
     resolved = resolve(
         request.run_file,
         request.source,
@@ -164,8 +166,8 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
     )
     is_attached = not queued and resolved.run_file.cluster.engine == "local"
     backend = AttachedBackend(resolved) if is_attached else backend_of_run(resolved)
-    if request.at_once is not None and "depends_on" in backend.unsupported:
-        what = "a pipeline" if request.needs_success else f"an array with `%{request.at_once}`"
+    if request.turn is not None and request.turn.at_once is not None and "depends_on" in backend.unsupported:
+        what = "a pipeline" if request.needs_success else f"an array with `%{request.turn.at_once}`"
         hint = "submit each task by itself" if request.needs_success else "leave out `%` and the number behind it"
         raise UsageError(f"{backend.name} cannot make a job wait for another, as {what} needs", hint=hint)
     return PreparedRun(request, resolved, folder, backend, is_attached)

@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks import __version__
+from trainworks.agent.environments.files import read_environment, with_image
 from trainworks.api.anchor import AnchoredRun, anchor
-from trainworks.api.environments.files import read_environment, with_image
-from trainworks.api.environments.planning import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
-from trainworks.api.launching.model_support import check_support_early
-from trainworks.api.launching.planning import AS_USUAL, Planning
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import LayoutError, UsageError
+from trainworks.host.network import Machines
 from trainworks.host.probe import package_versions, probe_host
-from trainworks.measure.calibrate import Machines
-from trainworks.plan.run.precision import check_precision, default_precision
+from trainworks.measure.model_config import check_support_early
+from trainworks.measure.planning import AS_USUAL, Planning
+from trainworks.measure.ranks_environment import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
 from trainworks.plan.run.processes import (
     ResourceError,
-    as_asked,
     choose_command_processes,
     choose_workload_processes,
+    requested_host,
 )
+from trainworks.plan.run.trainable import check_precision, default_precision
 from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
@@ -65,10 +65,12 @@ def resolve(
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
     """
     run_file = with_image(run_file)
-    if run_file.cluster.of is not None:
-        from trainworks.jobs.described_nodes import with_described_nodes  # noqa: PLC0415  # imports the catalogue
+    if run_file.cluster.of is not None or (run_file.resources and run_file.cluster.engine != "local"):
+        from trainworks.jobs.described_nodes import check_worker, with_described_nodes  # noqa: PLC0415  # the catalogue
 
         run_file = with_described_nodes(run_file, source)
+        if shape is None and run_file.cluster.engine not in ("local", "described"):
+            check_worker(run_file, source)
     anchored = anchor(run_file, source, on_nodes=host is not None, shape=shape)
     environment = environment or read_environment(run_file, source)
     probed = probe(anchored, runs, host=host, environment=environment)
@@ -113,7 +115,7 @@ def probe(
     """Probe this machine and build the environment of a workload, unless the nodes of the job come later."""
     run_file = anchored.run_file
     if host is None and run_file.cluster.engine != "local":
-        return ProbedRun(anchored, as_asked(run_file), is_planned_later=True, environment=environment)
+        return ProbedRun(anchored, requested_host(run_file), is_planned_later=True, environment=environment)
     interpreter = ranks_interpreter(environment if run_file.workload else None)
     host = interpreter.seen_by(host or probe_host(runs))
     return ProbedRun(anchored, host, False, environment, interpreter)

@@ -7,11 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.api.environments.planning import RanksInterpreter
-from trainworks.api.launching.model_support import model_support
-from trainworks.api.launching.planning import Planning
-from trainworks.api.planning.planned_model import has_formula, model_shape
-from trainworks.api.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator
@@ -21,13 +16,16 @@ from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, Mi
 from trainworks.files import free_bytes
 from trainworks.host.folders import FINISHED_RUNS, cache_folder, data_folder
 from trainworks.host.installed import check_versions
+from trainworks.host.network import Machines
 from trainworks.jobs.environment import agent_environment
-from trainworks.measure.calibrate import Machines, calibrate
-from trainworks.measure.trial import TrialOutOfMemoryError, try_out
+from trainworks.measure.calibrate import TrialOutOfMemoryError, calibrate, try_out
+from trainworks.measure.model_config import has_formula, model_shape, model_support
+from trainworks.measure.planning import Planning
+from trainworks.measure.ranks_environment import RanksInterpreter
+from trainworks.measure.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.plan.cluster.learning import with_learning
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
-from trainworks.plan.run.module import check_own_optimizer, make_measured_plan, measured_layouts
-from trainworks.plan.run.plan import make_plan
+from trainworks.plan.run.plan import check_own_optimizer, make_measured_plan, make_plan, measured_layouts
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
 from trainworks.plan.run.processes import memory_per_rank
 from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
@@ -38,7 +36,7 @@ from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import FewerNodes, Plan, PlannedLayout, ResolvedRun
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.units import format_bytes
-from trainworks.worker.imports import rank_modules
+from trainworks.worker.fork_server import rank_modules
 
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""

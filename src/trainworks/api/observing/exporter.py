@@ -13,29 +13,31 @@ from typing import Any
 import pynvml
 
 from trainworks.api.notices import Notify
-from trainworks.api.observing.listening import listen_address
 from trainworks.api.observing.watched_runs import RunWatcher
 from trainworks.api.proving.health import health
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.errors import ArgumentError, suggest
+from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.fabric import ethernet_ports, rdma_ports
+from trainworks.host.listening import listen_address
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
-from trainworks.observe.exporter import MetricsServer, ServerSecurity, read_token, write_textfile
-from trainworks.observe.following import describe
-from trainworks.observe.metrics.amd_gpus import amd_gpu_samples
-from trainworks.observe.metrics.fabric import fabric_samples
-from trainworks.observe.metrics.families import (
+from trainworks.observe.exporter import (
     COLLECTOR_SECONDS,
     COLLECTOR_SUCCESS,
     RUNS_LEFT_OUT,
     RUNS_UNREADABLE,
+    MetricsServer,
+    ServerSecurity,
+    health_samples,
+    read_token,
 )
+from trainworks.observe.following import describe
+from trainworks.observe.metrics.fabric import fabric_samples
 from trainworks.observe.metrics.family import MetricSample, exposition
-from trainworks.observe.metrics.gpus import GpuReader
-from trainworks.observe.metrics.health import health_samples
+from trainworks.observe.metrics.gpus import GpuReader, amd_gpu_samples
 from trainworks.observe.metrics.queue import queue_samples
 from trainworks.observe.metrics.runs import run_samples
 
@@ -114,14 +116,14 @@ class NodeMetrics:
                 self._notify(f"collector `{name}`: {problem}")
             self._problems[name] = problem
             yield from samples
-            yield COLLECTOR_SUCCESS.of(not problem, name)
-            yield COLLECTOR_SECONDS.of(time.perf_counter() - start_s, name)
+            yield COLLECTOR_SUCCESS.sample(not problem, name)
+            yield COLLECTOR_SECONDS.sample(time.perf_counter() - start_s, name)
 
     def _run_samples(self) -> Iterator[MetricSample]:
         for run in self._watcher.facts():
             yield from run_samples(run)
-        yield RUNS_UNREADABLE.of(self._watcher.unreadable)
-        yield RUNS_LEFT_OUT.of(self._watcher.left_out)
+        yield RUNS_UNREADABLE.sample(self._watcher.unreadable)
+        yield RUNS_LEFT_OUT.sample(self._watcher.left_out)
 
     def _open_store(self) -> JobStore | None:
         if self._store is not None and self._store.is_replaced():
@@ -189,7 +191,7 @@ def write_metrics(
             f"node_exporter reads no `{path.name}`", argument="textfile", hint=f"call it `{path.stem}.prom`"
         )
     clock = clock or SystemClock()
-    write_textfile(path, metrics.text())
+    write_atomic(path, metrics.text(), durable=False)
     while every_s is not None:
         clock.sleep(every_s)
-        write_textfile(path, metrics.text())
+        write_atomic(path, metrics.text(), durable=False)

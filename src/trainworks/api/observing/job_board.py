@@ -15,7 +15,7 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_row import BilledAttempt, month_of
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.report.observing.job_costs import HeldTime, Usage
+from trainworks.report.job_costs import HeldTime, Usage
 
 __all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "usage"]
 
@@ -170,13 +170,13 @@ def summed(attempts: Iterable[BilledAttempt], by: Sequence[UsageKey], now: float
     """
     sums: dict[tuple[str, str, str], HeldTime] = {}
     for attempt in attempts:
-        for month, one in _by_month(attempt, now) if "month" in by else [("", attempt)]:
+        for month, one in _split_by_month(attempt, now) if "month" in by else [("", attempt)]:
             key = (month, one.owner if "user" in by else "", one.billing.team if "team" in by else "")
             sums[key] = sums.get(key, HeldTime(*key)) + _held(one, now)
     return Usage(tuple(sums[key] for key in sorted(sums, reverse=True)))
 
 
-def _by_month(attempt: BilledAttempt, now: float) -> Iterator[tuple[str, BilledAttempt]]:
+def _split_by_month(attempt: BilledAttempt, now: float) -> Iterator[tuple[str, BilledAttempt]]:
     """The parts of an attempt in each month; the first one has its number."""
     ended_at = now if attempt.ended_at is None else attempt.ended_at
     while True:

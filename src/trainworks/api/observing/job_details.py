@@ -10,7 +10,7 @@ from trainworks.backends.store_place import store_url
 from trainworks.backends.submission import submitted_runs
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
-from trainworks.record.events import read_events
+from trainworks.record.events.log import read_events
 from trainworks.recover.failures import describe_failure, first_failure
 
 
@@ -50,9 +50,10 @@ def first_failure_lines(job: Job, tail_lines: int = 10) -> list[str]:
     """The first failed rank of a job and the end of its log; empty if no rank failed."""
     events = read_events(job.run_dir.events_file)
     failure = first_failure(events)
-    if failure is None or failure.get("rank") is None:
+    rank = failure.get("rank") if failure else None
+    if failure is None or rank is None:
         return []
-    rank, host = failure["rank"], failure.get("host", "an unknown host")
+    host = failure.get("host", "an unknown host")
     lines = [f"first failure: rank {rank} on {host}: {describe_failure(failure, events)}"]
     file = job.run_dir.rank_log(rank)
     try:

@@ -110,11 +110,7 @@ def _others(found: Run, node: int | None, *, supervisor: bool, everything: bool)
 def _check_exists(
     found: Run, read: RunLogs, others: list[Path], *, follow: bool, rank: int | None, attempt: int | None
 ) -> None:
-    """Refuse a log that does not exist; `follow` waits for it.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Refuse a log that does not exist; `follow` waits for it."""
     if follow or not read.is_empty:
         return
     hint = "trainworks logs RUN --supervisor"
@@ -136,10 +132,10 @@ def _filter(grep: str | None, since: str | None, level: str | None) -> LogFilter
     if level and least is None:
         hint = suggest(level.lower(), LEVELS) or f"one of {', '.join(LEVELS)}"
         raise ArgumentError(f"no level `{level}`", argument="level", hint=hint)
-    return LogFilter(pattern, _since(since), least)
+    return LogFilter(pattern, _parse_since(since), least)
 
 
-def _since(text: str | None) -> float:
+def _parse_since(text: str | None) -> float:
     """Seconds since the epoch of a time, or of a duration before now."""
     if text is None:
         return 0.0
@@ -194,11 +190,7 @@ def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", li
 
 
 def _open_inside(run_dir: RunDir, log: str) -> BinaryIO:
-    """Open a log that is a regular file in the folder of the logs.
-
-    Raises:
-        UnknownRunError: it is none.
-    """
+    """Open a log that is a regular file in the folder of the logs."""
     try:
         folder = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:

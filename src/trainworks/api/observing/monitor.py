@@ -15,20 +15,17 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.host.users import this_host
-from trainworks.observe.monitoring.dashboards import DASHBOARDS
-from trainworks.observe.monitoring.dcgm import dcgm_counters
-from trainworks.observe.monitoring.grafana import dashboard_json
-from trainworks.observe.monitoring.kubernetes import exporter_manifest
+from trainworks.observe.monitoring.alerts import ALERTS
+from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import (
     MonitoringSetup,
     alertmanager_config,
+    exporter_manifest,
     prometheus_config,
     target_files,
-    target_files_of_this_machine,
 )
-from trainworks.observe.monitoring.rules import ALERTS, alert_rules, alert_tests, recording_rules
-from trainworks.observe.monitoring.zabbix import zabbix_template
-from trainworks.observe.monitoring.zabbix_triggers import IN_ZABBIX
+from trainworks.observe.monitoring.rules import alert_rules, alert_tests, dcgm_counters, recording_rules
+from trainworks.observe.monitoring.zabbix import IN_ZABBIX, zabbix_template
 
 
 def render_monitoring(
@@ -138,7 +135,7 @@ def monitored_nodes(cluster: str | None = None, *, notify: Notify = warn) -> dic
     """
     backend = backend_on(cluster)
     if isinstance(backend, LocalBackend):
-        return target_files_of_this_machine(this_host())
+        return target_files([EXPORTER_ADDRESS.host], {"node": this_host()})
     files = target_files(node.name for node in backend.nodes())
     notify(
         f"the exporter listens on {EXPORTER_ADDRESS} by default, where other machines cannot read it: start those of "

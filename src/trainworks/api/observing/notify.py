@@ -20,19 +20,19 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.observe.delivery import apprise_delivery
 from trainworks.observe.following import report_beside, secrets_of
 from trainworks.observe.notify import (
     Deliver,
     Outbox,
     RunLook,
-    after_events,
+    apply_events,
+    apprise_delivery,
     cause_text,
     danger_message,
     deliveries,
     waiting_message,
 )
-from trainworks.record.events import read_lines_from
+from trainworks.record.events.log import read_events_from
 from trainworks.record.history import read_history
 from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.outcome import failure_of
@@ -80,8 +80,8 @@ class Messenger:
             EnvironmentProblem: a recipient did not take a message, which stays in the outbox.
         """
         look = self._look()
-        events, events_bytes = read_lines_from(self._run_dir.events_file, self.box.events_bytes)
-        box = after_events(self.box, events, look, self._options).model_copy(update={"events_bytes": events_bytes})
+        events, events_bytes = read_events_from(self._run_dir.events_file, self.box.events_bytes)
+        box = apply_events(self.box, events, look, self._options).model_copy(update={"events_bytes": events_bytes})
         self._store(self._with_danger(box, look))
         for box in deliveries(self.box, self._options, self._deliver):
             self._store(box.model_copy(update={"problem": None}))
@@ -118,7 +118,7 @@ class Messenger:
             run=self._run_dir.run_id,
             state=state,
             updated_at=progress.status.updated_at,
-            cause=cause_text({"cause": progress.status.cause, "message": progress.status.message}),
+            cause=cause_text(progress.status.end),
             step=progress.latest["step"] if progress.latest else 0,
             num_steps=num_steps,
             loss=progress.latest["loss"] if progress.latest else None,

@@ -8,12 +8,12 @@ from pathlib import Path
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.host import process
-from trainworks.observe.libraries import TRACKER_LIBRARIES, check_library
+from trainworks.observe.following import TRACKER_LIBRARIES, check_library
 from trainworks.record.run_dir import RunDir
 
 _TRACK = "trainworks.api.observing.track"
 _NOTIFY = "trainworks.api.observing.notify"
-_COPIER = "trainworks.api.checkpointing.copier"
+_COPIER = "trainworks.observe.copies.copier"
 
 
 def observers_of(run_file: RunFile) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.run_handle import Run
 from trainworks.errors import TrainworksError, UnknownRunError
-from trainworks.record.events import Event, read_lines_from
+from trainworks.record.events.log import Event, read_events_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import COLUMNS, MetricColumns, thinned
 from trainworks.report.runs.summary import Report, build_report
@@ -70,7 +70,7 @@ class RunView:
     def events(self) -> list[Event]:
         """All events so far."""
         with self._lock:
-            new, self._events_offset = read_lines_from(self.run.run_dir.events_file, self._events_offset)
+            new, self._events_offset = read_events_from(self.run.run_dir.events_file, self._events_offset)
             self._events += new
             return list(self._events)
 
@@ -148,12 +148,11 @@ class RunViews:
             view = self._views.pop(path, None) or RunView(Run(path))
             view.job = job
             self._views[path] = view
-            while len(self._views) > _MOST_VIEWS or (len(self._views) > 1 and self._num_rows() > _MOST_ROWS):
+            while len(self._views) > _MOST_VIEWS or (
+                len(self._views) > 1 and sum(map(len, self._views.values())) > _MOST_ROWS
+            ):
                 self._views.popitem(last=False)
         return view
-
-    def _num_rows(self) -> int:
-        return sum(len(view) for view in self._views.values())
 
     def _job(self, name: str) -> Job | None:
         try:

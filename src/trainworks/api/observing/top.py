@@ -12,7 +12,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host.clock import SystemClock
 from trainworks.host.machine_load import MachineLoad, machine_load
 from trainworks.record.resolved import Plan
-from trainworks.report.runs.overview import LiveRun, Overview
+from trainworks.report.overview import LiveRun, Overview
 
 __all__ = ["LiveRuns", "MachineLoad", "Overview", "machine_load", "top"]
 

@@ -21,7 +21,7 @@ from trainworks.jobs.state import JobState
 from trainworks.observe.following import describe, report_beside, try_turn
 from trainworks.observe.trackers.feed import Feed, Sent
 from trainworks.observe.trackers.registry import sent_name, tracker_opener
-from trainworks.observe.trackers.report import TrackerContent, TrackReport
+from trainworks.observe.trackers.tracker import TrackerContent, TrackReport
 from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.run_progress import state_of
 

@@ -11,7 +11,7 @@ from trainworks.errors import TrainworksError
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.runs import RunSnapshot
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
 from trainworks.record.history import read_history
 from trainworks.record.ledger import Ledger, build_ledger, first_start_s
 from trainworks.record.metric_columns import read_columns
@@ -109,17 +109,16 @@ class WatchedRun:
         return others_share(now, self._usage_before)
 
     def _take(self, event: Event) -> None:
-        kind = event["kind"]
-        if kind in ("submitted", "resized"):
-            self._nodes = event.get("nodes")
-        elif kind == "attempt":
+        if event["kind"] == "submitted" or event["kind"] == "resized":
+            self._nodes = event["nodes"]
+        elif event["kind"] == "attempt":
             self._attempts += 1
             self._attempt_at = event["t"]
-        elif kind == "failure":
+        elif event["kind"] == "failure":
             self._failures.add((self._attempts, event.get("rendezvous")))
-        elif kind == "checkpoint":
+        elif event["kind"] == "checkpoint":
             self._checkpoint_bytes = event.get("bytes")
-        elif kind == "checkpoint_failed":
+        elif event["kind"] == "checkpoint_failed":
             self._failed_checkpoints += 1
 
     def _update_ledger(self, created_at: float, state: JobState, share: float) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from trainworks.api.anchor import lacking_weights
 from trainworks.api.planning.expected_cost import nodes_of_job, price_of
-from trainworks.api.planning.planned_model import PlannedModel, planned_model, weights_note
 from trainworks.backends.backend import Backend
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription
@@ -21,16 +21,26 @@ from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.described_nodes import described_part
+from trainworks.measure.model_config import shape_and_vocabulary
 from trainworks.plan.cluster.layout import check_against
 from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.plan import ClusterPlan, plan_request
 from trainworks.plan.cluster.scaling import PlanRequest
+from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.degrees import resolved_of
-from trainworks.plan.network.traffic import as_designed
+from trainworks.plan.job import AnyJob
+from trainworks.plan.network.traffic import apply_design
+from trainworks.plan.run.pricing import described_job, software_of_workload
+from trainworks.plan.run.steps import num_steps
+from trainworks.plan.shapes.conv_net import ConvNetShape
+from trainworks.plan.shapes.presets import published_shape
+from trainworks.plan.software import Software, planned_software
 from trainworks.plan.space import Fixed
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.measured.measurement_store import read_measurements
+from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import Forecast
 from trainworks.units import HOUR_S
 
@@ -74,7 +84,7 @@ def plan_cluster(
     stored = read_measurements(data_folder("clusters"), cluster) if learning else []
     measurements = [*stored, *learned]
     _check_precision(workload, cluster, source)
-    job = model.job(workload, as_designed(cluster))
+    job = model.job(workload, apply_design(cluster))
     belief = belief_from(measurements, job)
     price_usd, price_note = _goal_price(run_file, cluster, source)
     written, layout_source = (run_file.layout, source) if layout is None else (layout, None)
@@ -138,9 +148,10 @@ def forecast(
         step_s=best.step_time_s,
         low_s=best.low_s,
         high_s=best.high_s,
-        memory_bytes=round(best.memory.device_bytes),
+        memory_bytes=best.memory.total_bytes,
         train_s=train_s,
         usd=None if price is None or train_s is None else price * train_s / HOUR_S * cluster.num_accelerators,
+        usd_per_accelerator_hour=price,
     )
 
 
@@ -210,3 +221,99 @@ def _goal_price(
         "`cluster.usd_per_accelerator_hour` replaces it"
     )
     return price.value, note
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A model and how long it trains."""
+
+    shape: ModelShape | ConvNetShape
+    sequence_length: int
+    """Tokens, or the patches of an image; 1 for a convolutional network."""
+    steps: int
+    software: Software
+    is_ours: bool = False
+    """Whether Trainworks trains it: a fine-tuning, or a language model on a scheduler that the run file names."""
+    vocabulary_note: str | None = None
+    """The vocabulary that the run file leaves out and the plan takes; None where it is given."""
+
+    def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
+        """The model trained on a cluster."""
+        if isinstance(self.shape, ConvNetShape):
+            return ConvJob(self.shape, workload.precision, cluster, self.software)
+        if self.is_ours:
+            return described_job(workload, self.shape, cluster)
+        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
+
+
+def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
+    """The model of a run file.
+
+    Raises:
+        UsageError: the workload is missing, the preset is unknown, the model has too few positions for the sequences,
+            or the training is counted in epochs.
+        EnvironmentProblem: the model's config cannot be read.
+    """
+    workload = run_file.workload
+    if workload is None:
+        raise UsageError("a command cannot be planned; only a `workload` can")
+    steps = _steps(workload, source)
+    if workload.is_fine_tuned and run_file.software is not None:
+        raise UsageError(
+            "`adapter` and `preference` are planned as Trainworks trains them",
+            place=source.place(("software",)) if source else None,
+            hint="remove `software`",
+        )
+    compiled = workload.compile if "compile" in workload.model_fields_set else None
+    software = planned_software(run_file.software, compiled=compiled)
+    is_submitted = run_file.cluster.engine not in ("local", "described") and run_file.software is None
+    is_ours = workload.is_fine_tuned or (is_submitted and workload.task == "causal-lm")
+    if is_ours:
+        software = software_of_workload(workload, "cuda")
+    if workload.model.preset is None:
+        shape, taken = shape_and_vocabulary(workload)
+        note = None if taken is None else taken.note
+        return PlannedModel(shape, workload.data.sequence_length, steps, software, is_ours, note)
+    published, length = published_shape(workload, workload.model.preset, source)
+    return PlannedModel(published, length, steps, software, is_ours)
+
+
+def weights_note(workload: Workload) -> str | None:
+    """What a fine-tuning needs before it can run, where its plan does without; None for any other workload."""
+    lacking = lacking_weights(workload)
+    return None if lacking is None else f"planned without weights: {lacking[0]}; to run it, {lacking[1]}"
+
+
+def planned_shape(run_file: RunFile, source: Source | None) -> ModelShape | None:
+    """The shape of a model that is planned for this machine and not built: a preset, or a fine-tuning without weights.
+
+    None for any other model, and for another machine.
+
+    Raises:
+        UsageError: the preset is unknown, or no measurement of this machine gives the step time of such a model.
+    """
+    workload = run_file.workload
+    if workload is None or run_file.cluster.engine != "local":
+        return None
+    if workload.model.preset is None and not workload.lacks_weights:
+        return None
+    name = workload.model.title
+    shape = planned_model(run_file, source).shape
+    if isinstance(shape, ConvNetShape) or not shape.causal or shape.latent is not None:
+        raise UsageError(
+            f"cannot plan `{name}` for this machine: no calibration gives the step time of a model that is not a "
+            "causal language model with plain attention",
+            place=source.place(("workload", "model", "preset")) if source else None,
+            hint='plan it for a described cluster: `--on "8x H100"`',
+        )
+    return shape
+
+
+def _steps(workload: Workload, source: Source | None) -> int:
+    if workload.train_for.unit != "epochs":
+        return num_steps(workload, tokens_in_data=None)
+    raise UsageError(
+        "epochs cannot be planned for a described cluster: their length is only known after preparing the data",
+        place=source.place(("workload", "train_for")) if source else None,
+        hint="set `train_for: 1B tokens`, or steps",
+    )

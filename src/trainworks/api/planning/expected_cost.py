@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainworks.backends.backend import Backend
 from trainworks.catalog.catalog import accelerator, load_catalog
-from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, node_of_accelerators, parse_cluster
+from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, node_of_accelerators
 from trainworks.catalog.prices import known_accelerator
 from trainworks.config.run_file import RunFile
 from trainworks.errors import TrainworksError, UsageError
@@ -31,10 +31,11 @@ def expected_cost(resolved: ResolvedRun, spec: JobSpec, jobs: int = 1) -> Expect
     if not accelerators or times_s is None:
         return None
     run_file, forecast = resolved.run_file, resolved.forecast
-    cluster = parse_cluster(forecast.cluster) if forecast else None
-    if cluster is None and run_file.cluster.engine != "local":
-        cluster = nodes_of_job(run_file, None)
-    usd, (low_s, high_s) = price_of(run_file, cluster), times_s
+    if forecast is not None:
+        usd = forecast.usd_per_accelerator_hour
+    else:
+        usd = price_of(run_file, None if run_file.cluster.engine == "local" else nodes_of_job(run_file, None))
+    low_s, high_s = times_s
     if usd is None:
         return None
     return ExpectedCost(accelerators=accelerators, usd_per_accelerator_hour=usd, low_s=low_s, high_s=high_s, jobs=jobs)

@@ -18,9 +18,9 @@ from trainworks.api.anchor import anchor
 from trainworks.api.checkpointing.checkpoints import checkpoint_copies
 from trainworks.api.checkpointing.copies import places
 from trainworks.api.proving.drilled_job import DrilledJob
-from trainworks.api.run_request import RunTarget, read_request
+from trainworks.api.run_request import RunTarget, read_run
 from trainworks.backends.registry import backend_for, shares_files
-from trainworks.config.checkpointing.copies import CheckpointCopy
+from trainworks.config.recovery import CheckpointCopy
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import SystemClock
@@ -31,14 +31,15 @@ from trainworks.measure.drill.drill_fault import (
     DrillFault,
     ordered,
 )
-from trainworks.measure.drill.drill_report import DrillReport
+from trainworks.measure.drill.drill_report import DrillReport, Soak, soak_goodput
 from trainworks.measure.drill.drilled_run import DrilledRun
 from trainworks.measure.drill.failing_store import FailingStore
 from trainworks.measure.drill.injection import Namespace, SmallDisk
 from trainworks.measure.drill.outcome import FaultOutcome, check_record
 from trainworks.measure.drill.place import DrillPlace, OnThisMachine
 from trainworks.measure.drill.scenario import FaultScenario
-from trainworks.measure.drill.soak import Soak, soak_goodput
+from trainworks.record.events.log import of_kind
+from trainworks.record.events.training import CheckpointCopiedEvent
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.units import parse_duration
 
@@ -90,7 +91,7 @@ def drill(
             cluster, or a fault has an unknown name.
         EnvironmentProblem: the run fails without any fault.
     """
-    request = read_request(target, nodes=nodes, nproc=nproc)
+    request = read_run(target, nodes=nodes, nproc=nproc)
     run_file = anchor(request.run_file, request.source, on_nodes=False).run_file
     if run_file.workload is None:
         raise UsageError("a drill needs a `workload`", hint="the faults of a command are its own")
@@ -105,11 +106,7 @@ def drill(
 
 
 def _place(run_file: RunFile, *, is_soak: bool) -> DrillPlace:
-    """Where the run starts.
-
-    Raises:
-        UsageError: a drill cannot reach it there.
-    """
+    """Where the run starts; a drill refuses what it cannot reach there."""
     if run_file.cluster.engine == "local":
         return OnThisMachine(SystemClock())
     if not shares_files(run_file.cluster.engine):
@@ -296,7 +293,7 @@ def _copy_problem(run: DrilledRun) -> str:
     """What is wrong with the copy of the last checkpoint, which may still be on its way; empty if it loads."""
     deadline = run.clock.now() + _COPIED_S
     last = complete_checkpoints(run.run_dir)[-1][0].step
-    while last not in (event["step"] for event in run.events() if event["kind"] == "checkpoint_copied"):
+    while last not in [event["step"] for event in of_kind(run.events(), CheckpointCopiedEvent)]:
         if run.clock.now() > deadline:
             return f"the last checkpoint, of step {last:,}, was not copied"
         run.clock.sleep(_COPIED_LOOK_S)

@@ -13,7 +13,8 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.victims import Victim
-from trainworks.record.events import read_events
+from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.run_dir import RunDir
 
 _HIT_S = 60.0
@@ -80,7 +81,7 @@ class DrilledJob:
 
     def lose_node(self, run_dir: RunDir, node: int) -> Callable[[], None]:
         """Declare a node down."""
-        launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
+        launches = of_kind(read_events(run_dir.events_file), SubmittedEvent)
         name = str(launches[-1]["hosts"][node])
         self._backend.set_down(name, f"drill of {run_dir.run_id}")
 

@@ -1,25 +1,38 @@
-"""Check the health of this node, and compare the nodes of a fleet."""
+"""Check the health of this node, compare the nodes of a fleet, and drain those that fail."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.backends.store_place import is_there_a_store
-from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.run_file import RunFile
-from trainworks.errors import TrainworksError
+from trainworks.errors import TrainworksError, UsageError
+from trainworks.jobs.described_nodes import described_cluster
 from trainworks.measure.health.expectation import Expectation, expectation_of
 from trainworks.measure.health.fleet import FleetHealth, read_fleet
 from trainworks.measure.health.node import NodeView, Unreadable
 from trainworks.measure.health.node_health import NodeHealth, check_node
 from trainworks.recover.node_history import NodeHistory
 
-__all__ = ["FleetHealth", "NodeHealth", "expectation_of_run", "fleet_health", "health"]
+if TYPE_CHECKING:
+    from trainworks.backends.slurm.client import SlurmClient
+
+__all__ = [
+    "FleetHealth",
+    "NodeHealth",
+    "drain_failing",
+    "drain_unhealthy",
+    "expectation_of_run",
+    "fleet_health",
+    "health",
+]
 
 
 _HISTORY_TIMEOUT_S = 1.0
@@ -46,15 +59,11 @@ def health(expect: str | None = None, *, with_history: bool = True) -> NodeHealt
 
 
 def _history(name: str, accelerator_name: str | None) -> NodeHistory | None:
-    """What earlier jobs have seen of this machine; None without a job store.
-
-    Raises:
-        Unreadable: the job store cannot be read, or does not answer in time.
-    """
+    """What earlier jobs have seen of this machine; None without a job store."""
     try:
         if not is_there_a_store():
             return None
-        from trainworks.api.proving.nodes import history_of_machine  # noqa: PLC0415, imports the database
+        from trainworks.backends.node_histories import history_of_machine  # noqa: PLC0415, imports the database
 
         answer: Future[NodeHistory | None] = Future()
         look = partial(_settle, answer, partial(history_of_machine, name, accelerator_name))
@@ -84,5 +93,57 @@ def fleet_health(files: Sequence[Path | str]) -> FleetHealth:
 
 def expectation_of_run(run_file: RunFile) -> Expectation:
     """The hardware of a node of the cluster that a run file describes; without one, what the node shows itself."""
-    described = run_file.cluster.of
-    return Expectation() if described is None else expectation_of(parse_cluster(described))
+    return Expectation() if run_file.cluster.of is None else expectation_of(described_cluster(run_file))
+
+
+_STATE = re.compile(r"\bState=(\S+)")
+
+
+def drain_unhealthy(result: NodeHealth, reason: str, slurm: SlurmClient | None = None) -> bool:
+    """Drain the node in Slurm if a check failed; a node that is drained already keeps its reason.
+
+    Returns:
+        True if the node was drained now.
+
+    Raises:
+        EnvironmentProblem: Slurm is missing or does not answer.
+        UsageError: Slurm refuses.
+    """
+    if not result.failed:
+        return False
+    if slurm is None:
+        from trainworks.backends.slurm.client import SlurmClient  # noqa: PLC0415
+
+        slurm = SlurmClient()
+    state = _STATE.search(slurm.call("scontrol", "show", "node", result.node, "--oneliner"))
+    if state and "DRAIN" in state[1]:
+        return False
+    slurm.call("scontrol", "update", f"NodeName={result.node}", "State=DRAIN", f"Reason={reason}")
+    return True
+
+
+def drain_failing(fleet: FleetHealth, cluster: str) -> list[str]:
+    """Drain the nodes of a fleet on which a check failed; running jobs continue, and none starts there.
+
+    Args:
+        fleet: reports of the nodes.
+        cluster: where they are: a name such as `slurm`, or a run file.
+
+    Returns:
+        Nodes that were drained now; a node that takes no jobs already keeps its reason.
+
+    Raises:
+        UsageError: the cluster does not know one of the nodes, and none was drained; or it refuses.
+        EnvironmentProblem: it does not answer.
+    """
+    from trainworks.api.nodes import backend_on  # noqa: PLC0415, a check before each job drains nothing
+
+    backend = backend_on(cluster)
+    states = {node.name: node.state for node in backend.nodes()} if fleet.failing else {}
+    if unknown := [node.name for node in fleet.failing if node.name not in states]:
+        hint = "run `trainworks health --json` where SLURMD_NODENAME or NODE_NAME is the name that the cluster uses"
+        raise UsageError(f"`{cluster}` has no node `{unknown[0]}`", place="--drain", hint=hint)
+    drained = [node for node in fleet.failing if states[node.name] not in ("drained", "draining")]
+    for node in drained:
+        backend.drain(node.name, f"trainworks: {'; '.join(node.failed)}")
+    return [node.name for node in drained]

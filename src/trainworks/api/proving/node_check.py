@@ -15,7 +15,7 @@ from trainworks.api.proving.health import expectation_of_run
 from trainworks.host import process
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import check_node
-from trainworks.record.events import append_event
+from trainworks.record.events.job import NodeCheckEvent
 from trainworks.record.run_dir import RunDir
 
 
@@ -32,7 +32,7 @@ def main(run_folder: str, node: str) -> int:
         hint = result.failed[0].action if problem else ""
     names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "NODE_NAME"))  # of Slurm, and of a pod's node
     host = next(filter(None, names), socket.gethostname())
-    append_event(run_dir.events_file, "node_check", node=int(node), host=host, message=problem, hint=hint)
+    run_dir.note(NodeCheckEvent(kind="node_check", node=int(node), host=host, message=problem, hint=hint))
     return 1 if problem else 0
 
 

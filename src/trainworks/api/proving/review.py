@@ -10,9 +10,8 @@ from trainworks.config.manifests.reading import ManifestSource
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import UsageError
-from trainworks.review.check import check_launch, check_paths
+from trainworks.review.check import check_launch, check_paths, find_options
 from trainworks.review.finding import ReviewReport
-from trainworks.review.options import find_options
 from trainworks.review.readers.shell import has_branches
 from trainworks.review.registry import RULES, rule_named, selected_rules
 from trainworks.review.rule import ReviewRule

@@ -121,7 +121,7 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
             node_planner=node_planner,
             environment=before.environment,
         )
-        resolved = _in_place_of(before, planned, keeps_layout=not has_new_layout, has_new_length=changes.extends)
+        resolved = _replan(before, planned, keeps_layout=not has_new_layout, has_new_length=changes.extends)
     if changes.extends:
         _check_steps(run_dir, resolved)
     return resolved, _differences(before, resolved)
@@ -193,7 +193,7 @@ def with_settings(run_file: RunFile, settings: Mapping[str, Any]) -> RunFile:
         raise RunFileError(list(problems_of(error, data, _Settings("", "")))) from None
 
 
-def _in_place_of(before: ResolvedRun, planned: ResolvedRun, *, keeps_layout: bool, has_new_length: bool) -> ResolvedRun:
+def _replan(before: ResolvedRun, planned: ResolvedRun, *, keeps_layout: bool, has_new_length: bool) -> ResolvedRun:
     """The run as planned anew; with its plan of before but for the number of steps if the layout stays."""
     if planned.plan is None or before.plan is None:
         return planned.in_place_of(before)

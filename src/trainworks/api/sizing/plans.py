@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from trainworks.api.planning.described import decisions, plan_cluster
-from trainworks.api.planning.planned_model import planned_model
+from trainworks.api.planning.described import decisions, plan_cluster, planned_model
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
 from trainworks.config.run_file import Goal, RunFile, Workload

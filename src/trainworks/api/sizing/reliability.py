@@ -10,10 +10,9 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.reliability.defaults import planned_failures
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures, planned_failures
 from trainworks.plan.reliability.goodput import ExpectedRun, expected, save_in_time, spares_needed
-from trainworks.plan.reliability.scenario import Scenario, SimulationOutcome, scenario_of, spread_of
+from trainworks.plan.reliability.scenario import Scenario, scenario_of, spread_of
 from trainworks.plan.reliability.simulation import simulate_all
 from trainworks.plan.sizing.result import Reliability, SizingRequest
 from trainworks.plan.storage.run import checkpoint_of
@@ -91,7 +90,14 @@ def simulate_reliability(
     prepared = [_prepared(plan, request, given) for plan, given in plans]
     scenarios = [each[1] for each in prepared if not isinstance(each, UsageError)]
     outcomes = iter(simulate_all(scenarios, trials=TRIALS, seed=request.seed, most_events=_MOST_EVENTS))
-    return [each if isinstance(each, UsageError) else _simulated(each[0], next(outcomes)) for each in prepared]
+    results: list[Reliability | UsageError] = []
+    for each in prepared:
+        if isinstance(each, UsageError):
+            results.append(each)
+            continue
+        outcome = next(outcomes)
+        results.append(outcome if isinstance(outcome, UsageError) else each[0](outcome))
+    return results
 
 
 def _prepared(
@@ -111,7 +117,3 @@ def _prepared(
     except UsageError as error:
         return error
     return partial(Reliability, plan, work, failures, spares, mean), scenario
-
-
-def _simulated(run: partial[Reliability], outcome: SimulationOutcome | UsageError) -> Reliability | UsageError:
-    return outcome if isinstance(outcome, UsageError) else run(outcome)

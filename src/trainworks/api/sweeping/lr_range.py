@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.api.resuming.changes import with_settings
-from trainworks.api.run_request import RunTarget, read_request
+from trainworks.api.run_request import RunTarget, read_run
 from trainworks.api.runs import submit
 from trainworks.errors import RunFailedError, UsageError
 from trainworks.plan.sweeps.range_test import RangeTestResult, has_diverged, read_range_test
@@ -44,7 +44,7 @@ def learning_rate_range(
     """
     if not 0 < low < high:
         raise UsageError(f"`{low:g},{high:g}` is not a range of learning rates", hint="write it like `1e-6,1`")
-    request = read_request(target)
+    request = read_run(target)
     if request.run_file.workload is None:
         raise UsageError("a range test trains a workload, and the run file has a command")
     settings: dict[str, Any] = {

@@ -5,39 +5,32 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, ClassVar, Self, final
+from pathlib import Path
+from typing import ClassVar, Self, final
 
 import yaml
 
-from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.agent.remote_agent import RemoteHosts
+from trainworks.backends.backend import AllocatedNodes, Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import mark_of
+from trainworks.backends.kubernetes import render
 from trainworks.backends.kubernetes.client import (
     Conflict,
     KubernetesClient,
     KubernetesRefusedError,
     NotFound,
     NotServed,
+    Object,
 )
-from trainworks.backends.kubernetes.entering import kubectl_exec, kubectl_port_forward
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, annotations_of, labels_of, node_facts
-from trainworks.backends.kubernetes.job_secret import secret, secret_content
-from trainworks.backends.kubernetes.kueue_api import kueue_path, workloads_by_owner
-from trainworks.backends.kubernetes.output import LogStream, log_lines, pod_index
-from trainworks.backends.kubernetes.render import (
-    DEFAULT_USER,
-    HELD,
-    POD_SECURITY_LABEL,
-    RUN_TAG,
-    STOPPED,
-    check,
-    name_of,
-    render,
-    run_as,
-)
+from trainworks.backends.kubernetes.kueue_api import TEAM_QUEUE, enter_team_queue, kueue_path, workloads_by_owner
+from trainworks.backends.kubernetes.output import LogStream, kubectl_exec, kubectl_port_forward, log_lines, pod_index
+from trainworks.backends.kubernetes.pod import SECRETS, pod_of, secret, secret_content, wait_for_pods
 from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, job_status, warning_about
-from trainworks.backends.kubernetes.team_queue import TEAM_QUEUE, enter_team_queue
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.config.run_file import Cluster
@@ -53,8 +46,6 @@ _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
 _KEPT_PODS, _KEPT_LINES = 64, 1000
 """Pods whose last lines are kept with the run, and how many of each."""
 _DELETED_AFTER_S = 120.0
-
-Object = Mapping[str, Any]
 
 
 @final
@@ -96,6 +87,13 @@ class KubernetesBackend(Backend):
         """Create the backend of a run file's `cluster`."""
         return cls(cluster.kubernetes, autoscale=cluster.autoscale)
 
+    @classmethod
+    def allocated_nodes(cls) -> AllocatedNodes:
+        """Pods of the job whose first pod runs this process."""
+        pod = pod_of(os.environ, Path(SECRETS))
+        hosts = RemoteHosts(wait_for_pods(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
+        return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, hosts)
+
     def hurried(self) -> Self:
         """This backend, with a client that waits for each answer only for the time of a list."""
         hurried = copy.copy(self)
@@ -105,12 +103,12 @@ class KubernetesBackend(Backend):
     def check(self, spec: JobSpec) -> None:
         """Refuse what a JobSet cannot express."""
         super().check(spec)
-        check(spec, self._options, self._autoscale)
+        render.check(spec, self._options, self._autoscale)
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """Render the manifest of the JobSet; `submit` adds the Secret with the resolved run."""
         folder = RunDir(run_dir.path.absolute())
-        return RenderedJob(spec, render(spec, self._options, folder, self._machine, self._autoscale))
+        return RenderedJob(spec, render.render(spec, self._options, folder, self._machine, self._autoscale))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Create the JobSet, and the Secret that its pods wait for, unless this run already has them.
@@ -125,30 +123,27 @@ class KubernetesBackend(Backend):
         manifest = yaml.safe_load(rendered.text)
         content = secret_content(run_dir, self._env, has_volume=self._options.volume is not None)
         if self._options.run_as_user is None and self._requires_user():
-            run_as(manifest, DEFAULT_USER)
+            render.run_as(manifest, render.DEFAULT_USER)
         name = str(manifest["metadata"]["name"])
         existing = self._existing(name, mark_of(RunDir(run_dir.path.absolute()), self._machine))
         try:
             if existing is None:
                 enter_team_queue(manifest, rendered.spec.team, self._options, self._client)
             created = existing or self._client.create(self._jobsets(), manifest)
-            self._create_secret_or_delete(created, content, is_new=existing is None)
+            # a new JobSet whose Secret is refused is deleted
+            try:
+                self._create_secret(created, content)
+            except UnreachableError:
+                raise
+            except TrainworksError:
+                if existing is None:
+                    self._delete(created["metadata"]["name"])
+                raise
         except Conflict:  # another process was faster
             return self.submit(rendered, run_dir)
         except UnreachableError as error:
             raise UnansweredError(error.message, hint=error.hint) from None
         return name
-
-    def _create_secret_or_delete(self, jobset: Object, content: Mapping[str, bytes], *, is_new: bool) -> None:
-        """Create the Secret of a JobSet; delete a new JobSet whose Secret is refused."""
-        try:
-            self._create_secret(jobset, content)
-        except UnreachableError:
-            raise
-        except TrainworksError:
-            if is_new:
-                self._delete(jobset["metadata"]["name"])
-            raise
 
     def _requires_user(self) -> bool:
         """Whether the namespace refuses pods of root; False if its labels are not readable."""
@@ -156,7 +151,7 @@ class KubernetesBackend(Backend):
             namespace = self._client.get(f"/api/v1/namespaces/{self._options.namespace}")
         except (KubernetesRefusedError, NotServed):
             return False
-        return labels_of(namespace).get(POD_SECURITY_LABEL) == "restricted"
+        return labels_of(namespace).get(render.POD_SECURITY_LABEL) == "restricted"
 
     def _jobsets(self, name: str = "") -> str:
         return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self._options.namespace}/jobsets/{name}".rstrip("/")
@@ -173,7 +168,7 @@ class KubernetesBackend(Backend):
         jobset = self._find(name)
         if jobset is None:
             return None
-        if (owner := annotations_of(jobset).get(RUN_TAG)) != tag:
+        if (owner := annotations_of(jobset).get(render.RUN_TAG)) != tag:
             whose = f"of run {owner}" if owner else "of another owner"
             raise UsageError(f"a JobSet `{name}` {whose} already exists", hint=f"kubectl delete jobset {name}")
         if "deletionTimestamp" not in jobset["metadata"]:
@@ -196,10 +191,8 @@ class KubernetesBackend(Backend):
 
     def _delete(self, name: str) -> None:
         """Delete a JobSet; its dependents go first, so that nothing is orphaned."""
-        try:
+        with suppress(NotFound, EnvironmentProblem):
             self._client.delete(self._jobsets(name), {"propagationPolicy": "Foreground"})
-        except (NotFound, EnvironmentProblem):
-            return
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """Replace the JobSet by a new one of the same name, unless it has not ended.
@@ -234,22 +227,20 @@ class KubernetesBackend(Backend):
             return {}
         jobsets = {one["metadata"]["name"]: one for one in self._client.list(self._jobsets(), _OURS)}
         jobsets = {name: jobset for name, jobset in jobsets.items() if name in set(handles)}
-        pods = _by_jobset(self._client.list(self._core("pods"), _OURS)) if jobsets else {}
+        pods: defaultdict[str, list[Object]] = defaultdict(list)
+        for pod in self._client.list(self._core("pods"), _OURS) if jobsets else ():
+            pods[labels_of(pod).get(JOBSET_LABEL, "")].append(pod)
         workloads = self._workloads_by_uid() if any(QUEUE_LABEL in labels_of(one) for one in jobsets.values()) else {}
-        jobs = self._failed_jobs() if any(map(has_failed, jobsets.values())) else {}
+        jobs: dict[str, Object] = {}
+        if any(map(has_failed, jobsets.values())):  # the conditions of a Job tell why it failed
+            path = f"/apis/batch/v1/namespaces/{self._options.namespace}/jobs"
+            found = self._client.list(path, {"labelSelector": JOBSET_LABEL})
+            jobs = {labels_of(job)[JOBSET_LABEL]: job for job in found}
         statuses = {
-            name: job_status(
-                one, workload=workloads.get(one["metadata"]["uid"]), pods=pods.get(name, []), job=jobs.get(name)
-            )
+            name: job_status(one, workload=workloads.get(one["metadata"]["uid"]), pods=pods[name], job=jobs.get(name))
             for name, one in jobsets.items()
         }
         return self._with_warnings(statuses)
-
-    def _failed_jobs(self) -> dict[str, Object]:
-        """Jobs by the name of their JobSet: the conditions of a Job tell why it failed."""
-        path = f"/apis/batch/v1/namespaces/{self._options.namespace}/jobs"
-        found = self._client.list(path, {"labelSelector": JOBSET_LABEL})
-        return {labels_of(job)[JOBSET_LABEL]: job for job in found}
 
     def _workloads_by_uid(self) -> dict[str, Object]:
         """Workloads of Kueue by the UID of their JobSet; empty without Kueue."""
@@ -270,9 +261,9 @@ class KubernetesBackend(Backend):
     def find(self, run_dir: RunDir) -> str | None:
         """Find the JobSet by its name and by the run tag in its annotations."""
         folder = RunDir(run_dir.path.absolute())
-        name = name_of(folder, self._machine)
+        name = render.name_of(folder, self._machine)
         found = self._find(name)
-        is_ours = found is not None and annotations_of(found).get(RUN_TAG) == mark_of(folder, self._machine)
+        is_ours = found is not None and annotations_of(found).get(render.RUN_TAG) == mark_of(folder, self._machine)
         return name if found is not None and is_ours and not has_ended(found) else None
 
     def _find(self, handle: str) -> Object | None:
@@ -287,7 +278,7 @@ class KubernetesBackend(Backend):
         if found is None or has_ended(found):
             return
         self._set_active(found, active=False)
-        change = {"metadata": {"annotations": {STOPPED: "true"}}, "spec": {"suspend": True}}
+        change = {"metadata": {"annotations": {render.STOPPED: "true"}}, "spec": {"suspend": True}}
         self._client.patch(self._jobsets(handle), change)
         if at_once:
             self._client.delete(
@@ -318,16 +309,16 @@ class KubernetesBackend(Backend):
         found = self._client.get(self._jobsets(handle))
         known = self._set_active(found, active=False)
         labels = {} if known or QUEUE_LABEL not in labels_of(found) else {"labels": {QUEUE_LABEL: None}}
-        metadata = {"annotations": {HELD: "true"}, **labels}
+        metadata = {"annotations": {render.HELD: "true"}, **labels}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, "spec": {"suspend": True}})
 
     def release(self, handle: str) -> None:
         """Let a held job start or wait in its queue."""
         found = self._client.get(self._jobsets(handle))
-        if HELD not in annotations_of(found):
+        if render.HELD not in annotations_of(found):
             return
         queue = self._options.queue or annotations_of(found).get(TEAM_QUEUE)
-        metadata = {"annotations": {HELD: None}, **({"labels": {QUEUE_LABEL: queue}} if queue else {})}
+        metadata = {"annotations": {render.HELD: None}, **({"labels": {QUEUE_LABEL: queue}} if queue else {})}
         spec = {} if queue else {"spec": {"suspend": False}}
         self._client.patch(self._jobsets(handle), {"metadata": metadata, **spec})
         self._set_active(found, active=True)
@@ -383,10 +374,3 @@ class KubernetesBackend(Backend):
         """Uncordon the node."""
         change = {"metadata": {"annotations": {DRAINED: None}}, "spec": {"unschedulable": False}}
         self._client.patch(f"/api/v1/nodes/{node}", change)
-
-
-def _by_jobset(pods: Iterable[Object]) -> dict[str, list[Object]]:
-    found: dict[str, list[Object]] = {}
-    for pod in pods:
-        found.setdefault(labels_of(pod).get(JOBSET_LABEL, ""), []).append(pod)
-    return found

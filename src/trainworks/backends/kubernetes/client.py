@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self, final
 
@@ -13,8 +15,12 @@ import yaml
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, UnreachableError, UsageError
 
+_LOG = logging.getLogger(__name__)
+
 Verb = Literal["GET", "POST", "PATCH", "DELETE"]
 Query = Mapping[str, str]
+Object = Mapping[str, Any]
+"""A JSON object of the API; its kind says which keys it has."""
 
 _TIMEOUT_S = (5.0, 30.0)
 """Timeouts to connect and to read."""
@@ -64,7 +70,7 @@ class KubernetesClient:
         hurried._timeout_s = (seconds, seconds)
         return hurried
 
-    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+    def get(self, path: str, query: Query | None = None) -> Object:
         """Get an object.
 
         Raises:
@@ -75,9 +81,9 @@ class KubernetesClient:
         """
         return self._request("GET", path, query=query)
 
-    def list(self, path: str, query: Query | None = None) -> list[dict[str, Any]]:
+    def list(self, path: str, query: Query | None = None) -> list[Object]:
         """List all objects of a kind, page by page. Raises: as `get`."""
-        objects: list[dict[str, Any]] = []
+        objects: list[Object] = []
         query = {"limit": str(_PAGE), **(query or {})}
         while True:
             page = self._request("GET", path, query=query)
@@ -87,15 +93,15 @@ class KubernetesClient:
                 return objects
             query = {**query, "continue": token}
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def create(self, path: str, body: Object) -> Object:
         """Create an object; the server refuses unknown fields. Raises: as `get`, and Conflict."""
         return self._request("POST", path, body, {"fieldValidation": "Strict"})
 
-    def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def patch(self, path: str, body: Object) -> Object:
         """Change some fields; None removes a field. Raises: as `get`."""
         return self._request("PATCH", path, body)
 
-    def delete(self, path: str, body: Mapping[str, Any] | None = None, query: Query | None = None) -> None:
+    def delete(self, path: str, body: Object | None = None, query: Query | None = None) -> None:
         """Delete an object, or a collection. Raises: as `get`."""
         self._request("DELETE", path, body, query)
 
@@ -115,21 +121,20 @@ class KubernetesClient:
         if rest:
             yield rest.decode(errors="replace")
 
-    def _request(
-        self, verb: Verb, path: str, body: Mapping[str, Any] | None = None, query: Query | None = None
-    ) -> dict[str, Any]:
+    def _request(self, verb: Verb, path: str, body: Object | None = None, query: Query | None = None) -> Object:
         response = self._call(verb, path, body, query)
-        return dict(json.loads(response.data or b"{}"))
+        found: Object = json.loads(response.data or b"{}")
+        return found
 
-    def _call(
-        self, verb: Verb, path: str, body: Mapping[str, Any] | None, query: Query | None, *, stream: bool = False
-    ) -> Any:
-        client = self._client()
+    def _call(self, verb: Verb, path: str, body: Object | None, query: Query | None, *, stream: bool = False) -> Any:
+        if self._api is None:
+            self._api = self._connected()
         errors = importlib.import_module("urllib3.exceptions")
         refusals = importlib.import_module("kubernetes.client.exceptions")
         kind = "application/merge-patch+json" if verb == "PATCH" else "application/json"
+        started_s, result = time.perf_counter(), "no answer"
         try:
-            return client.call_api(
+            response = self._api.call_api(
                 path,
                 verb,
                 query_params=list((query or {}).items()),
@@ -140,15 +145,15 @@ class KubernetesClient:
                 _preload_content=False,
                 _request_timeout=(self._timeout_s[0], None) if stream else self._timeout_s,
             )
+            result = "answered"
+            return response
         except refusals.ApiException as refused:
+            result = f"refused with {refused.status}"
             raise _refused(refused, path) from None
         except (errors.HTTPError, OSError) as error:
             raise _unreachable(error) from None
-
-    def _client(self) -> Any:
-        if self._api is None:
-            self._api = self._connected()
-        return self._api
+        finally:
+            _LOG.info("%s %s: %s after %.2f s", verb, path, result, time.perf_counter() - started_s)
 
     def _connected(self) -> Any:
         """Connect on first use: the imports take half a second."""
@@ -159,7 +164,8 @@ class KubernetesClient:
             raise MissingExtraError("kubernetes", "kubernetes") from None
         settings = client.Configuration()
         try:
-            if self._context is None and self._configuration is None and _in_a_pod():
+            is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
+            if self._context is None and self._configuration is None and is_in_pod:
                 config.load_incluster_config(client_configuration=settings)
             else:
                 paths = self._configuration or os.environ.get("KUBECONFIG") or _CONFIGURATION
@@ -173,17 +179,18 @@ class KubernetesClient:
         return client.ApiClient(settings)
 
 
-def _in_a_pod() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
-
-
 def _unreachable(error: Exception) -> UnreachableError:
     return UnreachableError(f"the API server does not answer: {error}", hint=_HINT)
 
 
 def _refused(error: Any, path: str) -> EnvironmentProblem | KubernetesRefusedError:
-    message = _message(error)
-    if error.status == 404 and not _is_json(error.body):
+    try:
+        answer = json.loads(error.body)
+    except (TypeError, ValueError):
+        answer = None
+    is_object = isinstance(answer, dict)  # for an unknown path the server answers in plain text
+    message = str(answer["message"]) if is_object and "message" in answer else f"{error.status} {error.reason}"
+    if error.status == 404 and not is_object:
         return NotServed(
             f"the API server does not serve `{path}`", hint="install JobSet, and Kueue for queues, in the cluster"
         )
@@ -193,19 +200,3 @@ def _refused(error: Any, path: str) -> EnvironmentProblem | KubernetesRefusedErr
         return EnvironmentProblem(f"the API server does not accept your credentials: {message}", hint=_HINT)
     kind = {404: NotFound, 409: Conflict}.get(error.status, KubernetesRefusedError)
     return kind(message)
-
-
-def _is_json(text: Any) -> bool:
-    """Whether the server answered about an object; for an unknown path it answers in plain text."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except (TypeError, ValueError):
-        return False
-
-
-def _message(error: Any) -> str:
-    """Message of the server's answer."""
-    try:
-        return str(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return f"{error.status} {error.reason}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from trainworks.backends.backend import NodeState, NodeStatus
+from trainworks.backends.kubernetes.client import Object
 
 DRAINED = "trainworks/drained"
 """Node annotation with the reason why a user drained it."""
@@ -17,8 +17,6 @@ _DEVICES = re.compile(r"(nvidia|amd|habana|gpu\.intel|google)\.(com|ai)/(gpu|gau
 _FACTORS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": float(1 << (10 * power)) for power, letter in enumerate("KMGTPE", start=1)
 }
-
-Object = Mapping[str, Any]
 
 
 def labels_of(thing: Object) -> Mapping[str, str]:
@@ -44,10 +42,15 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
     """Status of a node and its load."""
     name = str(node["metadata"]["name"])
     there = node.get("status", {}).get("allocatable") or node.get("status", {}).get("capacity") or {}
-    here = [pod for pod in pods if pod.get("spec", {}).get("nodeName") == name and not _has_ended(pod)]
+    here = [
+        pod
+        for pod in pods
+        if pod.get("spec", {}).get("nodeName") == name
+        and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    ]
     taken = [_requests(pod) for pod in here]
-    cores, devices = _sum([there], _is_cpu), _sum([there], _is_device)
-    cores_taken, devices_taken = _sum(taken, _is_cpu), _sum(taken, _is_device)
+    cores, devices = quantity(there.get("cpu", 0)), _devices(there)
+    cores_taken, devices_taken = sum(one.get("cpu", 0.0) for one in taken), sum(map(_devices, taken))
     load = (devices_taken, devices) if devices else (cores_taken, cores)
     state, raw, reason = _state(node, *load)
     return NodeStatus(
@@ -59,7 +62,7 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
         cores_taken=cores_taken,
         accelerators=int(devices),
         accelerators_taken=int(devices_taken),
-        accelerator=_product(node) if devices else None,
+        accelerator=next(filter(None, map(labels_of(node).get, _PRODUCTS)), None) if devices else None,
         memory_bytes=int(quantity(there.get("memory", 0))),
         jobs=tuple(sorted({job for pod in here if (job := labels_of(pod).get(JOBSET_LABEL)) is not None})),
     )
@@ -80,10 +83,6 @@ def _state(node: Object, taken: float, total: float) -> tuple[NodeState, str, st
     return "free" if not taken else "taken" if taken >= total else "mixed", raw, None
 
 
-def _has_ended(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-
-
 def _requests(pod: Object) -> Object:
     """Sum of the requests of all containers; a limit without a request counts as one."""
     total: dict[str, float] = {}
@@ -94,17 +93,5 @@ def _requests(pod: Object) -> Object:
     return total
 
 
-def _sum(amounts: Sequence[Object], matches: Callable[[str], bool]) -> float:
-    return sum((quantity(amount) for one in amounts for key, amount in one.items() if matches(key)), 0.0)
-
-
-def _is_cpu(key: str) -> bool:
-    return key == "cpu"
-
-
-def _is_device(key: str) -> bool:
-    return _DEVICES.fullmatch(key) is not None
-
-
-def _product(node: Object) -> str | None:
-    return next((product for label in _PRODUCTS if (product := labels_of(node).get(label))), None)
+def _devices(amounts: Object) -> float:
+    return sum(quantity(amount) for key, amount in amounts.items() if _DEVICES.fullmatch(key))

@@ -12,27 +12,18 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import NoReturn, final
 
-from trainworks.agent.allocation import (
-    back_in_the_queue,
-    no_restart_left,
-    plan,
-    planner_of,
-    processes_on,
-    signs_of_life,
-    take_lock_from_before,
-)
+from trainworks.agent.allocation import Allocation, signs_of_life
 from trainworks.agent.log_echo import LogEcho
-from trainworks.agent.node_agents import CommandNodes, Nodes, TrainingNodes
-from trainworks.agent.observers import await_observers
-from trainworks.agent.remote_agent import AgentServer, NodeAddresses, RemoteHosts, dismiss
-from trainworks.agent.supervisor import Supervisor, supervise
+from trainworks.agent.node_agents import Nodes, nodes_of
+from trainworks.agent.remote_agent import AgentServer, RemoteHosts, dismiss
+from trainworks.agent.supervisor import Supervisor
+from trainworks.agent.turn import ClusterTurn
 from trainworks.backends.kubernetes.pod import (
     CODE,
     RESOLVED,
     SECRETS,
-    TERMINATION_LOG,
     Pod,
     pod_of,
     private_variables,
@@ -42,15 +33,15 @@ from trainworks.backends.kubernetes.pod import (
 from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.host.probe import probe_host
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
-from trainworks.record.events import append_event, read_events
+from trainworks.jobs.state import Cause, JobState, parse_state
+from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
+from trainworks.recover.decisions import lost_since_ranks_met
 from trainworks.recover.failures import first_failure
-from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
 _DISMISS_S = 30.0
 _OTHER_LEAVES_S = 30.0
@@ -61,188 +52,93 @@ _NOT_FINAL = (0, ExitCode.PEER_LOST, 128 + signal.SIGKILL, _TERMINATED)
 
 
 @final
-class FirstPod:
-    """Supervises one allocation of a job."""
+class FirstPod(ClusterTurn):
+    """One allocation of a job."""
 
-    def __init__(
-        self,
-        pod: Pod,
-        run_dir: RunDir,
-        secrets: Path,
-        clock: Clock | None = None,
-        termination_log: Path = TERMINATION_LOG,
-    ) -> None:
+    engine = "Kubernetes"
+    exit_code_if_held = ExitCode.PEER_LOST
+
+    def __init__(self, pod: Pod, run_dir: RunDir, secrets: Path, clock: Clock | None = None) -> None:
+        super().__init__(run_dir, clock or SystemClock())
         self._pod = pod
-        self._run_dir = run_dir
         self._secrets = secrets
-        self._clock = clock or SystemClock()
-        self._termination_log = termination_log
-        self._pods: NodeAddresses | None = None
-        self._resolved: ResolvedRun | None = None
+        self._pods: Allocation | None = None
         self._nodes: Nodes | None = None
         self._open = contextlib.ExitStack()
-        self._signals: set[int] = set()
 
     def run(self) -> int:
         """Run the job to its end or to its next allocation; returns the exit code of the pod."""
         signal.signal(signal.SIGTERM, _exit_before_start)
-        self._make_run_dir()
-        if (lock := take_lock_from_before(self._run_dir, self._clock)) is None:
-            sys.stderr.write("a pod of the previous allocation still holds the run\n")
-            return ExitCode.PEER_LOST
-        self._unpack_code()
-        if not self._record_previous_allocation():
-            return self._verdict(int(ExitCode.ENVIRONMENT))
-        code = supervise(self._run_dir, self._supervisor, lock=lock, heard=self._on_signal)
+        for folder in (self.run_dir.logs, self.run_dir.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not self.run_dir.resolved_file.exists():  # an earlier allocation creates it on the volume
+            self.run_dir.write_resolved(ResolvedRun.model_validate_json((self._secrets / RESOLVED).read_bytes()))
+        code = self.take()
         if code == ExitCode.SUPERSEDED:
             return code
-        code = self._verdict(code)
-        await_observers(self._clock)
         self._open.close()
-        if self._signals and code != 0:
-            self._wait_for_sigterm()
-        elif self._pods is not None:
-            others = self._pods.addresses[1:]
-            dismiss(others, self._pod.token, self._clock, patience_s=0.0 if code else _DISMISS_S)
+        if self.heard and code != 0:
+            until = self.clock.now() + _OTHER_LEAVES_S  # a preempted pod ends first, which decides what counts
+            while signal.SIGTERM not in self.heard and self.clock.now() < until:
+                self.clock.sleep(_POLL_S)
+        elif self._pods is not None or code == 0:
+            pods = self._pods or wait_for_pods(self._pod, self.clock)
+            dismiss(pods.addresses[1:], self._pod.token, self.clock, patience_s=0.0 if code else _DISMISS_S)
         return code
 
-    def _make_run_dir(self) -> None:
-        """Create the run directory on the volume, unless an earlier allocation has done so."""
-        for folder in (self._run_dir.logs, self._run_dir.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
-        if not self._run_dir.resolved_file.exists():
-            self._run_dir.write_resolved(ResolvedRun.model_validate_json((self._secrets / RESOLVED).read_bytes()))
+    def last_end(self, last: RunStatus) -> End | None:
+        """Kubernetes creates all pods anew when one is lost, also after the end of the job."""
+        submitted = of_kind(read_events(self.run_dir.events_file), SubmittedEvent)
+        if not any(event.get("job") == self._pod.job for event in submitted):
+            return None
+        if parse_state(last.state).waits or last.state == JobState.SUCCEEDED or last.cause == Cause.IDLE:
+            return last.end
+        cause = Cause.PREEMPTED if last.state == JobState.STOPPED else Cause.NODE_LOST
+        return self.back_in_the_queue(cause, signs_of_life(self.run_dir))
 
-    def _unpack_code(self) -> None:
-        """Unpack the kept code on the volume; under the lock of the run, so that no other pod does so meanwhile."""
-        if (code := self._secrets / CODE).exists():
+    def supervisor(self, lock: int) -> Supervisor:
+        """Build the supervisor for all pods."""
+        if (code_file := self._secrets / CODE).exists():  # under the lock of the run: no other pod does so meanwhile
             from trainworks.record.code_archive import unpack  # noqa: PLC0415 - few runs need tarfile and pathspec
 
-            unpack(code.read_bytes(), self._run_dir.code_folder)
-
-    def _wait_for_sigterm(self) -> None:
-        """Let a preempted pod end first: its end decides whether this restart counts. Kubernetes then ends this pod."""
-        deadline = self._clock.now() + _OTHER_LEAVES_S
-        while signal.SIGTERM not in self._signals and self._clock.now() < deadline:
-            self._clock.sleep(_POLL_S)
-
-    def _on_signal(self, number: int) -> None:
-        """Record a signal; SIGHUP means that another pod has to leave its node."""
-        if not self._signals:
-            append_event(self._run_dir.events_file, "stop_requested", reason="Kubernetes requested the end")
-        self._signals.add(number)
-
-    def _supervisor(self, lock: int) -> Supervisor:
-        """Build the supervisor for the pods of this allocation."""
-        self._pods = pods = wait_for_pods(self._pod, self._clock)
-        resolved = self._resolve_run()
-        self._run_dir.write_resolved(resolved)
-        self._begin_allocation(pods, resolved.processes.processes_per_node)
-        self._resolved = resolved
-        kind = TrainingNodes if resolved.is_workload else CommandNodes
+            unpack(code_file.read_bytes(), self.run_dir.code_folder)
+        self._pods = pods = wait_for_pods(self._pod, self.clock)
+        resolved = self.run_dir.read_resolved()
+        folder = self.run_dir.code_folder if resolved.code is not None else Path(resolved.working_folder)
+        resolved = self.begin(pods, folder=folder if folder.is_dir() else Path.cwd())
         hosts = RemoteHosts(pods, self._secrets)
-        self._nodes = nodes = kind(self._run_dir, resolved, (lock,), hosts)
-        self._open.enter_context(LogEcho(self._run_dir, self._pod.index))
-        return Supervisor(self._run_dir, resolved, nodes, self._clock, hosts)
+        self._nodes = nodes_of(self.run_dir, resolved, (lock,), hosts)
+        self._open.enter_context(LogEcho(self.run_dir, self._pod.index))
+        return Supervisor(self.run_dir, resolved, self._nodes, self.clock, hosts)
 
-    def _resolve_run(self) -> ResolvedRun:
-        """Complete the resolved run with facts of these pods; a workload is planned on them first."""
-        resolved = self._run_dir.read_resolved()
-        if resolved.run_file.workload is not None and resolved.plan is None:
-            plan(self._run_dir, planner_of(self._run_dir))
-            resolved = self._run_dir.read_resolved()
-        processes = processes_on(
-            resolved,
-            backend="Kubernetes",
-            num_nodes=self._pod.num_nodes,
-            cores_per_node=self._pod.cores,
-            accelerators_per_node=self._pod.accelerators,
-        )
-        folder = self._run_dir.code_folder if resolved.code is not None else Path(resolved.working_folder)
-        folder = folder if folder.is_dir() else Path.cwd()
-        changes: dict[str, Any] = {"processes": processes, "working_folder": str(folder)}
-        if resolved.plan is None:
-            changes["host"] = probe_host(self._run_dir.path)
-        return resolved.model_copy(update=changes)
+    def taken(self) -> End | None:
+        """Kubernetes ends all other pods after one is lost, whose agent may be about to start again.
 
-    def _allocations(self) -> int:
-        """Number of allocations of this submission so far."""
-        launches = [event for event in read_events(self._run_dir.events_file) if event["kind"] == "submitted"]
-        return sum(event.get("job") == self._pod.job for event in launches)
+        It does not say why else it ends pods; the next turn knows that it was not for good.
+        """
+        codes = self._nodes.exit_codes() if self._nodes is not None else []
+        is_lost = ExitCode.PEER_LOST in codes or lost_since_ranks_met(read_events(self.run_dir.events_file))
+        return self.back_in_the_queue(Cause.NODE_LOST) if self.heard and is_lost else None
 
-    def _record_previous_allocation(self) -> bool:
-        """Record how the previous allocation ended, if it could not; False if no restart is left."""
-        if self._allocations() == 0:
-            return True
-        last = self._run_dir.read_status()
-        if last.state not in (JobState.QUEUED, JobState.PREEMPTED):
-            preempted = last.state == JobState.STOPPED
-            ended_at = signs_of_life(self._run_dir)
-            self._enter(*back_in_the_queue(Cause.PREEMPTED if preempted else Cause.NODE_LOST), ended_at=ended_at)
-        run_file = self._run_dir.read_resolved().run_file
-        if may_restart(read_events(self._run_dir.events_file), RestartLimit.of(run_file), NEXT_TURN):
-            return True
-        cause = parse_cause(self._run_dir.read_status().cause) or Cause.NODE_LOST
-        self._enter(JobState.FAILED, cause, no_restart_left(cause, run_file.max_restarts))
-        return False
+    def requeue(self, end: End) -> int:
+        """Let the JobSet create new pods."""
+        self._leave_message(end)
+        return ExitCode.PEER_LOST
 
-    def _begin_allocation(self, pods: NodeAddresses, processes_per_node: int) -> None:
-        """Clear the stop request of an earlier allocation, and record the start of this one."""
-        events, restarts = self._run_dir.events_file, self._allocations()
-        self._run_dir.stop_file.unlink(missing_ok=True)
-        self._run_dir.make_reserve()
-        size = {"nodes": len(pods.names), "processes_per_node": processes_per_node, "hosts": list(pods.names)}
-        append_event(events, "submitted", **size, job=self._pod.job, restarts=restarts)
-
-    def _verdict(self, code: int) -> int:
-        """Write the termination message, and return the exit code of this pod."""
-        status = self._run_dir.read_status()
-        self._write_message(status)
-        if status.state == JobState.SUCCEEDED:
+    def finish(self, end: End) -> int:
+        """Let the exit code of this pod say the end."""
+        self._leave_message(end)
+        if end.state == JobState.SUCCEEDED:
             return 0
-        if status.state == JobState.STOPPED:
-            if self._signals and self._nodes is not None and ExitCode.PEER_LOST in self._nodes.exit_codes():
-                self._enter(*back_in_the_queue(Cause.NODE_LOST))  # Kubernetes ends all other pods after one is lost
-            return _TERMINATED if self._signals else 0
-        cause = parse_cause(status.cause) or Cause.UNKNOWN
-        if self._restart_may_help(cause):
-            self._enter(JobState.QUEUED, cause, status.message)
-            return ExitCode.PEER_LOST
-        final = status.exit_code or code
-        return final if final not in _NOT_FINAL else int(ExitCode.USER_ERROR)
+        if end.state == JobState.STOPPED or parse_state(end.state).waits:
+            return _TERMINATED if self.heard else 0
+        code = end.exit_code or 0
+        return code if code not in _NOT_FINAL else int(ExitCode.USER_ERROR)
 
-    def _restart_may_help(self, cause: Cause) -> bool:
-        if self._resolved is None:
-            return False
-        events = read_events(self._run_dir.events_file)
-        return CAUSES[cause].another_start_helps and may_restart(
-            events, RestartLimit.of(self._resolved.run_file), NEXT_TURN
-        )
-
-    def _write_message(self, status: RunStatus) -> None:
-        """Write how this allocation ended."""
-        failure = first_failure(read_events(self._run_dir.events_file)) if status.cause else None
-        write_termination_message(
-            status.state,
-            message=status.message,
-            cause=status.cause,
-            exit_code=status.exit_code,
-            rank=failure.get("rank") if failure else None,
-            node=failure.get("node") if failure else None,
-            path=self._termination_log,
-        )
-
-    def _enter(self, state: JobState, cause: Cause, message: str | None, **details: float) -> None:
-        last = self._run_dir.read_status()
-        status = RunStatus(
-            state=state,
-            cause=cause,
-            message=message,
-            hint=last.hint if last.cause == cause else None,
-            exit_code=last.exit_code if last.cause == cause else None,
-            updated_at=self._clock.now(),
-        )
-        self._run_dir.enter(status, **details)
+    def _leave_message(self, end: End) -> None:
+        failure = first_failure(read_events(self.run_dir.events_file)) if end.cause else None
+        rank, node = (failure.get("rank"), failure.get("node")) if failure else (None, None)
+        write_termination_message(end, rank=rank, node=node)
 
 
 def _exit_before_start(number: int, frame: object) -> NoReturn:
@@ -263,9 +159,8 @@ def main(run_folder: str, secrets: str = SECRETS) -> int:
         return AgentServer(run_dir, node=pod.index, name=pod.node, address=pod.address, token=pod.token).run()
     except TrainworksError as error:
         sys.stderr.write(error.render() + "\n")
-        write_termination_message(
-            JobState.FAILED, message=error.message, cause=Cause.ENVIRONMENT, exit_code=error.exit_code
-        )
+        end = End(JobState.FAILED, Cause.ENVIRONMENT, error.message, hint=error.hint, exit_code=error.exit_code)
+        write_termination_message(end)
         return error.exit_code
 
 

@@ -1,18 +1,85 @@
-"""Facts that a pod has about itself and its job, and the message it leaves when it ends."""
+"""The Secret with what the pods of a job need, what a pod reads from it, and the message it leaves when it ends."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainworks.agent.remote_agent import TOKEN_FILE, NodeAddresses, wait_for_nodes
-from trainworks.errors import EnvironmentProblem
+from trainworks.agent.allocation import Allocation
+from trainworks.agent.remote_agent import TOKEN_FILE, greeting_of
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
+from trainworks.record.run_dir import RunDir
+from trainworks.record.status import End
+from trainworks.units import format_bytes
+
+_LARGEST_BYTES = 1 << 20
+"""Most bytes of all values together; MaxSecretSize in pkg/apis/core/types.go of Kubernetes."""
+
+
+def secret_content(run_dir: RunDir, env: Mapping[str, str], *, has_volume: bool) -> dict[str, bytes]:
+    """Values of the Secret by key: the resolved run, private variables, a new token and the kept code.
+
+    Args:
+        run_dir: of the run, on the machine that submits it.
+        env: source of variables without a value in the run file.
+        has_volume: whether the run directory is on a volume that outlives the pods.
+
+    Raises:
+        UsageError: a variable has no value, a workload has no volume, or the values exceed 1 MiB.
+    """
+    resolved = run_dir.read_resolved()
+    if resolved.run_file.workload is not None and not has_volume:
+        hint = "set `cluster.kubernetes.volume` to a PersistentVolumeClaim"
+        raise UsageError("checkpoints need a volume that outlives the pods", hint=hint)
+    names = [name for name, value in resolved.run_file.envs.items() if value is None]
+    if missing := [name for name in names if name not in env]:
+        raise UsageError(f"`envs.{missing[0]}` has no value", hint=f"export {missing[0]}=..., and submit again")
+    content = {
+        RESOLVED: run_dir.resolved_file.read_bytes(),
+        ENVS: json.dumps({name: env[name] for name in names}).encode(),
+        TOKEN_FILE: secrets.token_hex(32).encode(),
+    }
+    left_bytes = _LARGEST_BYTES - sum(map(len, content.values()))
+    if left_bytes < 0:
+        raise UsageError(f"the resolved run is {format_bytes(-left_bytes)} too long for a Secret of 1 MiB")
+    if resolved.code is not None:
+        from trainworks.record.code_archive import pack  # noqa: PLC0415 - few runs need tarfile and pathspec
+
+        data, _ = pack(run_dir.code_folder)
+        if len(data) > left_bytes:
+            raise UsageError(
+                f"the code is {format_bytes(len(data))} packed, and a Secret has room for {format_bytes(left_bytes)}",
+                place="job.keep_code",
+                hint="list files in .trainworksignore, or put the code into the image or on the volume",
+            )
+        content[CODE] = data
+    return content
+
+
+def secret(owner: Mapping[str, Any], content: Mapping[str, bytes]) -> Mapping[str, object]:
+    """Build a Secret that has the name of its JobSet and is deleted with it."""
+    metadata = owner["metadata"]
+    reference = {"apiVersion": owner["apiVersion"], "kind": "JobSet", "name": metadata["name"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": {"app.kubernetes.io/managed-by": "trainworks"},
+            "ownerReferences": [{**reference, "uid": metadata["uid"], "controller": True}],
+        },
+        "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
+    }
+
 
 SECRETS = "/etc/trainworks"
 """Mount path of the job's Secret."""
@@ -48,19 +115,21 @@ class Pod:
         """Id of this submission of the run."""
         return hashlib.sha256(self.token.encode()).hexdigest()[:12]
 
-    def name_of(self, index: int) -> str:
-        """DNS name of a pod of the job."""
-        return self.names.replace("%d", str(index))
 
-
-def wait_for_pods(pod: Pod, clock: Clock) -> NodeAddresses:
-    """Wait until all pods of the job answer; `pod` is the first one.
+def wait_for_pods(pod: Pod, clock: Clock) -> Allocation:
+    """Wait until all pods of the job answer; Kubernetes may start them one after the other. `pod` is the first one.
 
     Raises:
         EnvironmentProblem: a process that does not know the token answers at a pod's address.
     """
-    first = NodeAddresses(addresses=(pod.address,), names=(pod.node,))
-    return wait_for_nodes(first, map(pod.name_of, range(1, pod.num_nodes)), pod.token, clock)
+    others = [greeting_of(pod.names.replace("%d", str(index)), pod.token, clock) for index in range(1, pod.num_nodes)]
+    return Allocation(
+        job=pod.job,
+        nodes=(pod.node, *(name for name, _ in others)),
+        addresses=(pod.address, *(address for _, address in others)),
+        cores_per_node=pod.cores,
+        accelerators_per_node=pod.accelerators,
+    )
 
 
 def pod_of(env: Mapping[str, str], secrets: Path) -> Pod:
@@ -92,9 +161,14 @@ def private_variables(secrets: Path) -> dict[str, str]:
     return dict(json.loads((secrets / ENVS).read_bytes()))
 
 
-def write_termination_message(state: str, *, message: str | None, path: Path = TERMINATION_LOG, **details: Any) -> None:
-    """Record how a pod ends, for clients that do not see the run directory."""
-    content = {"state": state, "message": (message or "")[:_LONGEST_MESSAGE] or None, **details}
+def write_termination_message(
+    end: End, *, rank: int | None = None, node: int | None = None, path: Path = TERMINATION_LOG
+) -> None:
+    """Record how a pod ends, and where that began, for clients that do not see the run directory."""
+    message = (end.message or "")[:_LONGEST_MESSAGE]
+    hint = (end.hint or "")[: _LONGEST_MESSAGE - len(message)]
+    words = {"state": end.state, "message": message or None, "hint": hint or None, "cause": end.cause}
+    content = words | {"exit_code": end.exit_code, "rank": rank, "node": node}
     try:
         path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     except OSError as error:

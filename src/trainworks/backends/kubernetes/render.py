@@ -13,6 +13,7 @@ mode, whose messages of a pod failure policy are in pkg/controller/job/pod_failu
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from trainworks.backends.job_tag import folder_mark, mark_of
@@ -20,21 +21,9 @@ from trainworks.backends.kubernetes.pod import SECRETS
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
-from trainworks.jobs.formats import elastic
+from trainworks.jobs.formats import elastic, manifest
 from trainworks.jobs.formats.jobset import DISRUPTION, PodProgram, keep_s, volumes
 from trainworks.jobs.formats.jobset import jobset as write_jobset
-from trainworks.jobs.formats.manifest import (
-    REPLICATED_JOB,
-    RUNS,
-    KubernetesJob,
-    dns_name,
-    header,
-    literal,
-    quantities,
-    to_yaml,
-    tolerations,
-    user_security,
-)
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.record.exit_code import ExitCode
@@ -55,8 +44,6 @@ NODE_MODULE = "trainworks.backends.kubernetes.node"
 
 _DEFAULT_PRIORITY = 50
 _HASH = 6
-_LONGEST_NAME = 40
-"""Limit that keeps a pod's name, `NAME-node-0-INDEX-XXXXX`, within a DNS label."""
 _SUPERVISOR_GRACE_S = 15
 """Additional grace of a pod, for its supervisor to conclude after the ranks have ended."""
 _NODE_LOST_S = 30
@@ -82,7 +69,7 @@ def name_of(run_dir: RunDir, machine: str = "") -> str:
         machine: host name there; the same path on two laptops is two runs.
     """
     unique = folder_mark(run_dir, machine)[:_HASH]
-    return f"{dns_name(run_dir.run_id)[: _LONGEST_NAME - _HASH - 1].strip('-')}-{unique}"
+    return f"{manifest.dns_name(run_dir.run_id)[: manifest.LONGEST_NAME - _HASH - 1].strip('-')}-{unique}"
 
 
 def check(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None = None) -> None:
@@ -112,12 +99,12 @@ def render(
 ) -> str:
     """Render the manifest; see `jobset`."""
     document = jobset(spec, cluster, run_dir, machine, autoscale)
-    return header(_job(spec, cluster, autoscale)) + to_yaml(document)
+    return manifest.header(_job(spec, cluster, autoscale)) + manifest.to_yaml(document)
 
 
 def jobset(
     spec: JobSpec, cluster: Kubernetes, run_dir: RunDir, machine: str = "", autoscale: Autoscale | None = None
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """Build the JobSet object.
 
     Raises:
@@ -125,12 +112,27 @@ def jobset(
     """
     check(spec, cluster, autoscale)
     job, name = _job(spec, cluster, autoscale), name_of(run_dir, machine)
-    final = {"containerName": REPLICATED_JOB, "operator": "NotIn", "values": sorted(_RESTARTABLE)}
+    final = {"containerName": manifest.REPLICATED_JOB, "operator": "NotIn", "values": sorted(_RESTARTABLE)}
+    fields = {"POD_IP": "status.podIP", "NODE_NAME": "spec.nodeName"}
+    values = {
+        "TRAINWORKS_PODS": f"{name}-{manifest.REPLICATED_JOB}-0-%d.{name}",
+        "TRAINWORKS_NODES": str(job.spec.max_nodes),
+        "TRAINWORKS_CORES": str(max(1, math.floor(job.spec.node.cores or 1))),
+        "TRAINWORKS_ACCELERATORS": str(job.spec.node.accelerators),
+    }
+    memory, *runs = volumes(cluster)
+    secret = manifest.Volume(
+        {"name": "job", "secret": {"secretName": name}}, {"name": "job", "mountPath": SECRETS, "readOnly": True}
+    )
+    own_disk = manifest.Volume({"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": manifest.RUNS})
     program = PodProgram(
         name=name,
-        argv=["python", "-P", "-m", NODE_MODULE, literal(f"{RUNS}/{name}")],
-        env=_env(job, name),
-        volumes=_volumes(cluster, name),
+        argv=["python", "-P", "-m", NODE_MODULE, manifest.literal(f"{manifest.RUNS}/{name}")],
+        env=[
+            *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
+            *({"name": key, "value": manifest.literal(value)} for key, value in values.items()),
+        ],
+        volumes=[memory, secret, *(runs or [own_disk])],
         queue=None if spec.hold else cluster.queue,
         grace_s=math.ceil(spec.grace_s) + _SUPERVISOR_GRACE_S,
         restart_rules=[_FINAL, DISRUPTION],
@@ -146,43 +148,20 @@ def run_as(document: dict[str, Any], user: int) -> None:
     """Make the pods of a JobSet run as an unprivileged user, unless a patch set another one."""
     for job in document["spec"]["replicatedJobs"]:
         pod = job["template"]["spec"]["template"]["spec"]
-        pod["securityContext"] = user_security(user) | pod["securityContext"]
+        pod["securityContext"] = manifest.user_security(user) | pod["securityContext"]
 
 
-def _job(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None) -> KubernetesJob:
-    return KubernetesJob(spec=spec, program=Program(image=cluster.image), cluster=cluster, autoscale=autoscale)
+def _job(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None) -> manifest.KubernetesJob:
+    return manifest.KubernetesJob(spec=spec, program=Program(image=cluster.image), cluster=cluster, autoscale=autoscale)
 
 
-def _env(job: KubernetesJob, name: str) -> list[dict[str, Any]]:
-    """Facts that only Kubernetes has, and what the first pod needs to reach the others."""
-    fields = {"POD_IP": "status.podIP", "NODE_NAME": "spec.nodeName"}
-    values = {
-        "TRAINWORKS_PODS": f"{name}-{REPLICATED_JOB}-0-%d.{name}",
-        "TRAINWORKS_NODES": str(job.spec.max_nodes),
-        "TRAINWORKS_CORES": str(max(1, math.floor(job.spec.node.cores or 1))),
-        "TRAINWORKS_ACCELERATORS": str(job.spec.node.accelerators),
-    }
-    return [
-        *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
-        *({"name": key, "value": literal(value)} for key, value in values.items()),
-    ]
-
-
-def _tolerations(spec: JobSpec, cluster: Kubernetes) -> list[dict[str, Any]]:
+def _tolerations(spec: JobSpec, cluster: Kubernetes) -> list[Mapping[str, object]]:
     """Tolerate the taints of accelerator nodes, and give up a lost node within seconds."""
-    devices = [key for key in quantities(spec, cluster).get("limits", {}) if "/" in key]
+    devices = [key for key in manifest.quantities(spec, cluster).get("limits", {}) if "/" in key]
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
     taints = [f"node.kubernetes.io/{taint}" for taint in ("not-ready", "unreachable")]
     return [
         *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in devices),
         *({"key": key, **lost} for key in taints),
-        *tolerations(cluster),
+        *manifest.tolerations(cluster),
     ]
-
-
-def _volumes(cluster: Kubernetes, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Shared memory, the job's Secret, and the run directories: on the pod's own disk without a claim."""
-    memory, *runs = volumes(cluster)
-    secret = {"name": "job", "secret": {"secretName": name}}, {"name": "job", "mountPath": SECRETS, "readOnly": True}
-    own_disk = {"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": RUNS}
-    return [memory, secret, *(runs or [own_disk])]

@@ -13,18 +13,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
 from trainworks.backends.backend import JobStatus
+from trainworks.backends.kubernetes.client import Object
 from trainworks.backends.kubernetes.facts import annotations_of, labels_of
 from trainworks.backends.kubernetes.render import HELD, STOPPED
 from trainworks.jobs.formats.manifest import QUEUE_LABEL
 from trainworks.jobs.state import Cause, JobState, parse_cause
-
-Object = Mapping[str, Any]
-"""A JSON object of the API server."""
 
 _CAUSES_OF_EVICTION: dict[str, Cause] = {
     "Preempted": Cause.PREEMPTED,
@@ -77,7 +74,6 @@ _PHASES = frozenset(("Pending", "Running", "Succeeded", "Failed"))
 """Known phases of pods. Kubernetes' `Unknown` means that a node does not answer, not that the pod has ended."""
 _NO_PODS = "no pods yet"
 _SOME_PODS = "{} of {} pods running"
-_UNEXPLAINED = re.compile(rf"{_NO_PODS}|{_SOME_PODS.replace('{}', '[0-9]+')}")
 
 
 def job_status(
@@ -101,33 +97,21 @@ def job_status(
         or _unknown_phase(mine)
         or _placed(jobset, workload, mine, restarts)
     )
+    ends = [_condition(jobset, kind) or {} for kind in ("Completed", "Failed")]
+    # Kubernetes knows it as long as pods of that allocation exist
+    cause, _ = _root_cause(pod for pod in pods if _attempt(pod) == restarts - 1)
     return dataclasses.replace(
         status,
         nodes=nodes,
         restarts=restarts,
-        starts_at=None if status.state.waits else _started_at(mine),
-        ended_at=_ended_at(jobset) if status.state.is_final else None,
-        last_cause=_cause_of_last_allocation(pod for pod in pods if _attempt(pod) == restarts - 1),
+        starts_at=None if status.state.waits else _latest(_status(pod).get("startTime") for pod in mine),
+        ended_at=_latest(one.get("lastTransitionTime") for one in ends) if status.state.is_final else None,
+        last_cause=cause if cause in _KUBERNETES_KNOWS else None,
     )
 
 
-def _cause_of_last_allocation(pods: Iterable[Object]) -> Cause | None:
-    """Cause that Kubernetes knows, as long as pods of that allocation exist."""
-    cause, _ = _root_cause(pods)
-    return cause if cause in _KUBERNETES_KNOWS else None
-
-
-def _ended_at(jobset: Object) -> float | None:
-    """Time when the JobSet became Completed or Failed."""
-    ends = (_condition(jobset, kind) or {} for kind in ("Completed", "Failed"))
-    times = [str(end["lastTransitionTime"]) for end in ends if end.get("lastTransitionTime")]
-    return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
-
-
-def _started_at(pods: Sequence[Object]) -> float | None:
-    """Time when a node accepted the last pod."""
-    times = [str(_status(pod)["startTime"]) for pod in pods if _status(pod).get("startTime")]
-    return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
+def _latest(times: Iterable[str | None]) -> float | None:
+    return max((datetime.fromisoformat(time).timestamp() for time in times if time), default=None)
 
 
 def _status(thing: Object) -> Object:
@@ -136,7 +120,6 @@ def _status(thing: Object) -> Object:
 
 
 def _condition(thing: Object | None, kind: str, status: str = "True") -> Object | None:
-    """The condition of this type, if it has this status."""
     conditions = _status(thing).get("conditions") or [] if thing is not None else []
     return next((one for one in conditions if one["type"] == kind and one["status"] == status), None)
 
@@ -159,13 +142,16 @@ def _ended(jobset: Object, pods: Sequence[Object], job: Object | None) -> JobSta
     if (failed := _condition(jobset, "Failed")) is None:
         return None
     cause, code = _root_cause(pods)
-    reason, job_failure = _reason(failed), _condition(job, "Failed") or {}
+    reason, job_failure, hint = _reason(failed), _condition(job, "Failed") or {}, None
     if job_failure.get("reason") == "DeadlineExceeded":
         reason, cause = _reason(job_failure), Cause.TIME_LIMIT
     elif message.get("cause") and cause not in _KUBERNETES_KNOWS:
-        reason, cause = _located(message), parse_cause(str(message["cause"]))
-        code = message.get("exit_code") or code
-    return JobStatus(state=JobState.FAILED, raw="Failed", reason=reason, cause=cause or Cause.UNKNOWN, exit_code=code)
+        where = [f"{kind} {message[kind]}" for kind in ("rank", "node") if message.get(kind) is not None]
+        reason = ": ".join(filter(None, (" on ".join(where), message.get("message"))))
+        cause = parse_cause(str(message["cause"]))
+        code, hint = message.get("exit_code") or code, message.get("hint")
+    cause = cause or Cause.UNKNOWN
+    return JobStatus(state=JobState.FAILED, raw="Failed", reason=reason, cause=cause, hint=hint, exit_code=code)
 
 
 def has_failed(jobset: Object) -> bool:
@@ -190,12 +176,6 @@ def _termination_message(pods: Iterable[Object]) -> Object:
             if isinstance(message, dict) and "state" in message:
                 return message
     return {}
-
-
-def _located(message: Object) -> str:
-    """The message with the rank and node that it is about."""
-    where = [f"{kind} {message[kind]}" for kind in ("rank", "node") if message.get(kind) is not None]
-    return ": ".join(filter(None, (" on ".join(where), message.get("message"))))
 
 
 def _stopped(jobset: Object, pods: Sequence[Object]) -> JobStatus | None:
@@ -237,6 +217,11 @@ def _unknown_phase(pods: Sequence[Object]) -> JobStatus | None:
     return JobStatus(state=JobState.UNKNOWN, raw=phase, reason=f"a pod is in the unknown phase `{phase}`")
 
 
+def _num_pods(group: Object) -> int:
+    job = group.get("template", {}).get("spec", {})
+    return int(group.get("replicas", 1)) * int(job.get("parallelism", 1))
+
+
 def _placed(jobset: Object, workload: Object | None, pods: Sequence[Object], restarts: int) -> JobStatus:
     """Status of an admitted job, from its pods."""
     num_pods = sum(_num_pods(group) for group in jobset.get("spec", {}).get("replicatedJobs", []))
@@ -263,7 +248,7 @@ def _placed(jobset: Object, workload: Object | None, pods: Sequence[Object], res
 
 def is_unexplained(status: JobStatus) -> bool:
     """Whether a job could start, and only a warning event can tell why it does not."""
-    return _UNEXPLAINED.fullmatch(status.reason or "") is not None
+    return re.fullmatch(rf"{_NO_PODS}|{_SOME_PODS.replace('{}', '[0-9]+')}", status.reason or "") is not None
 
 
 def warning_about(name: str, status: JobStatus, events: Iterable[Object]) -> JobStatus:
@@ -275,11 +260,6 @@ def warning_about(name: str, status: JobStatus, events: Iterable[Object]) -> Job
         return status
     last = max(warnings, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     return dataclasses.replace(status, reason=f"{status.reason}; {_reason(last)}")
-
-
-def _num_pods(group: Object) -> int:
-    job = group.get("template", {}).get("spec", {})
-    return int(group.get("replicas", 1)) * int(job.get("parallelism", 1))
 
 
 def _start_failure(pod: Object) -> str | None:

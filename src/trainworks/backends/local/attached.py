@@ -16,7 +16,7 @@ from trainworks.backends.backend import Backend, JobStatus, NodeStatus, Rendered
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.fair_share import hours_of, published_queues
 from trainworks.backends.local.machine import held_text, shape_on_one_node
-from trainworks.backends.local.quotas import QueuePolicy, queue_policy
+from trainworks.backends.local.quotas import queue_policy
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -26,14 +26,14 @@ from trainworks.host.users import user_name
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
-from trainworks.record.events import append_event
+from trainworks.record.events.job import StopRequestedEvent
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.status import RunStatus
 
-_START_TIMEOUT_S = 20.0
+_START_TIMEOUT_S = 120.0
 _STARTS: dict[str, list[str]] = {
     "per_rank": [],
     "per_node": ["# the command starts once per node and starts its own ranks"],
@@ -42,8 +42,9 @@ _STARTS: dict[str, list[str]] = {
 
 _END_TIMEOUT_S = 5.0
 """Longest wait for a supervisor whose run has ended."""
-_supervisors: dict[str, process.Child] = {}
-"""Supervisors of this process by run directory, kept until they have ended, so that they are reaped."""
+_supervisors: list[tuple[RunDir, process.Child]] = []
+"""Runs of this process, by their absolute paths, and their supervisors until these are reaped: a run that starts again
+has two for a moment."""
 
 
 @final
@@ -124,12 +125,8 @@ class AttachedBackend(Backend):
                 new_session=True,
                 pass_fds=(lock, claim),
             )
-        self._await_start(child, run_dir)
         _reap_supervisors()
-        _supervisors[str(run_dir.path)] = child
-        return str(run_dir.path)
-
-    def _await_start(self, child: process.Child, run_dir: RunDir) -> None:
+        _supervisors.append((RunDir(run_dir.path.resolve()), child))
         deadline = self._clock.now() + _START_TIMEOUT_S
         while run_dir.read_status().state == "CREATED":
             if (code := child.exit_code()) is not None:
@@ -138,6 +135,7 @@ class AttachedBackend(Backend):
                 child.signal_group(signal.SIGKILL)
                 raise self._start_failure(run_dir, f"the supervisor did not start within {_START_TIMEOUT_S:.0f} s")
             self._clock.sleep(0.01)
+        return str(run_dir.path)
 
     def _start_failure(self, run_dir: RunDir, message: str) -> EnvironmentProblem:
         run_dir.write_status(
@@ -158,18 +156,18 @@ class AttachedBackend(Backend):
                 raw=status.state,
                 reason=status.message,
                 cause=parse_cause(status.cause),
+                hint=status.hint,
                 exit_code=status.exit_code,
             )
             for handle, status in statuses.items()
         }
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
-        """Signal the supervisor; a second signal ends the job at once."""
+        """Signal the supervisor; a second signal, of another number, ends the job at once."""
         run_dir = RunDir(Path(handle))
         stop_supervisor(run_dir, reason="trainworks stop")
         if at_once:
-            self._clock.sleep(0.2)
-            stop_supervisor(run_dir, reason="trainworks stop --now")
+            stop_supervisor(run_dir, reason="trainworks stop --now", number=signal.SIGINT)
 
     def enter(
         self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
@@ -185,15 +183,18 @@ class AttachedBackend(Backend):
 
 
 def _reap_supervisors() -> None:
-    for path, child in list(_supervisors.items()):
-        if parse_state(RunDir(Path(path)).read_status().state).is_final:
+    for entry in list(_supervisors):
+        run_dir, child = entry
+        if parse_state(run_dir.read_status().state).is_final:
             child.wait(_END_TIMEOUT_S)
         if child.exit_code() is not None:
-            del _supervisors[path]
+            _supervisors.remove(entry)
 
 
-def stop_supervisor(run_dir: RunDir, reason: str) -> bool:
+def stop_supervisor(run_dir: RunDir, reason: str, number: signal.Signals = signal.SIGTERM) -> bool:
     """Signal the supervisor of a run on this machine: the first signal asks for a clean end, a second ends at once.
+
+    The kernel makes one signal of two that have the same number while the supervisor does not run.
 
     Returns:
         False if no supervisor runs: a run that is only just being started has none yet.
@@ -204,18 +205,14 @@ def stop_supervisor(run_dir: RunDir, reason: str) -> bool:
     pid = _supervisor(run_dir)
     if pid is None:
         return False
-    append_event(run_dir.events_file, "stop_requested", reason=reason)
+    run_dir.note(StopRequestedEvent(kind="stop_requested", reason=reason))
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, number)
     return True
 
 
 def _supervisor(run_dir: RunDir) -> int | None:
-    """Process id of the supervisor, if the process of that id is still the supervisor.
-
-    Raises:
-        NotOwnerError: the run belongs to another user.
-    """
+    """Process id of the supervisor, if the process of that id is still the supervisor."""
     status = run_dir.read_status()
     if status.supervisor_pid is None or status.supervisor_started_at is None:
         return None
@@ -239,11 +236,7 @@ def _environment_lines(environment: ResolvedEnvironment | None) -> list[str]:
 
 
 def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, ...]:
-    """Accelerators for a job, of those that other jobs do not hold.
-
-    Raises:
-        EnvironmentProblem: too few are free, with the holders of the others.
-    """
+    """Accelerators for a job, of those that other jobs do not hold."""
     count = processes.nodes * accelerators_per_node(processes)
     if count == 0:
         return ()
@@ -252,16 +245,13 @@ def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, .
     free = [device for device in visible if device not in claimed]
     if claimed.intersection(visible) and len(free) < count:
         holding = [claim for claim in claims if claimed.intersection(claim.share.devices)]
+        bare = [Claim(claim.uid, claim.share.model_copy(update={"cores": 0.0})) for claim in holding]
+        held = held_text(bare, num_cores(), visible)
         raise EnvironmentProblem(
-            f"cannot start the run: it needs {count} accelerators, and {_without_cores(holding, visible)}",
+            f"cannot start the run: it needs {count} accelerators, and {held}",
             hint="wait in the queue: trainworks submit",
         )
     return tuple(free[:count])
-
-
-def _without_cores(claims: Sequence[Claim], devices: Sequence[int]) -> str:
-    bare = [Claim(claim.uid, claim.share.model_copy(update={"cores": 0.0})) for claim in claims]
-    return held_text(bare, num_cores(), devices)
 
 
 def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
@@ -271,23 +261,8 @@ def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
     return [claim for claim in claims if (claim.uid, claim.share.key) != outer_key]
 
 
-def _check_quotas(policy: QueuePolicy, share: Share, others: Sequence[Claim]) -> None:
-    shape = shape_on_one_node(share.cores, len(share.devices))
-    folder = machine_ledger().folder if policy.limits_hours else None
-    hours = hours_of(published_queues(folder), SystemClock().now()) if folder else None
-    if why := policy.refusal(shape, share.team, others, hours):
-        raise EnvironmentProblem(f"cannot start `{share.run}` now: it {why}", hint="see `trainworks nodes`")
-
-
 def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[str, str]]:
-    """Claim the job's share of this machine in the ledger.
-
-    Returns:
-        The open file that keeps the claim, and CUDA_VISIBLE_DEVICES if the job gets other accelerators than the first.
-
-    Raises:
-        EnvironmentProblem: other jobs hold the accelerators it needs, or its team or user has too little quota left.
-    """
+    """Claim the job's share in the ledger; returns the open file that keeps it, and CUDA_VISIBLE_DEVICES if needed."""
     policy = queue_policy()
     shares: list[Share] = []
 
@@ -302,7 +277,11 @@ def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[
             team=team,
         )
         if policy and not is_inside:
-            _check_quotas(policy, share, others)
+            shape = shape_on_one_node(share.cores, len(share.devices))
+            folder = machine_ledger().folder if policy.limits_hours else None
+            hours = hours_of(published_queues(folder), SystemClock().now()) if folder else None
+            if why := policy.refusal(shape, share.team, others, hours):
+                raise EnvironmentProblem(f"cannot start `{share.run}` now: it {why}", hint="see `trainworks nodes`")
         shares.append(share)
         return share
 

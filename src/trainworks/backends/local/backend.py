@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, ClassVar, Self, final
 
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
+from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.local.quotas import queue_policy
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, check_run_dir, check_undrain, is_private, obeyed_drains
@@ -24,12 +25,12 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, claim_key, machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host, user_name
-from trainworks.jobs.job_row import EndRequest, JobRow, Placement
+from trainworks.jobs.job_row import EndRequest, JobChanges, JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import JobState, parse_cause
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.queueing.feasible import check_feasible
+from trainworks.queueing.reasons import check_feasible
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -114,9 +115,9 @@ class LocalBackend(Backend):
             raise UsageError(f"job {row.id} ({row.run_id}) is {row.state}", hint="retry one that failed or was stopped")
         check_dependencies(self._store, rendered.spec, self.name, uid=row.uid)
         asked_by = None if _is_ours(row) else os.getuid()
-        changes: dict[str, Any] = {"asked_to_end": None, "asked_by": asked_by, "spec": rendered.spec}
+        changes: JobChanges = {"asked_to_end": None, "asked_by": asked_by, "restarts": 0, "spec": rendered.spec}
         with self._prepared(run_dir) if _is_ours(row) else nullcontext():
-            moved = self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), restarts=0, **changes)
+            moved = self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), **changes)
         if not moved:
             raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
         _wake_for(row)
@@ -151,9 +152,9 @@ class LocalBackend(Backend):
         asked: EndRequest = "kill" if at_once or row.asked_to_end == "stop" else "stop"
         now = self._clock.now()
         waits = (JobState.QUEUED, JobState.PREEMPTED)
-        if _is_ours(row) and self._store.move(row.id, JobState.STOPPED, since=waits, now=now, exit_code=0):
+        if _is_ours(row) and self._store.move(row.id, STOPPED_BEFORE_START, since=waits, now=now):
             run_dir = RunDir(Path(row.run_dir))
-            run_dir.enter(RunStatus(state=JobState.STOPPED, exit_code=0, updated_at=now))
+            run_dir.enter(RunStatus.of(STOPPED_BEFORE_START, updated_at=now))
             run_dir.environment_file.unlink(missing_ok=True)
         else:
             self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())
@@ -202,14 +203,10 @@ class LocalBackend(Backend):
         self._store.undrain(node)
         wake()
 
-    def _known(self, handle: str) -> JobRow:
+    def _changeable(self, handle: str) -> JobRow:
         row = self._store.get(int(handle)) if handle.isdecimal() else None
         if row is None:
             raise UsageError(f"no job `{handle}`", hint="trainworks ps --all")
-        return row
-
-    def _changeable(self, handle: str) -> JobRow:
-        row = self._known(handle)
         check_may_change(row)
         return row
 
@@ -234,21 +231,18 @@ def _job_status(row: JobRow) -> JobStatus:
     return JobStatus(
         state=row.state,
         raw=str(row.state),
-        reason=row.reason or row.message,
-        cause=parse_cause(row.cause),
+        reason=row.reason or row.end.message,
+        cause=parse_cause(row.end.cause),
+        hint=row.end.hint,
         nodes=tuple(one.node for one in row.placement),
         restarts=row.restarts,
-        exit_code=row.exit_code,
+        exit_code=row.end.exit_code,
         starts_at=row.starts_at,
     )
 
 
 def _facts(
-    node: LocalNode,
-    running: Sequence[JobRow],
-    others: Sequence[Claim],
-    held: Sequence[Placement],
-    drained: str | None,
+    node: LocalNode, running: Sequence[JobRow], others: Sequence[Claim], held: Sequence[Placement], drained: str | None
 ) -> NodeStatus:
     here = [(row.run_id, one) for row in running for one in row.placement if one.node == node.name]
     if elsewhere := [one for one in held if one.node == node.name]:

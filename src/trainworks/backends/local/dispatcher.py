@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from trainworks.backends.local.fair_share import FairShare, PublishedJob, published_jobs
 from trainworks.backends.local.launcher import Launcher, Supervised
@@ -28,7 +28,7 @@ from trainworks.backends.local.machine import (
     waiting_job,
     wanted_of,
 )
-from trainworks.backends.local.outcome import Outcome, launch_failed, outcome_of
+from trainworks.backends.local.outcome import STOPPED_BEFORE_START, launch_failed, outcome_of
 from trainworks.backends.local.quotas import Holding, QueuePolicy, holding_of, queue_policy
 from trainworks.backends.ownership import may_end, obeyed_drains
 from trainworks.backends.submission import end_of_dependent, unmet_dependencies
@@ -36,18 +36,22 @@ from trainworks.errors import EnvironmentProblem, NotOwnerError, RunFileError, T
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim
 from trainworks.host.users import this_host
-from trainworks.jobs.dependency import Dependency, parse_dependency
-from trainworks.jobs.job_row import JobRow, Placement
-from trainworks.jobs.state import Cause, JobState, parse_state
+from trainworks.jobs.job_row import JobChanges, JobRow, Placement
+from trainworks.jobs.job_spec import Dependency, parse_dependency
+from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.queueing.decide import decide
-from trainworks.queueing.snapshot import Decision, Pending, Reason, Snapshot, Start, queue_key
-from trainworks.record.events import Event
-from trainworks.record.status import RunStatus
+from trainworks.queueing.snapshot import Decision, Pending, Reason, Snapshot, queue_key
 from trainworks.recover.restarts import restarts_counted
 
 _MOST_REFUSALS = 3
 """Attempts in a row to launch a job that the machine refuses, e.g. because of a full disk."""
+
+
+class _Mine(TypedDict):
+    engine: str
+    uid: int
+    host: str
 
 
 class Dispatcher:
@@ -74,7 +78,7 @@ class Dispatcher:
         self._launcher = launcher
         self._clock = clock
         self._fair_share = fair_share or FairShare(store, machine, clock, None, "")
-        self._mine: dict[str, Any] = {"engine": "local", "uid": os.getuid(), "host": this_host()}
+        self._mine: _Mine = {"engine": "local", "uid": os.getuid(), "host": this_host()}
         self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
         live = store.search(states=[state for state in JobState if not state.is_final], **self._mine)
         self._jobs = {job.id: _trusted(job) for job in reversed(live)}
@@ -100,11 +104,15 @@ class Dispatcher:
             for job in running:
                 self._follow(job)
             self._refresh()
-        self._stop_waiting()
+        # on request of an administrator; an owner ends such a job directly
+        for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
+            changes: JobChanges = {"asked_to_end": None, "asked_by": None}
+            if self._store.move(job.id, STOPPED_BEFORE_START, since=(job.state,), now=self._clock.now(), **changes):
+                self._launcher.stopped(job)
+            self._forget(job.id)
         self._serve()
 
     def _refresh(self) -> None:
-        """Read the changes since the last call."""
         newest = self._store.version()
         if newest == self._version:
             return
@@ -125,21 +133,9 @@ class Dispatcher:
         if supervised is None or not supervised.is_alive():
             self._conclude(job)
             return
-        self._take_over_state(job)
-        self._end_what_should(job, supervised)
-
-    def _adopt(self, job: JobRow) -> Supervised | None:
-        found = self._launcher.adopt(job)
-        if found is not None:
-            self._running[job.id] = found
-        return found
-
-    def _take_over_state(self, job: JobRow) -> None:
         state = parse_state(self._launcher.status(job).state)
         if state is not job.state and state.holds_resources:
             self._store.move(job.id, state, now=self._clock.now())
-
-    def _end_what_should(self, job: JobRow, supervised: Supervised) -> None:
         now = self._clock.now()
         if job.asked_to_end is None and now >= _last_moment(job):
             self._store.change(job.id, now=now, asked_to_end="time_limit", asked_by=os.getuid())
@@ -148,6 +144,12 @@ class Dispatcher:
             self._ask(job, supervised)
         elif job.asked_to_end == "kill":
             supervised.end(at_once=True)
+
+    def _adopt(self, job: JobRow) -> Supervised | None:
+        found = self._launcher.adopt(job)
+        if found is not None:
+            self._running[job.id] = found
+        return found
 
     def _ask(self, job: JobRow, supervised: Supervised) -> None:
         """Ask once: the supervisor kills the job when its grace period is over."""
@@ -166,37 +168,23 @@ class Dispatcher:
         elif launched:
             self._failed_launches[job.id] += 1
         events = self._launcher.events(job)
-        outcome = outcome_of(job, status, events, self._failed_launches[job.id])
-        ended_at = _ended_at(job, status, events, self._clock.now())
-        if outcome.state.waits:
-            self._launcher.back_in_line(job, outcome, ended_at)
+        alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])  # maybe long ago
+        ended_at = max(job.started_at or job.submitted_at, min(alive, self._clock.now()))
+        end = replace(outcome_of(job, status, events, self._failed_launches[job.id]), at=ended_at)
+        waits = parse_state(end.state).waits
+        if waits:
+            self._launcher.back_in_line(job, end)
         else:
-            self._launcher.concluded(job, outcome, ended_at)
+            self._launcher.concluded(job, end)
         self._store.move(
             job.id,
-            outcome.state,
+            end,
             now=self._clock.now(),
-            cause=outcome.cause,
-            message=outcome.message,
-            exit_code=outcome.exit_code,
             asked_to_end=None,
             asked_by=None,
             placement=(),
-            ended_at=ended_at,
-            restarts=self._restarts(job, outcome.state),
+            restarts=restarts_counted(self._launcher.events(job), waits=waits),
         )
-
-    def _stop_waiting(self) -> None:
-        """End waiting jobs on request of an administrator; an owner ends such a job directly."""
-        for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
-            changes = {"asked_to_end": None, "asked_by": None, "exit_code": 0}
-            if self._store.move(job.id, JobState.STOPPED, since=(job.state,), now=self._clock.now(), **changes):
-                self._launcher.stopped(job)
-            self._forget(job.id)
-
-    def _restarts(self, job: JobRow, state: JobState) -> int:
-        """Restarts of a job, including the one it waits for."""
-        return restarts_counted(self._launcher.events(job), waits=state.waits)
 
     def _serve(self) -> None:
         waiting = [job for job in self._jobs.values() if job.state.waits]
@@ -204,7 +192,10 @@ class Dispatcher:
             policy = queue_policy() or QueuePolicy()
         except (EnvironmentProblem, RunFileError) as error:  # nobody starts anything until the limits are known again
             if waiting:
-                self._explain(Decision(pending=_all_wait(waiting, error)), self._elsewhere())
+                why = ": ".join(part for part in (error.place, error.message) if part)
+                line = sorted(waiting, key=lambda job: queue_key(job.priority, job.submitted_at, job.id))
+                pending = {job.id: Pending(Reason.QUOTA, why, place, None) for place, job in enumerate(line, start=1)}
+                self._explain(Decision(pending=pending), self._elsewhere())
             return
         published = self._start_waiting(waiting, policy) if waiting else ()
         self._fair_share.publish(policy, self._jobs.values(), published)
@@ -220,7 +211,13 @@ class Dispatcher:
         decision = decide(snapshot)
         for start in decision.starts:
             job = self._jobs[start.job_id]
-            placement = self._placed(job, start, held)
+            taken = [*self._taken(), *held]
+            _, _, wanted = wanted_of(job.spec, self._machine)
+            placement = [
+                Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
+                for node in self._machine
+                if node.name in start.nodes
+            ]
             if self._launcher.claim(job, placement, elsewhere):
                 try:
                     self._start(job, placement)
@@ -231,13 +228,12 @@ class Dispatcher:
         for cancel in decision.cancels:
             job = self._jobs[cancel.job_id]
             ended = end_of_dependent(self._unmet(job))
-            self._launcher.concluded(job, Outcome(JobState.FAILED, **ended))
-            self._store.move(job.id, JobState.FAILED, now=self._clock.now(), **ended)
+            self._launcher.concluded(job, ended)
+            self._store.move(job.id, ended, now=self._clock.now())
         self._explain(decision, elsewhere)
         return published_jobs(self._jobs, snapshot, decision) if policy.fair_share else ()
 
     def _taken(self) -> list[Placement]:
-        """Resources held by jobs of this queue."""
         return [one for job in self._jobs.values() for one in job.placement]
 
     def _snapshot(
@@ -268,7 +264,6 @@ class Dispatcher:
         )
 
     def _holdings(self) -> list[Holding]:
-        """What each running job of this queue holds."""
         return [
             Holding(os.getuid(), job.run_id, job.team, one.cores, len(one.devices))
             for job in self._jobs.values()
@@ -306,21 +301,11 @@ class Dispatcher:
         except (TrainworksError, OSError) as error:  # one bad run directory must not keep the others waiting
             self._failed_launches[job.id] += 1
             is_final = self._failed_launches[job.id] >= _MOST_REFUSALS or isinstance(error, NotOwnerError)
-            state = JobState.FAILED if is_final else JobState.QUEUED
-            self._store.move(
-                job.id, state, now=self._clock.now(), cause=Cause.LAUNCH_FAILED, message=str(error), exit_code=3
-            )
+            end = launch_failed(str(error), hint=error.hint if isinstance(error, TrainworksError) else None)
+            end = end if is_final else replace(end, state=JobState.QUEUED)
+            self._store.move(job.id, end, now=self._clock.now())
             if is_final:
-                self._launcher.concluded(started, launch_failed(str(error)))
-
-    def _placed(self, job: JobRow, start: Start, held: Sequence[Placement]) -> list[Placement]:
-        taken = [*self._taken(), *held]
-        _, _, wanted = wanted_of(job.spec, self._machine)
-        return [
-            Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
-            for node in self._machine
-            if node.name in start.nodes
-        ]
+                self._launcher.concluded(started, end)
 
     def _explain(self, decision: Decision, elsewhere: frozenset[Claim]) -> None:
         """Store the changed reasons why the other jobs wait."""
@@ -340,25 +325,11 @@ class Dispatcher:
         self._explained = pending
 
 
-def _all_wait(waiting: Sequence[JobRow], error: TrainworksError) -> dict[int, Pending]:
-    """Every job waits for an administrator to mend the quotas."""
-    why = ": ".join(part for part in (error.place, error.message) if part)
-    ordered = sorted(waiting, key=lambda job: queue_key(job.priority, job.submitted_at, job.id))
-    return {job.id: Pending(Reason.QUOTA, why, position, None) for position, job in enumerate(ordered, start=1)}
-
-
 def _trusted(job: JobRow) -> JobRow:
     """The job without a request to end from a user without the right to end it."""
     if job.asked_to_end is None or may_end(job.asked_by):
         return job
     return replace(job, asked_to_end=None, asked_by=None)
-
-
-def _ended_at(job: JobRow, status: RunStatus, events: Sequence[Event], now: float) -> float:
-    """Last sign of life of a job, which may have ended long before the dispatcher started."""
-    alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])
-    began = job.started_at or job.submitted_at
-    return max(began, min(alive, now))
 
 
 def _last_moment(job: JobRow) -> float:

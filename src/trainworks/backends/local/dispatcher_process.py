@@ -23,7 +23,6 @@ from trainworks.backends.local.launcher import Launcher
 from trainworks.backends.local.machine import local_nodes
 from trainworks.backends.ownership import is_private
 from trainworks.backends.store_place import (
-    clean_up,
     dispatcher_address,
     dispatcher_folder,
     dispatcher_lock,
@@ -66,7 +65,6 @@ def main(starting: int) -> int:
     gc.freeze()  # what is there now is shared with every copy of this process, and not to be looked through in any
     store, machine = open_store(store_url(), keep_connection=True), local_nodes(probe_host(store_folder()))
     shared = not is_private(store_url())
-    clean_up()
     while True:
         with _listening() as door:
             is_starting.close()
@@ -103,15 +101,25 @@ def _serve(store: JobStore, dispatcher: Dispatcher, launcher: Launcher, door: so
         _look(dispatcher, clock)
         if not dispatcher.is_idle:
             busy_at = clock.now()
-        _wait(door, dispatcher, launcher)
+        # until a wake-up, the end of a supervisor, or a timeout; when it is quiet, prepare for the next job
+        poll = select.poll()
+        poll.register(door, select.POLLIN)
+        with contextlib.ExitStack() as opened:
+            for supervised in dispatcher.running:
+                with contextlib.suppress(ProcessLookupError):
+                    handle = os.pidfd_open(supervised.pid)
+                    opened.callback(os.close, handle)
+                    poll.register(handle, select.POLLIN)
+            if not poll.poll(_QUIET_S * 1000):
+                launcher.prepare()
+                poll.poll((_LOOK_S - _QUIET_S) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while door.recv(64):
+                pass
 
 
 def _look(dispatcher: Dispatcher, clock: Clock) -> None:
-    """One look; while the store is away jobs run on, and what waits can wait.
-
-    Raises:
-        EnvironmentProblem: it stayed away.
-    """
+    """One look; while the store is away jobs run on, and what waits can wait."""
     gives_up_at = clock.now() + _STORE_AWAY_S
     said = ""
     while True:
@@ -133,24 +141,6 @@ def _take_over(clock: Clock) -> int | None:
             return None
         clock.sleep(0.02)
     return lock
-
-
-def _wait(door: socket.socket, dispatcher: Dispatcher, launcher: Launcher) -> None:
-    """Block until a wake-up, the end of a supervisor, or a timeout; when it is quiet, prepare for the next job."""
-    poll = select.poll()
-    poll.register(door, select.POLLIN)
-    with contextlib.ExitStack() as opened:
-        for supervised in dispatcher.running:
-            with contextlib.suppress(ProcessLookupError):
-                handle = os.pidfd_open(supervised.pid)
-                opened.callback(os.close, handle)
-                poll.register(handle, select.POLLIN)
-        if not poll.poll(_QUIET_S * 1000):
-            launcher.prepare()
-            poll.poll((_LOOK_S - _QUIET_S) * 1000)
-    with contextlib.suppress(BlockingIOError):
-        while door.recv(64):
-            pass
 
 
 if __name__ == "__main__":

@@ -35,14 +35,13 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import Claim, claim_key, opened, plain_content
 from trainworks.host.users import this_host, user_name
-from trainworks.jobs.job_row import BilledAttempt, JobRow, Month, month_of
+from trainworks.jobs.job_row import JobRow, Month, month_of
 from trainworks.queueing.fair_share import Rank, decayed, ranks, use_of
 from trainworks.queueing.snapshot import Decision, GangShape, QueuedJob, Reason, Snapshot
 
 if TYPE_CHECKING:
     from trainworks.jobs.store import JobStore
 
-_NAME = re.compile(r"trainworks-[0-9a-f]{32}\.queue")
 _LARGEST = 64 * 1024
 _MOST_JOBS = 32
 """Waiting jobs that a queue publishes: as many of them can start before others read the next ones."""
@@ -283,7 +282,10 @@ class FairShare:
             self._complaint = ""
         except (OSError, DiskFullError) as error:
             self._written = None
-            self._complain(f"cannot write to the ledger of this machine: {error}")
+            text = f"cannot write to the ledger of this machine: {error}"
+            if text != self._complaint:
+                self._complaint = text
+                sys.stderr.write(f"{text}\n")
 
     def _counted(self, policy: QueuePolicy, jobs: Iterable[JobRow]) -> PublishedQueue:
         """This queue with its use and hours until now; until some seconds ago, to spare the store."""
@@ -291,7 +293,14 @@ class FairShare:
         running = frozenset((job.id, job.attempt) for job in jobs if not job.state.waits)
         due_after = _USE_EVERY_S if running == self._running else _USE_SOON_S
         if policy.fair_share is not None and not 0 <= now - queue.at < due_after:
-            queue, self._running = self._used(queue, policy.fair_share.half_life, now), running
+            use = {team: decayed(used, now - queue.at, policy.fair_share.half_life) for team, used in queue.use.items()}
+            for one in self._store.held_since(queue.at, uid=os.getuid(), host=this_host()):
+                began, ended = max(one.started_at, queue.at), now if one.ended_at is None else one.ended_at
+                of_devices = one.accelerators / self._devices if self._devices else 0.0
+                part = max(one.cores / self._cores, of_devices)
+                used = use_of(part, began=began, ended=ended, now=now, half_life_s=policy.fair_share.half_life)
+                use[one.billing.team] = use.get(one.billing.team, 0.0) + used
+            queue, self._running = queue.model_copy(update={"at": now, "use": use}), running
         if policy.limits_hours and not 0 <= now - queue.hours_at < due_after:
             queue, self._running = self._with_hours(queue, now), running
         return queue
@@ -305,19 +314,6 @@ class FairShare:
             hours[one.billing.team] = hours.get(one.billing.team, 0.0) + part.hours(now) * part.accelerators
         return queue.model_copy(update={"hours_at": now, "hours": hours})
 
-    def _used(self, queue: PublishedQueue, half_life_s: float, now: float) -> PublishedQueue:
-        """The queue with what its jobs have used until now."""
-        use = {team: decayed(used, now - queue.at, half_life_s) for team, used in queue.use.items()}
-        for one in self._store.held_since(queue.at, uid=os.getuid(), host=this_host()):
-            began, ended = max(one.started_at, queue.at), now if one.ended_at is None else one.ended_at
-            used = use_of(self._part(one), began=began, ended=ended, now=now, half_life_s=half_life_s)
-            use[one.billing.team] = use.get(one.billing.team, 0.0) + used
-        return queue.model_copy(update={"at": now, "use": use})
-
-    def _part(self, held: BilledAttempt) -> float:
-        """Part of the machine that an attempt holds: the larger one of cores and accelerators."""
-        return max(held.cores / self._cores, held.accelerators / self._devices if self._devices else 0.0)
-
     def _known(self) -> PublishedQueue:
         """What this queue has published, also through an earlier dispatcher."""
         if self._own is None:
@@ -327,11 +323,6 @@ class FairShare:
 
     def _others(self) -> list[OtherQueue]:
         return published_queues(self._file.parent, besides=self._file.name) if self._file else []
-
-    def _complain(self, text: str) -> None:
-        if text != self._complaint:
-            self._complaint = text
-            sys.stderr.write(f"{text}\n")
 
 
 def hours_of(queues: Iterable[OtherQueue], now: float) -> AcceleratorHours:
@@ -353,7 +344,7 @@ def published_queues(folder: Path, besides: str = "") -> list[OtherQueue]:
     """
     names: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
+        names = [entry.name for entry in entries if re.fullmatch(r"trainworks-[0-9a-f]{32}\.queue", entry.name)]
     counts: Counter[int] = Counter()
     found = []
     for name in sorted(names)[:_MOST_FILES]:

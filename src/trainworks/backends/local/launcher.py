@@ -15,20 +15,20 @@ from trainworks.agent import supervisor
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
-from trainworks.backends.local.outcome import Outcome
+from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.ownership import check_run_dir
 from trainworks.errors import NotOwnerError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.forking import Order, Spare
+from trainworks.host.forking import Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.log import Event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
 from trainworks.recover.restarts import earlier_turns, record_waits
 
 
@@ -55,8 +55,8 @@ class Supervised:
     def end(self, *, at_once: bool) -> None:
         """Ask for a clean end; at once: kill what runs."""
         if self.is_alive():
-            for _ in range(2 if at_once else 1):
-                os.kill(self._pid, signal.SIGTERM)
+            for number in (signal.SIGTERM, signal.SIGINT) if at_once else (signal.SIGTERM,):
+                os.kill(self._pid, number)  # two signals of one number may arrive as one
 
 
 @final
@@ -86,15 +86,19 @@ class Launcher:
         if self._spare is None or not self._spare.waits():
             if self._spare is not None:
                 self._spare.dismiss()
-            self._spare = Spare(_begin, new_session=True, close_fds=self._own_fds)
+            self._spare = Spare(
+                lambda: partial(_supervise, agent=Spare(lambda: run_agent)),  # with a copy for the job's first agent
+                new_session=True,
+                close_fds=self._own_fds,
+            )
         return self._spare
 
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
         """Claims in the machine's ledger of jobs other than `ours`, of any user and any queue."""
         self._ours = {_key(job.run_dir) for job in ours}
-        return self._of_others(self._ledger.claims())
+        return self._foreign_claims(self._ledger.claims())
 
-    def _of_others(self, claims: Iterable[Claim]) -> frozenset[Claim]:
+    def _foreign_claims(self, claims: Iterable[Claim]) -> frozenset[Claim]:
         own = os.getuid()
         return frozenset(claim for claim in claims if not (claim.uid == own and claim.share.key in self._ours))
 
@@ -107,7 +111,7 @@ class Launcher:
         devices = tuple(device for one in placement for device in one.devices)
         cores = sum(one.cores for one in placement)
         share = Share(run=job.run_id, key=_key(job.run_dir), cores=cores, devices=devices, team=job.team)
-        handle = self._ledger.claim(lambda claims: share if self._of_others(claims) <= known else None)
+        handle = self._ledger.claim(lambda claims: share if self._foreign_claims(claims) <= known else None)
         if handle is None:
             return False
         self._claims[job.id] = handle
@@ -120,12 +124,6 @@ class Launcher:
             os.close(handle)
 
     def _run_dir(self, job: JobRow) -> RunDir:
-        """The run directory of a job.
-
-        Raises:
-            NotOwnerError: it is not this user's alone.
-            OSError: it cannot be read.
-        """
         folder = Path(job.run_dir)
         check_run_dir(folder, shared=self._shared)
         return RunDir(folder)
@@ -190,41 +188,35 @@ class Launcher:
         except (OSError, NotOwnerError):
             return []
 
-    def back_in_line(self, job: JobRow, outcome: Outcome | None = None, ended_at: float = 0.0) -> None:
+    def back_in_line(self, job: JobRow, end: End | None = None) -> None:
         """Record that the job waits again, and how its turn ended unless a killed dispatcher has recorded that.
 
         Args:
             job: the job.
-            outcome: end of the turn; None after a retry.
-            ended_at: time of that end.
+            end: of the turn; None after a retry.
         """
         run_dir = self._run_dir(job)
-        if outcome is not None and not record_waits(self.events(job)):
-            run_dir.enter(outcome.status(self._clock.now()), ended_at=ended_at)
+        if end is not None and not record_waits(self.events(job)):
+            run_dir.enter(RunStatus.of(end, updated_at=self._clock.now()), ended_at=end.at)
         run_dir.write_status(RunStatus(state="QUEUED", updated_at=self._clock.now()))
 
     def stopped(self, job: JobRow) -> None:
         """Record that the job was stopped before its start, if its run directory can be written."""
         with suppress(OSError, NotOwnerError):
-            self._run_dir(job).enter(RunStatus(state="STOPPED", exit_code=0, updated_at=self._clock.now()))
+            self._run_dir(job).enter(RunStatus.of(STOPPED_BEFORE_START, updated_at=self._clock.now()))
         self.forget(job)
 
-    def concluded(self, job: JobRow, outcome: Outcome, ended_at: float | None = None) -> None:
-        """Record a final outcome, unless the supervisor did, if the run directory can be written.
+    def concluded(self, job: JobRow, end: End) -> None:
+        """Record the end of a job, unless the supervisor did, if the run directory can be written.
 
         A supervisor that was killed leaves a status that is not final, and readers of the run would wait for its end.
-
-        Args:
-            job: the job.
-            outcome: its end.
-            ended_at: time of that end; now by default.
         """
         with suppress(OSError, NotOwnerError):
             run_dir = self._run_dir(job)
             state = parse_state(run_dir.read_status().state)
             if not state.is_final or state is JobState.LOST:
                 now = self._clock.now()
-                run_dir.enter(outcome.status(now), ended_at=now if ended_at is None else ended_at)
+                run_dir.enter(RunStatus.of(end, updated_at=now), ended_at=now if end.at is None else end.at)
         self.forget(job)
 
     def forget(self, job: JobRow) -> None:
@@ -248,11 +240,6 @@ def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
     resolved = resolved.model_copy(update={"processes": processes})
     run_dir.write_resolved(resolved)
     return resolved
-
-
-def _begin() -> Order:
-    """Prepare, in the copy that will supervise a job, another copy for its first agent."""
-    return partial(_supervise, agent=Spare(lambda: run_agent))
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:

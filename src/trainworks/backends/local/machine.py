@@ -90,20 +90,16 @@ def held_elsewhere(
     """What the claims of others take of each node. Their cores count where most are free: nothing pins them."""
     claims = list(claims)
     devices = {device for claim in claims for device in claim.share.devices}
-    cores = _spread(sum(claim.share.cores for claim in claims), machine, taken)
-    held = [
-        Placement(node.name, cores[node.name], tuple(one for one in node.devices if one in devices)) for node in machine
-    ]
-    return [one for one in held if one.cores or one.devices]
-
-
-def _spread(cores: float, machine: Sequence[LocalNode], taken: Sequence[Placement]) -> dict[str, float]:
+    cores = float(sum(claim.share.cores for claim in claims))
     free = {node.name: node.cores - sum(one.cores for one in taken if one.node == node.name) for node in machine}
     found = dict.fromkeys(free, 0.0)
     for name in sorted(free, key=lambda name: -free[name]):
         found[name] = max(0.0, min(cores, free[name]))
         cores -= found[name]
-    return found
+    held = [
+        Placement(node.name, found[node.name], tuple(one for one in node.devices if one in devices)) for node in machine
+    ]
+    return [one for one in held if one.cores or one.devices]
 
 
 def shape_on_one_node(cores: float, accelerators: int) -> GangShape:

@@ -22,20 +22,16 @@ def wake() -> None:
     while not knock():
         if (starting := take_lock(starting_lock())) is not None:
             try:
-                _start(starting)
+                process.detach(
+                    process.python_module("trainworks.backends.local.dispatcher_process", str(starting)),
+                    log=dispatcher_log(),
+                    folder=Path("/"),
+                    env=os.environ | {"TRAINWORKS_STORE": store_url()},
+                    pass_fds=[starting],
+                )
             finally:
                 os.close(starting)  # the dispatcher has its own copy, until it listens
             return
         if clock.now() > gives_up_at:
             return
         clock.sleep(_POLL_S)
-
-
-def _start(starting: int) -> None:
-    process.detach(
-        process.python_module("trainworks.backends.local.dispatcher_process", str(starting)),
-        log=dispatcher_log(),
-        folder=Path("/"),
-        env=os.environ | {"TRAINWORKS_STORE": store_url()},
-        pass_fds=[starting],
-    )

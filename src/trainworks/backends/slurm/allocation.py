@@ -1,44 +1,41 @@
-"""Nodes allocated to a Slurm job as its batch script sees them, how its agents start there, and how it lost them."""
+"""Nodes allocated to a Slurm job as its batch script sees them, how its agents start there, and how it lost them.
+
+An `srun` that waits for a slurmstepd that is gone is ended. For the output of its task, srun keeps a connection to the
+slurmstepd of its node until the step has ended. If that slurmstepd is killed, or its node starts again before slurmctld
+counts it as down, the connection closes and nothing else happens: neither srun nor slurmctld ends the step (observed
+with Slurm 22.05).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import signal
+import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from trainworks.agent.allocation import processes_on, signs_of_life
+import psutil
+
+from trainworks.agent.allocation import Allocation, signs_of_life
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.states import ENDING, cause_of_the_kill, expand
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import Cause
-from trainworks.record.events import Event, read_events
-from trainworks.record.processes import Processes
-from trainworks.record.resolved import ResolvedRun
+from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.log import Event, of_kind, read_events
 from trainworks.record.run_dir import RunDir
 
 _FOUND_OUT_S = 300.0
 """Time in which a slurmctld that has come back finds jobs that it does not know, or misses those that it knows."""
 PATIENCE_S = 300.0
 """Longest time for which a job waits for a slurmctld that is away."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """The nodes of a job, the one that runs the batch script first."""
-
-    job: str
-    nodes: tuple[str, ...]
-    addresses: tuple[str, ...]
-    restarts: int = 0
-    """Number of times that Slurm has requeued the job."""
-    cores_per_node: int = 1
-    accelerators_per_node: int = 0
 
 
 def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> Allocation:
@@ -62,30 +59,16 @@ def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> All
     if here in nodes:
         nodes.sort(key=lambda name: name != here)
     shown = ("--oneliner", "show", "nodes", ",".join(nodes))
-    addresses = _addresses(client.call_patiently(PATIENCE_S, clock, "scontrol", *shown))
+    said = client.call_patiently(PATIENCE_S, clock, "scontrol", *shown)
+    found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
+    addresses = {match[1]: match[2] for match in found if match}
     return Allocation(
         job=job,
         nodes=tuple(nodes),
         addresses=tuple(addresses.get(node, node) for node in nodes),
-        restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
+        turn=int(env.get("SLURM_RESTART_COUNT") or 0),
         cores_per_node=int(env.get("SLURM_CPUS_ON_NODE") or 1),
         accelerators_per_node=int(env.get("SLURM_GPUS_ON_NODE") or 0),
-    )
-
-
-def _addresses(said: str) -> dict[str, str]:
-    found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
-    return {match[1]: match[2] for match in found if match}
-
-
-def processes_in(resolved: ResolvedRun, got: Allocation) -> Processes:
-    """The ranks of a run on the nodes that it got; see `processes_on`."""
-    return processes_on(
-        resolved,
-        backend="Slurm",
-        num_nodes=len(got.nodes),
-        cores_per_node=got.cores_per_node,
-        accelerators_per_node=got.accelerators_per_node,
     )
 
 
@@ -169,7 +152,7 @@ def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = mat
         job: number of the job.
         controller_started_at: start of slurmctld; NaN if it is not known.
     """
-    launches = [event for event in read_events(run_dir.events_file) if event["kind"] == "submitted"]
+    launches = of_kind(read_events(run_dir.events_file), SubmittedEvent)
     since = float(launches[-1]["t"]) if launches else 0.0
     lived_until = signs_of_life(run_dir)
     crashed = math.floor(since) <= controller_started_at and lived_until <= controller_started_at + _FOUND_OUT_S
@@ -204,3 +187,84 @@ def log_of(run_dir: RunDir) -> str:
     with contextlib.suppress(OSError):
         return run_dir.supervisor_log.read_text(encoding="utf-8", errors="replace")
     return ""
+
+
+_LOOK_S = 5.0
+LONGEST_PROLOG_S = 3600.0
+_NO_LIMIT = 65_534
+"""Slurm's NO_VAL16, which stands for a limit that is not set."""
+GRACE_S = 30.0
+"""Longest time from the close of its connection to the end of an srun, which waits for the epilog of its task."""
+
+
+@final
+class StepWatch:
+    """Finds processes of srun that have lost their connection for good.
+
+    Args:
+        first_s: longest time until the first connection of an srun, in seconds; see `first_connection_s`.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._alone_since: dict[int, float] = {}
+        self._met: set[int] = set()
+        """Processes that have been seen with a connection."""
+
+    def take(self, connected: Mapping[int, bool], now: float) -> list[int]:
+        """Processes of srun without a connection for `GRACE_S`; for longer if none has been seen yet.
+
+        Args:
+            connected: by process id, whether an srun that runs has a connection.
+            now: the time, in seconds.
+        """
+        self._met = {pid for pid, is_connected in connected.items() if is_connected or pid in self._met}
+        self._alone_since = {
+            pid: self._alone_since.get(pid, now) for pid, is_connected in connected.items() if not is_connected
+        }
+        return [
+            pid
+            for pid, since in self._alone_since.items()
+            if now - since >= (GRACE_S if pid in self._met else self._first_s)
+        ]
+
+
+def first_connection_s(config: str) -> float:
+    """Longest time from the start of an srun to its first connection, in seconds.
+
+    A slurmstepd connects once the prolog of its node has ended, which Slurm lets run for `PrologEpilogTimeout`. A
+    prolog without that limit gets an hour: an srun that waits for a slurmstepd that is gone would wait for ever.
+
+    Args:
+        config: text of `scontrol show config`, where several prologs are numbered (`Prolog[0]`).
+    """
+    settings = dict(re.findall(r"^(Prolog(?:\[\d+\])?|PrologEpilogTimeout) *= *(.*?) *$", config, re.MULTILINE))
+    if all(value in ("", "(null)") for name, value in settings.items() if name != "PrologEpilogTimeout"):
+        return PATIENCE_S
+    limit = settings.get("PrologEpilogTimeout", "")
+    return PATIENCE_S + (int(limit) if limit.isdecimal() and int(limit) < _NO_LIMIT else LONGEST_PROLOG_S)
+
+
+def start_step_watch(client: SlurmClient, clock: Clock) -> None:
+    """Watch the children of this process that are srun, in a thread, as long as it runs."""
+    threading.Thread(target=_watch, args=(client, clock), daemon=True).start()
+
+
+def _watch(client: SlurmClient, clock: Clock) -> None:
+    first_s = PATIENCE_S
+    with contextlib.suppress(TrainworksError):
+        first_s = first_connection_s(client.call_patiently(PATIENCE_S, clock, "scontrol", "show", "config"))
+    watch = StepWatch(first_s)
+    while True:
+        clock.sleep(_LOOK_S)
+        with contextlib.suppress(psutil.Error, OSError):
+            sruns = [child.pid for child in psutil.Process().children() if child.name() == "srun"]
+            for pid in watch.take(connected(sruns), clock.now()) if sruns else ():
+                sys.stderr.write(f"srun {pid} has lost its slurmstepd: it is ended, its agent counts as lost\n")
+                os.kill(pid, signal.SIGKILL)
+
+
+def connected(pids: Iterable[int]) -> dict[int, bool]:
+    """Whether each of these processes has an established TCP connection; those of other users cannot be seen."""
+    found = {one.pid for one in psutil.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED}
+    return {pid: pid in found for pid in pids}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,16 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self, final
 
-from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.backends.backend import AllocatedNodes, Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import check_node, entering
 from trainworks.backends.job_tag import find_patiently
-from trainworks.backends.slurm.allocation import ending_of_turn
+from trainworks.backends.slurm import states
+from trainworks.backends.slurm.allocation import StepCommand, StepHosts, allocation, ending_of_turn
 from trainworks.backends.slurm.client import SlurmClient, SlurmRefusedError
-from trainworks.backends.slurm.job_lists import HISTORY_FORMAT, QUEUE_FORMAT, in_history, in_the_queue
-from trainworks.backends.slurm.node_status import AWAY, NODE_FORMAT, able_nodes, kinds_of, node_statuses
 from trainworks.backends.slurm.render import check, render, updates
 from trainworks.backends.slurm.run_copies import RunCopies
-from trainworks.backends.slurm.states import accelerator_names, controller_times, expand
 from trainworks.backends.submission import submit_lock
 from trainworks.config.engines import Slurm
 from trainworks.config.run_file import Cluster
@@ -39,7 +39,6 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not running a datab
 _HELD_BY_SLURM = "launch failed requeued held"
 _ANY = "gpu"
 """The name of any accelerator, in Slurm's gres and in the run file."""
-_NO_SUCH_NODES = re.compile(r"requested node configuration is not available", re.IGNORECASE)
 _NODES_ANSWER_S, _RETRY_S = 10.0, 2.0
 _LOGIN_S = 10.0
 """Longest time for which a list of jobs waits for a login node to which no connection is open."""
@@ -82,6 +81,15 @@ class SlurmBackend(Backend):
         """Create the backend of a run file's `cluster`."""
         return cls(cluster.slurm)
 
+    @classmethod
+    def allocated_nodes(cls) -> AllocatedNodes:
+        """Nodes of the job in whose batch script this process runs; a container has no `srun` to reach the others."""
+        client = SlurmClient()
+        job = allocation(os.environ, client, SystemClock())
+        is_alone = len(job.nodes) == 1 or shutil.which("srun") is None
+        steps = None if is_alone else StepHosts(job, StepCommand((), (sys.executable,)), client)
+        return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)
+
     def hurried(self) -> Self:
         """This backend, with a client that waits for each answer only for the time of a list.
 
@@ -102,9 +110,11 @@ class SlurmBackend(Backend):
         """Check partition, account, QOS, limits and nodes with `sbatch --test-only`."""
         rendered = self.render(self.adapted(replace(spec, depends_on=())), RunDir(Path("/run")))
         try:
-            self._until_nodes_answer(rendered.spec, lambda: self._client.submit(rendered.text, "--test-only"))
+            self._submit_with_retries(rendered.spec, lambda: self._client.submit(rendered.text, "--test-only"))
         except SlurmRefusedError as refused:
-            refused.hint = self._what_there_is()
+            refused.hint = None
+            with suppress(TrainworksError):
+                refused.hint = states.kinds_of(self.nodes())
             raise
 
     def adapted(self, spec: JobSpec) -> JobSpec:
@@ -114,7 +124,8 @@ class SlurmBackend(Backend):
             return spec
         if wanted.lower() == _ANY:
             return replace(spec, node=replace(spec.node, accelerator=None))
-        known = self._accelerators()
+        said = self._client.call("sinfo", "--noheader", *self._partition(), "--Format=Gres:1024")
+        known = sorted({name for line in said.splitlines() for name in states.accelerator_names(line.strip())})
         found = matching_names(wanted, known)
         if len(found) == 1:
             return replace(spec, node=replace(spec.node, accelerator=found[0]))
@@ -124,18 +135,8 @@ class SlurmBackend(Backend):
         there = f"it has {_listed(known)}" if known else none
         raise UsageError(f"the cluster has no accelerator `{wanted}`", hint=there)
 
-    def _accelerators(self) -> list[str]:
-        """Names of the types of `gpu` in the gres of the partition's nodes."""
-        said = self._client.call("sinfo", "--noheader", *self._partition(), "--Format=Gres:1024")
-        return sorted({name for line in said.splitlines() for name in accelerator_names(line.strip())})
-
     def _partition(self) -> list[str]:
         return [f"--partition={self._options.partition}"] if self._options.partition else []
-
-    def _what_there_is(self) -> str | None:
-        with suppress(TrainworksError):
-            return kinds_of(self.nodes())
-        return None
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """The batch script."""
@@ -168,7 +169,7 @@ class SlurmBackend(Backend):
                 return found
             self._copies.send(run_dir)
             try:
-                answer = self._until_nodes_answer(rendered.spec, lambda: self._send(rendered.text, run_dir, lock))
+                answer = self._submit_with_retries(rendered.spec, lambda: self._send(rendered.text, run_dir, lock))
             except SlurmRefusedError:
                 with suppress(TrainworksError):
                     self._copies.discard(run_dir)
@@ -181,7 +182,7 @@ class SlurmBackend(Backend):
         except UnreachableError as silent:
             return find_patiently(lambda: self.find(run_dir), silent, self._clock)
 
-    def _until_nodes_answer(self, spec: JobSpec, send: Callable[[], str]) -> str:
+    def _submit_with_retries(self, spec: JobSpec, send: Callable[[], str]) -> str:
         """Call sbatch; again for some seconds if it calls a job impossible for which there are nodes.
 
         slurmctld does so after its start, until the nodes have answered, and while too many of them are down.
@@ -191,15 +192,15 @@ class SlurmBackend(Backend):
             try:
                 return send()
             except SlurmRefusedError as refused:
-                if not _NO_SUCH_NODES.search(refused.message):
+                if not re.search(r"requested node configuration is not available", refused.message, re.IGNORECASE):
                     raise
-                able = able_nodes(spec, nodes := self.nodes())
+                able = states.able_nodes(spec, nodes := self.nodes())
                 if len(able) < spec.min_nodes:
                     raise
                 if self._clock.now() >= deadline:
-                    if sum(node.state not in AWAY for node in able) >= spec.min_nodes:
+                    if sum(node.state not in states.AWAY for node in able) >= spec.min_nodes:
                         raise
-                    away = sum(node.state in AWAY for node in nodes)
+                    away = sum(node.state in states.AWAY for node in nodes)
                     message = f"Slurm refuses the job while {away} of {len(nodes)} nodes are away: {refused.message}"
                     raise UnreachableError(message, hint="try again when they are back: trainworks nodes") from None
             self._clock.sleep(_RETRY_S)
@@ -218,35 +219,34 @@ class SlurmBackend(Backend):
         """
         if not handles:
             return {}
-        statuses = self._in_the_queue(handles)
+        statuses = self._poll_queue(handles)
         for handle, status in statuses.items():
             if (status.reason or "").replace("_", " ") == _HELD_BY_SLURM and status.restarts <= _MOST_RELEASES:
                 self.release(handle)
         if (missing := [handle for handle in handles if handle not in statuses]) and self._accounting:
-            statuses |= self._in_history(missing)
+            statuses |= self._poll_history(missing)
         return statuses
 
-    def _in_the_queue(self, handles: Sequence[str]) -> dict[str, JobStatus]:
+    def _poll_queue(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         wanted = f"--jobs={','.join(handles)}"
         try:
-            said = self._client.call("squeue", "--me", "--noheader", "--states=all", wanted, f"--Format={QUEUE_FORMAT}")
+            said = self._client.call(
+                "squeue", "--me", "--noheader", "--states=all", wanted, f"--Format={states.QUEUE_FORMAT}"
+            )
         except SlurmRefusedError as refused:
             if _GONE.search(refused.message):
                 return {}
             raise
-        return in_the_queue(said)
+        return states.parse_squeue(said)
 
-    def _in_history(self, handles: Sequence[str]) -> dict[str, JobStatus]:
-        """Status of ended jobs from sacct, which need not exist; UNKNOWN if it does not answer.
-
-        A job that slurmctld has lost waits or runs there for ever.
-        """
+    def _poll_history(self, handles: Sequence[str]) -> dict[str, JobStatus]:
+        """Status of ended jobs from sacct, which need not exist; UNKNOWN if it does not answer."""
         options = (
             "--allocations",
             "--noheader",
             "--parsable2",
             f"--jobs={','.join(handles)}",
-            f"--format={HISTORY_FORMAT}",
+            f"--format={states.HISTORY_FORMAT}",
         )
         try:
             said = self._client.call("sacct", *options)
@@ -258,7 +258,7 @@ class SlurmBackend(Backend):
                 raise
             self._accounting = False
             return {}
-        return in_history(said)
+        return states.parse_sacct(said)
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """Cancel a waiting job, or send SIGINT to the supervisor of a running one, which asks it to stop."""
@@ -284,7 +284,7 @@ class SlurmBackend(Backend):
         slurmctld answers sbatch before a thread of its own saves the job: a crash loses the jobs of the last seconds.
         It lists a job that has ended for MinJobAge, 300 s by default; 0 is for ever.
         """
-        started_at, listed_s = controller_times(self._client.call("scontrol", "show", "config"))
+        started_at, listed_s = states.controller_times(self._client.call("scontrol", "show", "config"))
         is_listed = listed_s == 0 or now - seen_at < listed_s - _CLOCKS_DIFFER_S
         return is_listed and started_at > seen_at - _CLOCKS_DIFFER_S
 
@@ -292,7 +292,7 @@ class SlurmBackend(Backend):
         """Cause and time that slurmstepd wrote into the log of the batch script, else a crash or a lost node."""
         started_at = math.nan
         with suppress(TrainworksError):
-            started_at, _ = controller_times(self._client.call("scontrol", "show", "config"))
+            started_at, _ = states.controller_times(self._client.call("scontrol", "show", "config"))
         return ending_of_turn(run_dir, handle, started_at)
 
     def hold(self, handle: str) -> None:
@@ -328,7 +328,7 @@ class SlurmBackend(Backend):
             hint = "start a step of your own: srun --overlap --jobid=" + handle
             raise UsageError(f"the ranks of run {run_dir.run_id} run in containers", hint=hint)
         nodes = self._client.call("squeue", "--noheader", f"--jobs={handle}", "--Format=NodeList:4096").strip()
-        names = expand(nodes)
+        names = states.expand(nodes)
         check_node(node, len(names))
         place = ["--nodes=1", "--ntasks=1", f"--nodelist={names[node]}", "--overlap", "--mem=0", "--cpu-bind=none"]
         streams = ["--pty"] if terminal else ["--unbuffered"]
@@ -347,11 +347,11 @@ class SlurmBackend(Backend):
     def nodes(self) -> list[NodeStatus]:
         """All nodes of the partition, in order of their names."""
         nodes, running, topology = self._client.calls(
-            ("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={NODE_FORMAT}"),
+            ("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={states.NODE_FORMAT}"),
             ("squeue", "--noheader", _ON_NODES, "--Format=JobID:20|,NodeList:4096"),
             ("scontrol", "show", "topology"),
         )
-        return node_statuses(nodes(), running(), topology)
+        return states.node_statuses(nodes(), running(), topology)
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""

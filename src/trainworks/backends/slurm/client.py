@@ -1,19 +1,136 @@
-"""Slurm's programs, here or on a login node over ssh; every call has a time limit, and every answer one meaning."""
+"""Slurm's programs, here or on a login node; every call has a time limit, and every answer one meaning.
+
+Commands over ssh share one connection, by OpenSSH's multiplexing.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import logging
+import math
 import os
 import re
 import shlex
+import socket
+import stat
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Literal, Self, final
 
-from trainworks.backends.slurm.shared_ssh import SharedSsh
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock
+
+_LOG = logging.getLogger(__name__)
+
+PERSIST_S = 60
+"""Time that a connection without commands stays open."""
+_ASK_S = 10.0
+"""Time limit of a question to the local ssh, which asks no other machine."""
+_LONGEST_SOCKET = 107 - 17
+"""Longest path: ssh first binds the socket under a name that is 17 characters longer, see unix(7) and mux.c."""
+_PLAIN = re.compile(r"[A-Za-z0-9/._+-]+")
+"""Paths that ssh reads as they are, without quotes and `%`."""
+_NOT_SET = "0"
+
+
+@final
+class SharedSsh:
+    """Makes ssh commands for one destination; the first one opens a connection that the next ones share.
+
+    The connection closes 60 s after its last command, or when the other side is silent for 15 s. If the user's ssh
+    configuration has a `ControlPath` for the destination, it alone decides whether commands share a connection. They do
+    not share one either if no private folder can hold the socket.
+
+    Args:
+        destination: as ssh names it.
+        run: runs a command; `host.process.run`.
+        env: variables of this shell.
+    """
+
+    def __init__(self, destination: str, run: Callable[..., process.Output], env: Mapping[str, str]) -> None:
+        self._destination = destination
+        self._run = run
+        self._env = dict(env)
+
+    def command(self, remote: str, *, connect_s: float, terminal: bool = False) -> list[str]:
+        """Argument vector that runs a line of shell there; it never asks for a password.
+
+        Args:
+            remote: the line.
+            connect_s: longest time until the other side greets; rounded up to seconds.
+            terminal: whether the line gets a terminal there.
+        """
+        batch = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(connect_s)}"]
+        return ["ssh", *(["-t"] if terminal else []), *batch, *self._options, self._destination, remote]
+
+    def is_open(self) -> bool:
+        """Whether a process listens on the socket; it does so too while the network is gone."""
+        if self._socket is None:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as door:
+            try:
+                door.connect(str(self._socket))
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+        return True
+
+    def drop(self) -> None:
+        """Let the next command open a new connection; commands on the old one continue."""
+        if self._socket is None:
+            return
+        with suppress(EnvironmentProblem, OSError):
+            command = ["ssh", *self._options, "-O", "stop", self._destination]
+            self._run(command, timeout_s=1.0, env=self._env, stdin=None, keeps_stderr=True)
+        self._socket.unlink(missing_ok=True)
+
+    @cached_property
+    def _settings(self) -> dict[str, str]:
+        """What the user's configuration says of the destination, by lower-case keyword; empty if ssh cannot tell."""
+        try:
+            said = self._run(["ssh", "-G", self._destination], timeout_s=_ASK_S, env=self._env, stdin=None)
+        except (EnvironmentProblem, OSError):
+            return {}
+        return dict(line.partition(" ")[::2] for line in said.stdout.splitlines()) if said.exit_code == 0 else {}
+
+    @cached_property
+    def _socket(self) -> Path | None:
+        """Socket of the shared connection; one for each destination and configuration of it."""
+        folder = _private_folder(self._env) if self._settings and "controlpath" not in self._settings else None
+        if folder is None:
+            return None
+        identity = f"{self._destination}\0{sorted(self._settings.items())}"
+        file = folder / hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return file if len(str(file)) <= _LONGEST_SOCKET and _PLAIN.fullmatch(str(file)) else None
+
+    @cached_property
+    def _options(self) -> list[str]:
+        if self._socket is None:
+            return []
+        shared = ["ControlMaster=auto", f"ControlPath={self._socket}", f"ControlPersist={PERSIST_S}"]
+        if self._settings.get("serveraliveinterval", _NOT_SET) == _NOT_SET:
+            shared += ["ServerAliveInterval=5", "ServerAliveCountMax=3"]
+        return [word for option in shared for word in ("-o", option)]
+
+
+def _private_folder(env: Mapping[str, str]) -> Path | None:
+    """A folder on this machine that is this user's alone; None if another user took its name."""
+    runtime = env.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path("/tmp")  # noqa: S108, checked below
+    folder = base / f"trainworks-ssh-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+    except OSError:
+        return None
+    is_private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
+    return folder if is_private else None
+
 
 Program = Literal["sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"]
 
@@ -48,11 +165,6 @@ _SILENT = re.compile(
 
 class SlurmRefusedError(UsageError):
     """Slurm understood, and says no; the message is its own."""
-
-    @property
-    def is_of_unknown_job(self) -> bool:
-        """Whether slurmctld does not know the job: it ended a while ago, or slurmctld lost it in a crash."""
-        return "invalid job id" in self.message.lower()
 
 
 @final
@@ -116,9 +228,10 @@ class SlurmClient:
         while True:
             try:
                 return self.call(program, *arguments)
-            except UnreachableError:
+            except UnreachableError as away:
                 if clock.now() >= deadline:
                     raise
+                _LOG.info("asking again in %g s: %s", _RETRY_S, away.message)
                 clock.sleep(_RETRY_S)
 
     def _query(self, command: list[str]) -> process.Output:
@@ -155,12 +268,14 @@ class SlurmClient:
         """
         inherited = {name: value for name, value in self._env.items() if not _ALREADY_IN_A_JOB.match(name)}
         defaults = {
-            name: self._env[name] for name, option in _SITE_DEFAULTS.items() if self._holds(name, option, script)
+            name: self._env[name]
+            for name, option in _SITE_DEFAULTS.items()
+            if name in self._env and f"#SBATCH {option}=" not in script
         }
         held = () if lock is None else (lock,)
         return self._said(self._call(["sbatch", "--parsable", *options], inherited | defaults, {}, script, held))
 
-    def on_login(self, command: Sequence[str], text: str, *, timeout_s: float | None = None) -> process.Output:
+    def run_on_login(self, command: Sequence[str], text: str, *, timeout_s: float | None = None) -> process.Output:
         """Run a program on the login node that may run twice: again on a new connection, if an old one is broken.
 
         Args:
@@ -188,9 +303,6 @@ class SlurmClient:
         inherited = [f"--unset={name}" for name in sorted(self._env) if _ALREADY_IN_A_JOB.match(name)]
         return ["env", *inherited, *command]
 
-    def _holds(self, name: str, option: str, script: str) -> bool:
-        return name in self._env and f"#SBATCH {option}=" not in script
-
     def _call(
         self,
         command: list[str],
@@ -207,7 +319,7 @@ class SlurmClient:
                 assignments = [f"{name}={value}" for name, value in remote_env.items()]
                 line = shlex.join(["env", *assignments, *command])
                 is_repeatable = is_repeatable or stdin is None
-                return self._over(self._ssh, line, env, stdin, timeout_s or self.timeout_s, again=is_repeatable)
+                return self._run_over(self._ssh, line, env, stdin, timeout_s or self.timeout_s, again=is_repeatable)
             return self._run(command, timeout_s=timeout_s or self.timeout_s, env=env, stdin=stdin, pass_fds=held)
         except FileNotFoundError:
             missing = "ssh" if self._ssh else command[0]
@@ -216,7 +328,7 @@ class SlurmClient:
         except EnvironmentProblem as slow:
             raise UnreachableError(f"Slurm does not answer: {slow.message}", hint="try again later") from None
 
-    def _over(
+    def _run_over(
         self, ssh: SharedSsh, line: str, env: Mapping[str, str], stdin: str | None, timeout_s: float, *, again: bool
     ) -> process.Output:
         """Run a line of shell on the login node.
@@ -249,16 +361,12 @@ class SlurmClient:
     def _said(self, output: process.Output) -> str:
         if output.exit_code == 0:
             return output.stdout
-        said = _without_prefix(output.stderr or output.stdout)
+        text = (output.stderr or output.stdout).strip()
+        lines = [re.sub(r"^\w+: (error|fatal): ", "", line) for line in text.splitlines()]
+        said = "; ".join(dict.fromkeys(line for line in lines if line)) or "no reason given"
         if self._login is not None and output.exit_code in (_SSH_FAILED, _NOT_FOUND):
             where = f"`{self._login}` does not answer" if output.exit_code == _SSH_FAILED else "Slurm is not there"
             raise UnreachableError(f"{where}: {said}", hint=f"does `ssh {self._login} sinfo` work?")
         if _SILENT.search(said):
             raise UnreachableError(f"Slurm does not answer: {said}", hint="try again later")
         raise SlurmRefusedError(said)
-
-
-def _without_prefix(stderr: str) -> str:
-    """The lines of an error, without the program's name and the word `error`."""
-    lines: Sequence[str] = [re.sub(r"^\w+: (error|fatal): ", "", line) for line in stderr.strip().splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line)) or "no reason given"

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 RECORD = ("status.json", "resolved.json", "events.jsonl", "metrics.jsonl", "plan_error.json")
 """Files that a job writes into its run directory; the state comes first, and so all that it speaks of with it."""
@@ -33,6 +33,26 @@ CODE = "code"
 
 Known = Mapping[str, tuple[int, int]]
 """Size in bytes and time of change in nanoseconds of each file that a reader has, by its name in the run directory."""
+
+
+class FilePart(TypedDict):
+    """What is new of a file."""
+
+    start: int
+    """Where the content begins in the file."""
+    content: str
+    """One character a byte."""
+    time: int
+    """Time of the change, in nanoseconds; 0 if more is to come."""
+
+
+class Found(TypedDict):
+    """What has changed in the records of runs."""
+
+    runs: dict[str, dict[str, FilePart]]
+    """Parts by path of the run directory and name of the file."""
+    is_whole: bool
+    """False if something is left to send."""
 
 
 def main(action: str, *arguments: str) -> int:
@@ -79,9 +99,15 @@ def receive(packed: bytes, folder: Path, digest: str) -> None:
         with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
             archive.extractall(temporary, filter="data")
         _flush(temporary)
-        _set_aside_another(folder, _created_at(temporary))
+        if folder.exists() and (before := _created_at(folder)) != _created_at(temporary):  # of an earlier run
+            folder.rename(folder.with_name(f"{folder.name}.of-{before}"))
         if folder.exists():
-            _replace_files(temporary, folder)
+            code = temporary / CODE
+            if code.is_dir() and not (folder / CODE).exists():
+                code.rename(folder / CODE)
+            for file in sorted(one for one in temporary.iterdir() if one.is_file()):
+                file.replace(folder / file.name)
+            _fsync(folder)
         else:
             temporary.rename(folder)
         _fsync(folder.parent)
@@ -108,20 +134,6 @@ def _created_at(folder: Path) -> Any:
     return None
 
 
-def _set_aside_another(folder: Path, created_at: Any) -> None:
-    if folder.exists() and (before := _created_at(folder)) != created_at:
-        folder.rename(folder.with_name(f"{folder.name}.of-{before}"))
-
-
-def _replace_files(new: Path, folder: Path) -> None:
-    code = new / CODE
-    if code.is_dir() and not (folder / CODE).exists():
-        code.rename(folder / CODE)
-    for file in sorted(one for one in new.iterdir() if one.is_file()):
-        file.replace(folder / file.name)
-    _fsync(folder)
-
-
 def _flush(folder: Path) -> None:
     for path, _, names in os.walk(folder):
         for name in names:
@@ -138,19 +150,15 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def send(runs: Mapping[str, Known], most_bytes: int) -> dict[str, Any]:
+def send(runs: Mapping[str, Known], most_bytes: int) -> Found:
     """What has changed in the records of runs.
 
     Args:
         runs: what is known of each run directory, by its path.
         most_bytes: size from which on no further content is read.
-
-    Returns:
-        `runs`: by path and name of each changed file its `time` in nanoseconds, the `start` of the content in the file,
-        and the `content`, one character a byte. `is_whole`: False if `most_bytes` left something out.
     """
     left, is_whole = most_bytes, True
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, FilePart]] = {}
     for path, known in runs.items():
         found[path] = {}
         for file in record_files(Path(path)):
@@ -160,7 +168,7 @@ def send(runs: Mapping[str, Known], most_bytes: int) -> dict[str, Any]:
             with suppress(FileNotFoundError):  # replaced or removed meanwhile
                 part = _changed_part(file, tuple(known.get(name, (0, 0))), left)
                 if part is not None:
-                    is_whole = is_whole and part.pop("is_whole")
+                    is_whole = is_whole and part["time"] != 0
                     found[path][name] = part
                     left -= len(part["content"])
     return {"runs": found, "is_whole": is_whole}
@@ -175,7 +183,7 @@ def record_files(folder: Path) -> Iterator[Path]:
             yield from (one for one in files if one.name[0] != "." and one.is_file() and not one.is_symlink())
 
 
-def _changed_part(file: Path, known: tuple[int, ...], most_bytes: int) -> dict[str, Any] | None:
+def _changed_part(file: Path, known: tuple[int, ...], most_bytes: int) -> FilePart | None:
     with file.open("rb") as opened:
         status = os.fstat(opened.fileno())
         size = min(status.st_size, LOG_LIMIT_BYTES) if file.suffix == ".log" else status.st_size
@@ -187,9 +195,8 @@ def _changed_part(file: Path, known: tuple[int, ...], most_bytes: int) -> dict[s
         opened.seek(start)
         end = min(size, start + most_bytes) if grows else size
         content = opened.read(end - start)
-    is_whole = start + len(content) >= size
-    time = status.st_mtime_ns if is_whole else 0
-    return {"start": start, "content": content.decode("latin-1"), "time": time, "is_whole": is_whole}
+    time = status.st_mtime_ns if start + len(content) >= size else 0
+    return {"start": start, "content": content.decode("latin-1"), "time": time}
 
 
 if __name__ == "__main__":

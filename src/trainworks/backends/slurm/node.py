@@ -43,47 +43,30 @@ def sweep(marks: Mapping[str, str]) -> int:
     return killed
 
 
-def sweep_after(pid: int, env: Mapping[str, str]) -> None:
-    """Leave a process behind that sweeps after the end of process `pid`; only in a step of a job."""
-    marks = marks_of(env)
-    if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
-        forking.leave_behind(lambda: _wait_and_sweep(pid, marks))
-
-
 def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:
     process.wait_for_end(pid)
     sweep(marks)
 
 
-_OF_THE_STEP = frozenset(
-    {
-        "SLURM_GTIDS",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-        "SLURM_NPROCS",
-        "SLURM_NTASKS",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_NNODES",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_NODES",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_STEP_TASKS_PER_NODE",
-        "SLURM_TASKS_PER_NODE",
-        "SLURM_TASK_PID",
-    }
+_OF_THE_STEP = (
+    *("SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
+    *("SLURM_NNODES", "SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+    *("SLURM_TASKS_PER_NODE", "SLURM_TASK_PID"),
 )
 """Variables that describe the agent, the only task of its step; frameworks would read them as facts of their rank."""
 
 
-def of_the_job(env: dict[str, str]) -> dict[str, str]:
+def job_environment(env: dict[str, str]) -> dict[str, str]:
     """An environment without the variables of the agent's step."""
     return {name: value for name, value in env.items() if name not in _OF_THE_STEP}
 
 
 def main(module: str, *arguments: str) -> int:
-    """Become the agent; never returns."""
-    sweep_after(os.getpid(), os.environ)
-    process.replace(process.python_module(module, *arguments), of_the_job(dict(os.environ)))
+    """Become the agent, after whose end a process sweeps that is left behind in a step of a job; never returns."""
+    pid, marks = os.getpid(), marks_of(os.environ)
+    if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
+        forking.leave_behind(lambda: _wait_and_sweep(pid, marks))
+    process.replace(process.python_module(module, *arguments), job_environment(dict(os.environ)))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from trainworks.backends.job_tag import mark_of
 from trainworks.backends.slurm.states import ENDING, FORWARDED
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
-from trainworks.jobs.dependency import parse_dependency
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.record.run_dir import RunDir
 
 _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", "parsable", "test-only", "wait", "wrap")
@@ -80,10 +79,25 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: 
     check(spec, options)
     if strange := [one.job for one in map(parse_dependency, spec.depends_on) if not one.job.isdecimal()]:
         raise UsageError(f"`{strange[0]}` is not the number of a Slurm job")
-    lines = _with_those_of_the_user(_lines(spec, run_dir, options, tag or mark_of(run_dir)), options)
+    lines = _lines(spec, run_dir, options, tag or mark_of(run_dir))
+    # sbatch would take the last of two options with one name: those of the user come first, the others of that name go
+    own = list(options.options)
+    names = {option[2:].partition("=")[0] for option in own}
+    names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
+    names |= _PER_NODE if names & _PER_JOB else set()
+    others = [option for option in own if option.startswith("--gres=") and not _ACCELERATORS.search(option)]
+    if others and not names & _PER_JOB and any(line.name == "gres" and line.value for line in lines):
+        own = [option for option in own if option not in others]
+        beside = [option.partition("=")[2] for option in others]
+        lines = [
+            replace(line, value=",".join([line.value, *beside])) if line.name == "gres" else line for line in lines
+        ]
+        names.remove("gres")
+    lines = [*(_Line("", option) for option in own), *(line for line in lines if line.name not in names)]
     supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
     command = [*supervisor, *_step(options.container, run_dir, spec)]
-    return "\n".join(["#!/bin/bash", *_as_text(lines), "", *_supervise(command)]) + "\n"
+    texts = [f"#SBATCH {sbatch_option(line.name, line.value)}" for line in lines if line.value]
+    return "\n".join(["#!/bin/bash", *texts, "", *_supervise(command)]) + "\n"
 
 
 def updates(before: JobSpec, after: JobSpec, options: Slurm) -> list[str]:
@@ -139,7 +153,17 @@ def _supervise(command: Sequence[str]) -> list[str]:
 def _lines(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[_Line]:
     node = spec.node
     nodes = [spec.min_nodes, spec.max_nodes]
+    names = ("partition", "account", "qos", "constraint", "switches", "reservation")
+    default = {"account": spec.team or None}
     gres = ["gpu", *([node.accelerator] if node.accelerator else []), str(node.accelerators)]
+    # such as `afterok:1:2,afterany:3`
+    jobs: dict[str, list[str]] = {}
+    for one in map(parse_dependency, spec.depends_on):
+        jobs.setdefault("afterok" if one.needs_success else "afterany", []).append(one.job)
+    path = str(run_dir.supervisor_log)
+    # `%` begins a pattern in a file name of sbatch
+    if "\\" in path:
+        raise UsageError(f"the run directory has a backslash in it: `{path}`", hint="use another folder")
     return [
         _Line("job-name", spec.name),
         _Line("comment", tag),
@@ -152,53 +176,15 @@ def _lines(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[_Li
         _Line("signal", f"B:TERM@{math.ceil(spec.grace_s)}"),
         _Line("requeue", True),
         _Line("open-mode", "append"),
-        _Line("output", _no_pattern(str(run_dir.supervisor_log))),
+        _Line("output", path.replace("%", "%%")),
         _Line("chdir", spec.working_folder),
-        *_place(options, spec.team),
+        *(_Line(name, getattr(options, name) or default.get(name)) for name in names),
         _Line("exclude", ",".join(spec.exclude)),
-        _Line("dependency", _dependency(spec.depends_on)),
+        _Line("dependency", ",".join(":".join([kind, *numbers]) for kind, numbers in jobs.items())),
         _Line("kill-on-invalid-dep", "yes" if spec.depends_on else None),
         _Line("nice", str(_NICE_PER_PRIORITY * (_MIDDLE - spec.priority)) if spec.priority < _MIDDLE else None),
         _Line("hold", spec.hold),
     ]
-
-
-def _with_those_of_the_user(lines: list[_Line], options: Slurm) -> list[_Line]:
-    """The options that the user sets, then the others; sbatch would take the last of two with one name.
-
-    Other generic resources of the user, such as `--gres=nvme:1`, join the accelerators of the job in one option.
-    """
-    own = list(options.options)
-    names = {option[2:].partition("=")[0] for option in own}
-    names |= {"requeue", "no-requeue"} if names & {"requeue", "no-requeue"} else set()
-    names |= _PER_NODE if names & _PER_JOB else set()
-    others = [option for option in own if option.startswith("--gres=") and not _ACCELERATORS.search(option)]
-    if others and not names & _PER_JOB and any(line.name == "gres" and line.value for line in lines):
-        own = [option for option in own if option not in others]
-        beside = [option.partition("=")[2] for option in others]
-        lines = [
-            replace(line, value=",".join([line.value, *beside])) if line.name == "gres" else line for line in lines
-        ]
-        names.remove("gres")
-    return [*(_Line("", option) for option in own), *(line for line in lines if line.name not in names)]
-
-
-def _dependency(depends_on: Sequence[str]) -> str:
-    """`afterok:1:2,afterany:3`; empty without dependencies."""
-    jobs: dict[str, list[str]] = {}
-    for one in map(parse_dependency, depends_on):
-        jobs.setdefault("afterok" if one.needs_success else "afterany", []).append(one.job)
-    return ",".join(":".join([kind, *numbers]) for kind, numbers in jobs.items())
-
-
-def _place(options: Slurm, team: str) -> list[_Line]:
-    names = ("partition", "account", "qos", "constraint", "switches", "reservation")
-    default = {"account": team or None}
-    return [_Line(name, getattr(options, name) or default.get(name)) for name in names]
-
-
-def _as_text(lines: Sequence[_Line]) -> list[str]:
-    return [f"#SBATCH {sbatch_option(line.name, line.value)}" for line in lines if line.value]
 
 
 def sbatch_option(name: str, value: str | bool) -> str:
@@ -226,13 +212,6 @@ def sbatch_option(name: str, value: str | bool) -> str:
     return option + '="' + re.sub(r'(["\\])', r"\\\1", rest) + '"'
 
 
-def _no_pattern(path: str) -> str:
-    """Escape a file name for sbatch's `%` patterns; sbatch cannot represent a backslash."""
-    if "\\" in path:
-        raise UsageError(f"the run directory has a backslash in it: `{path}`", hint="use another folder")
-    return path.replace("%", "%%")
-
-
 def _time(seconds: float) -> str:
     """Format a time limit in whole minutes: `1-02:30:00`."""
     minutes = math.ceil(seconds / 60)
@@ -244,8 +223,11 @@ def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[s
     """Options that the supervisor passes to `srun`, and the command that starts Python in the container."""
     if container is None:
         return []
-    mounts = [_checked_mount(mount) for mount in (str(run_dir.path), spec.working_folder, *container.mounts)]
-    mounts = list(dict.fromkeys(mounts))
+    mounts: dict[str, None] = {}
+    for mount in (str(run_dir.path), spec.working_folder, *container.mounts):
+        if "," in mount or mount.count(":") > 2:
+            raise UsageError(f"`{mount}` cannot be mounted: it has a comma or too many colons in it")
+        mounts[mount if ":" in mount else f"{mount}:{mount}"] = None
     if container.runtime == "pyxis":
         return [
             *([f"--container-image={_pyxis_image(container.image)}"] if container.image else []),
@@ -265,10 +247,3 @@ def _pyxis_image(image: str) -> str:
         return name
     registry, slash, rest = name.partition("/")
     return f"{registry}#{rest}" if slash and re.search(r"[.:]", registry) else name
-
-
-def _checked_mount(mount: str) -> str:
-    """`FROM:TO`, from either form of a mount."""
-    if "," in mount or mount.count(":") > 2:
-        raise UsageError(f"`{mount}` cannot be mounted: it has a comma or too many colons in it")
-    return mount if ":" in mount else f"{mount}:{mount}"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from trainworks.backends.job_tag import folder_mark, mark_of
 from trainworks.backends.slurm import login_side
@@ -68,7 +68,8 @@ class RunCopies:
     def tag(self, run_dir: RunDir) -> str:
         """Tag of the job of a run; `tag_here` finds in it the tag that `mark_of` makes of its folder here."""
         tag = mark_of(RunDir(run_dir.path.absolute()))
-        return tag if self._options.folder is None else f"{tag}{_OTHER_MACHINE}{_short(self._machine)}"
+        machine = hashlib.sha256(self._machine.encode()).hexdigest()[:8]
+        return tag if self._options.folder is None else f"{tag}{_OTHER_MACHINE}{machine}"
 
     def spec_there(self, spec: JobSpec, run_dir: RunDir) -> JobSpec:
         """The job with the folder in which its command starts there: its kept code, else the folder of all copies."""
@@ -88,7 +89,21 @@ class RunCopies:
         """
         if self._options.folder is None:
             return
-        packed = self._packed(run_dir)
+        resolved = run_dir.read_resolved()
+        folder = self._working_folder(run_dir, is_kept=resolved.code is not None)
+        there = resolved.model_copy(update={"working_folder": folder}).model_dump_json(indent=2)
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+            _add(archive, run_dir.resolved_file.name, f"{there}\n".encode())
+            for name in _FILES:
+                with suppress(FileNotFoundError):
+                    _add(archive, name, (run_dir.path / name).read_bytes())
+            logs = tarfile.TarInfo(run_dir.logs.name)
+            logs.type, logs.mode = tarfile.DIRTYPE, 0o700
+            archive.addfile(logs)
+            if resolved.code is not None:
+                archive.add(run_dir.code_folder, arcname=login_side.CODE)
+        packed = content.getvalue()
         there, digest = str(self.place(run_dir).path), hashlib.sha256(packed).hexdigest()
         self._ask(("receive", there, digest), packed, timeout_s=_UPLOAD_S)
 
@@ -99,21 +114,6 @@ class RunCopies:
         """
         if self._options.folder is not None:
             self._ask(("discard", str(self.place(run_dir).path)), b"")
-
-    def _packed(self, run_dir: RunDir) -> bytes:
-        resolved = run_dir.read_resolved()
-        folder = self._working_folder(run_dir, is_kept=resolved.code is not None)
-        there = resolved.model_copy(update={"working_folder": folder}).model_dump_json(indent=2)
-        content = io.BytesIO()
-        with tarfile.open(fileobj=content, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
-            _add(archive, run_dir.resolved_file.name, f"{there}\n".encode())
-            for name in _FILES:
-                with suppress(FileNotFoundError):
-                    _add(archive, name, (run_dir.path / name).read_bytes())
-            archive.addfile(_folder(run_dir.logs.name))
-            if resolved.code is not None:
-                archive.add(run_dir.code_folder, arcname=login_side.CODE)
-        return content.getvalue()
 
     def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
         """Bring what jobs have written since the last time; returns whether that is all.
@@ -128,23 +128,19 @@ class RunCopies:
         deadline = self._clock.now() + self._client.timeout_s
         while True:
             wanted = {there: _known(run_dir) for there, run_dir in here.items()}
-            answer = self._asked({"runs": wanted, "most_bytes": _MOST_BYTES})
+            said = self._ask(("send",), json.dumps({"runs": wanted, "most_bytes": _MOST_BYTES}).encode())
+            answer: login_side.Found = json.loads(zlib.decompress(base64.b64decode(said)))
             for there, files in answer["runs"].items():
                 for name, part in files.items():
                     if _is_of_a_record(name):
                         _write_part(here[there].path / name, part)
             if answer["is_whole"] or self._clock.now() >= deadline:
-                return bool(answer["is_whole"])
-
-    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
-        said = self._ask(("send",), json.dumps(question).encode())
-        answer: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(said)))
-        return answer
+                return answer["is_whole"]
 
     def _ask(self, words: Sequence[str], content: bytes, *, timeout_s: float | None = None) -> str:
         command = process.python_module(login_side.__name__, *words, python=self._options.python)
         text = base64.b64encode(content).decode("ascii")
-        answer = self._client.on_login(command, text, timeout_s=timeout_s)
+        answer = self._client.run_on_login(command, text, timeout_s=timeout_s)
         if answer.exit_code == 0:
             return answer.stdout
         where = f"{self._options.login}:{self._options.folder}"
@@ -159,29 +155,16 @@ def tag_here(tag: str) -> str:
     return tag.partition(_OTHER_MACHINE)[0]
 
 
-def _short(machine: str) -> str:
-    return hashlib.sha256(machine.encode()).hexdigest()[:8]
-
-
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(content), 0o600
     archive.addfile(member, io.BytesIO(content))
 
 
-def _folder(name: str) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type, member.mode = tarfile.DIRTYPE, 0o700
-    return member
-
-
 def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
     """Size and time of change of each file of a record here; see `login_side.Known`."""
-    found = {}
-    for file in login_side.record_files(run_dir.path):
-        status = file.stat()
-        found[str(file.relative_to(run_dir.path))] = (status.st_size, status.st_mtime_ns)
-    return found
+    facts = {str(file.relative_to(run_dir.path)): file.stat() for file in login_side.record_files(run_dir.path)}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
 
 
 def _is_of_a_record(name: str) -> bool:
@@ -190,7 +173,7 @@ def _is_of_a_record(name: str) -> bool:
     return name in login_side.RECORD if not slash else folder in login_side.RECORD_FOLDERS and file[:1] not in ("", ".")
 
 
-def _write_part(file: Path, part: dict[str, Any]) -> None:
+def _write_part(file: Path, part: login_side.FilePart) -> None:
     """Write what is new of a file, readable by as many as before; two processes may do so at the same time."""
     content, start = part["content"].encode("latin-1"), part["start"]
     file.parent.mkdir(exist_ok=True)

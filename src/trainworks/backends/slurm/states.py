@@ -1,14 +1,23 @@
-"""States and causes of jobs, states of nodes and signals in Slurm's words. An unknown word stays itself."""
+"""Jobs and nodes as squeue, sacct, sinfo and scontrol print them, and Slurm's words for states, causes and signals.
+
+An unknown word stays itself.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import signal
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 
-from trainworks.backends.backend import NodeState
-from trainworks.config.slurm.slurm_words import expand_nodes
+from trainworks.backends.backend import JobStatus, NodeState, NodeStatus
+from trainworks.backends.slurm.client import SlurmRefusedError
+from trainworks.backends.slurm.run_copies import tag_here
+from trainworks.config.slurm.sbatch_amounts import expand_nodes
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
 
 JOB_STATES: dict[str, JobState] = {
@@ -91,7 +100,6 @@ _NODE_STATES: dict[str, NodeState] = {
 _SILENT = "*"
 """Suffix of the state of a node that does not answer."""
 
-_CONTROLLER_TIME = re.compile(r"^(BOOT_TIME|MinJobAge)\s*=\s*(\d+)", re.MULTILINE)
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
@@ -105,7 +113,7 @@ def controller_times(config: str) -> tuple[float, float]:
     Args:
         config: text of `scontrol show config`.
     """
-    said = dict(_CONTROLLER_TIME.findall(config))
+    said = dict(re.findall(r"^(BOOT_TIME|MinJobAge)\s*=\s*(\d+)", config, re.MULTILINE))
     return float(said.get("BOOT_TIME", "nan")), float(said.get("MinJobAge", "nan"))
 
 
@@ -180,3 +188,132 @@ def exit_code_of(text: str) -> int | None:
         return None
     ended, killed_by = (int(code), int(number)) if colon else (int(code) >> 8, int(code) & 0x7F)
     return 128 + killed_by if killed_by else ended
+
+
+QUEUE_FORMAT = (
+    "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Comment:256|,Reason:256"
+)
+"""Fields of a job in the queue, for `squeue --Format`."""
+HISTORY_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList"
+"""Fields of a job in accounting, for `sacct --format`."""
+
+
+def parse_squeue(said: str) -> dict[str, JobStatus]:
+    """Status of the jobs that squeue lists, by number."""
+    return dict(_queued(line) for line in said.splitlines() if line.count("|") >= QUEUE_FORMAT.count("|"))
+
+
+def parse_sacct(said: str) -> dict[str, JobStatus]:
+    """Status of the jobs that sacct lists and that have ended, by number.
+
+    A job that slurmctld has lost waits or runs there for ever.
+    """
+    rows = (line.split("|") for line in said.splitlines())
+    found = {row[0]: _remembered(*row[1:]) for row in rows if len(row) == HISTORY_FORMAT.count(",") + 1}
+    return {job: one for job, one in found.items() if not (one.state.waits or one.state.holds_resources)}
+
+
+def _queued(line: str) -> tuple[str, JobStatus]:
+    """One line of squeue; the reason stands last, because it may hold anything."""
+    parts = (part.strip() for part in line.split("|", QUEUE_FORMAT.count("|")))
+    job, word, restarts, code, starts, ends, nodes, comment, reason = parts
+    why = reason if reason not in ("None", "") else None
+    state = _ended(job_state(word, why))
+    return job, JobStatus(
+        state=state,
+        raw=word,
+        reason=why,
+        cause=cause_of(word, why),
+        nodes=expand(nodes),
+        restarts=int(restarts or 0),
+        exit_code=exit_code_of(code) if state.is_final else None,
+        starts_at=_time(starts),
+        ended_at=_time(ends) if state.is_final else None,
+        tag=tag_here(comment) or None,
+    )
+
+
+def _time(text: str) -> float | None:
+    """Seconds since the epoch; None for `N/A`, `Unknown` and their like."""
+    return float(text) if text.isdecimal() else None
+
+
+def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> JobStatus:
+    """One line of sacct, which counts no restarts in old versions."""
+    state = _ended(job_state(word, None))
+    return JobStatus(
+        state=state,
+        raw=word,
+        cause=cause_of(word, None),
+        nodes=expand(nodes) if nodes != "None assigned" else (),
+        exit_code=exit_code_of(code),
+        starts_at=_time(start),
+        ended_at=_time(end) if state.is_final else None,
+    )
+
+
+def _ended(state: JobState) -> JobState:
+    """Map PREEMPTED to FAILED: in Slurm such a job has ended, and a requeued one is PENDING."""
+    return JobState.FAILED if state is JobState.PREEMPTED else state
+
+
+AWAY: frozenset[NodeState] = frozenset({"down", "unknown"})
+"""States of nodes that may come back by themselves."""
+NODE_FORMAT = "NodeList:255|,StateComplete:80|,CPUsState:64|,Memory:24|,Gres:255|,GresUsed:255|,Reason:256"
+"""Fields of `sinfo --Node --Format` that `node_statuses` reads."""
+_LEAF = re.compile(r"SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)")
+"""A line of `scontrol show topology`."""
+
+
+def able_nodes(spec: JobSpec, nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
+    """Nodes, present or away, with the cores, memory and accelerators that a job requests of one."""
+    return [each for each in nodes if each.could_hold(spec.node) and spec.node.accelerator in (None, each.accelerator)]
+
+
+def kinds_of(nodes: Iterable[NodeStatus]) -> str | None:
+    """How many nodes of which cores and accelerators there are, as a hint; None if there are none."""
+    kinds = Counter((node.cores, node.accelerators, node.accelerator) for node in nodes)
+    each = [
+        f"{count} node(s) of {cores:g} cores" + (f" and {devices} {name or 'accelerators'}" if devices else "")
+        for (cores, devices, name), count in kinds.items()
+    ]
+    return f"there are {', '.join(each)}" if each else None
+
+
+def node_statuses(nodes: str, running: str, topology: Callable[[], str]) -> list[NodeStatus]:
+    """Status of all nodes, in order of their names; a node in several partitions is listed once.
+
+    Args:
+        nodes: from sinfo, in `NODE_FORMAT`.
+        running: from squeue, a line `JOB|NODES` for each job that holds nodes.
+        topology: calls `scontrol show topology`, which fails where there is none.
+    """
+    rows = [[field.strip() for field in line.split("|", NODE_FORMAT.count("|"))] for line in nodes.splitlines()]
+    jobs, switches = defaultdict[str, list[str]](list), dict[str, str]()
+    with suppress(SlurmRefusedError):
+        switches = {node: switch for switch, names in _LEAF.findall(topology()) for node in expand(names)}
+    for job, _, names in (line.partition("|") for line in running.splitlines()):
+        for node in expand(names.strip()):
+            jobs[node].append(job.strip())
+    by_name = {row[0]: row for row in rows if len(row) > 1}
+    return [_node_status(row, jobs, switches) for _, row in sorted(by_name.items())]
+
+
+def _node_status(row: Sequence[str], jobs: Mapping[str, Sequence[str]], switches: Mapping[str, str]) -> NodeStatus:
+    name, raw, cores, memory, gres, gres_used, reason = row
+    taken, _, _, total = (float(part) for part in cores.split("/"))
+    count, accelerator = accelerators_in(gres)
+    return NodeStatus(
+        name=name,
+        state=node_state(raw),
+        raw=raw,
+        reason=reason if reason.lower() != "none" else None,
+        cores=total,
+        cores_taken=taken,
+        accelerators=count,
+        accelerators_taken=accelerators_in(gres_used)[0],
+        accelerator=accelerator,
+        memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0,
+        jobs=tuple(jobs.get(name, ())),
+        switch=switches.get(name),
+    )

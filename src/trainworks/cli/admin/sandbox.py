@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -17,30 +16,12 @@ if TYPE_CHECKING:
     from trainworks.deploy.sandbox.slurm import SlurmSandbox
 
 
-class Kind(StrEnum):
-    """Software to start."""
-
-    SLURM = "slurm"
+SandboxAction = Literal["install", "up", "down", "purge", "status", "env", "kill-node", "start-node"]
+_ACTIONS = "|".join(get_args(SandboxAction))
 
 
-class SandboxAction(StrEnum):
-    """Action of the sandbox."""
-
-    INSTALL = "install"
-    UP = "up"
-    DOWN = "down"
-    PURGE = "purge"
-    STATUS = "status"
-    ENV = "env"
-    KILL_NODE = "kill-node"
-    START_NODE = "start-node"
-
-
-_ACTIONS = "|".join(SandboxAction)
-
-
-def command(
-    kind: Annotated[Kind, typer.Argument(metavar="slurm", help="Software to start.", show_default=False)],
+def sandbox_command(
+    kind: Annotated[Literal["slurm"], typer.Argument(metavar="slurm", help="Software to start.", show_default=False)],
     action: Annotated[SandboxAction, typer.Argument(metavar=_ACTIONS, help="Action.", show_default=False)],
     node: Annotated[str | None, typer.Argument(metavar="[NODE]", help="Node, for kill-node and start-node.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=200, help="Number of nodes.")] = 4,
@@ -64,32 +45,29 @@ def command(
     from trainworks.deploy.sandbox.slurm_files import SandboxSize
 
     sandbox = SlurmSandbox(folder.absolute() if folder else None)
-    if action is SandboxAction.INSTALL:
+    if action == "install":
         install(accounting=accounting)
-    elif action is SandboxAction.UP:
+    elif action == "up":
         size = SandboxSize(nodes=nodes, accelerators=accelerators, accounting=accounting, first_port=port)
         sandbox.up(replace(size, cloud=cloud, down_after_s=down_after))
-    elif action is SandboxAction.DOWN:
+    elif action == "down":
         sandbox.down()
-    elif action is SandboxAction.PURGE:
+    elif action == "purge":
         sandbox.purge()
-    elif action in (SandboxAction.KILL_NODE, SandboxAction.START_NODE):
+    elif action in ("kill-node", "start-node"):
         _change(sandbox, action, node)
-    if action in (SandboxAction.UP, SandboxAction.STATUS):
-        _print_status(sandbox.status(), as_json)
-    if action is SandboxAction.ENV:
+    if action in ("up", "status"):
+        status = sandbox.status()
+        lines = [f"{name:16} {'up' if runs else 'down'}" for name, runs in status.items()]
+        typer.echo(json.dumps(status) if as_json else "\n".join(lines))
+    if action == "env":
         typer.echo("\n".join(f"export {name}={value}" for name, value in sandbox.env().items()))
 
 
 def _change(sandbox: SlurmSandbox, action: SandboxAction, node: str | None) -> None:
     if node is None:
         raise UsageError(f"`{action}` wants a node", hint=f"trainworks sandbox slurm {action} node1")
-    if action is SandboxAction.KILL_NODE:
+    if action == "kill-node":
         sandbox.kill_node(node)
     else:
         sandbox.start_node(node)
-
-
-def _print_status(status: dict[str, bool], as_json: bool) -> None:
-    lines = [f"{name:16} {'up' if runs else 'down'}" for name, runs in status.items()]
-    typer.echo(json.dumps(status) if as_json else "\n".join(lines))

@@ -1,22 +1,41 @@
-"""`trainworks nodes`."""
+"""`trainworks nodes` and `drain`."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 import trainworks
 from trainworks.cli.options import AsJson, OnCluster
-from trainworks.cli.output import show_document
+from trainworks.cli.output import show_facts
+from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
 
 
-def command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
+def nodes_command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
     """Free and used resources of every node, and why a node is drained or down."""
-    from trainworks.report.jobs import facts, nodes_document
+    from trainworks.report.overview import nodes_document
 
     nodes = trainworks.nodes(cluster)
-    if as_json:
-        typer.echo(json.dumps([facts(node) for node in nodes], indent=2))
-    else:
-        show_document(nodes_document(nodes))
+    show_facts([asdict(node) for node in nodes], lambda: nodes_document(nodes), as_json=as_json)
+
+
+def drain_command(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A name that `trainworks nodes` prints.")],
+    reason: Annotated[str | None, typer.Option("--reason", help="Shown to users whose jobs wait for the node.")] = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let jobs start there again.")] = False,
+    cluster: OnCluster = None,
+) -> None:
+    """Running jobs continue; no other job starts."""
+    if undo:
+        from trainworks.api.nodes import undrain
+
+        undrain(node, cluster=cluster)
+        say(f"{node} takes jobs again")
+        return
+    if not reason:
+        raise UsageError("cannot drain a node without a reason", hint='trainworks drain NODE --reason "fan broken"')
+    trainworks.drain(node, reason, cluster=cluster)
+    say(f"{node} takes no more jobs: {reason}")

@@ -12,7 +12,7 @@ from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
 
-def command(
+def serve_command(
     runs: RunsOption = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 for a free one.")] = "127.0.0.1:8765",
     access: Annotated[

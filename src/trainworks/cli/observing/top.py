@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainworks.api.observing.top import Overview
 
 
-def command(
+def top_command(
     runs: RunsOption = None,
     every: Annotated[float, typer.Option("--every", min=0.2, metavar="SECONDS", help="Time between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,

@@ -11,7 +11,7 @@ from trainworks.cli.options import AsJson, OptionalRun, RunsOption, option_error
 from trainworks.cli.output import show
 
 
-def command(
+def track_command(
     run: OptionalRun = None,
     to: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""`trainworks accuracy`."""
+"""`trainworks accuracy`, `calibrate` and `score`: how well plans hold, and what corrects them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson
-from trainworks.cli.output import show
+from trainworks.cli.options import AsJson, On, RunFilePath, check_writable, option_errors
+from trainworks.cli.output import show, write_file
+from trainworks.report.rendering.printable import say
+from trainworks.report.rendering.progress_bar import waiting
 
 
-def command(
+def accuracy_command(
     machine: Annotated[str | None, typer.Option(metavar="NAME", help="Kind of machine, as the table names it.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as an HTML page.")] = None,
     as_json: AsJson = False,
@@ -21,3 +22,40 @@ def command(
     """A finished run is compared with the plan that it started with; later plans of that machine learn from it."""
     check_writable(plot, "--plot")
     show(trainworks.accuracy(machine), as_json=as_json, plot=plot)
+
+
+def calibrate_command(
+    run_file: RunFilePath,
+    on: On = None,
+    layout: Annotated[
+        str,
+        typer.Option(metavar="LAYOUT", help="The layout that ran: `tp=8,pp=4,micro_batch=1`; --step-time needs it."),
+    ] = "",
+    step_time: Annotated[str | None, typer.Option(metavar="TIME", help="Measured time of a step: `31.2 s`.")] = None,
+    benchmark: Annotated[
+        Path | None, typer.Option("--benchmark", metavar="FILE", help="Benchmark record of one node, JSON.")
+    ] = None,
+) -> None:
+    """A measured step or a benchmark record calibrates later plans of this kind of cluster, and of no other."""
+    with option_errors():
+        result = trainworks.calibrate(run_file, on=on, layout=layout, step_time=step_time, benchmark=benchmark)
+    show(result)
+    say(f"stored in {result.path}", err=True)
+
+
+def score_command(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="Measurements, one per row.")],
+    memory: Annotated[
+        bool, typer.Option("--memory", help="The table has measured memory and out-of-memory runs.")
+    ] = False,
+    collectives: Annotated[bool, typer.Option("--collectives", help="The table has measured collectives.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Write a prediction per row to this CSV.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cells may be empty. Rows that cannot be predicted are listed with the reason; the others are scored."""
+    check_writable(out, "--out")
+    with waiting("predicting") as progress:
+        report = trainworks.score(table, memory=memory, collectives=collectives, progress=progress)
+    if out is not None:
+        write_file(out, report.csv, "--out")
+    show(report, as_json=as_json)

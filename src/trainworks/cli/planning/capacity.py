@@ -8,26 +8,21 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, option_errors
+from trainworks.cli.options import AsJson, check_writable, option_errors
 from trainworks.cli.output import show, write_file
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
-Fixed = Annotated[int | None, typer.Option("--fixed", min=0, max=100_000, help="Fixed nodes, owned or reserved.")]
-Wait = Annotated[
-    str | None, typer.Option("--wait", help="Wait that 90 % of a team's jobs do not exceed; 4h when left out.")
-]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampled jobs and of the lives of spot nodes.")]
 
-
-def command(
+def capacity_command(
     file: Annotated[Path, typer.Argument(metavar="TRACE.csv|TEAMS.yaml", help="A trace of jobs, or teams.")],
     node: Annotated[str | None, typer.Option(help="Node of the catalogue, e.g. `DGX H100`.")] = None,
     accelerators_per_node: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Accelerators per node, instead of --node.")
     ] = None,
-    fixed: Fixed = None,
+    fixed: Annotated[
+        int | None, typer.Option("--fixed", min=0, max=100_000, help="Fixed nodes, owned or reserved.")
+    ] = None,
     on_demand_max: Annotated[
         int | None, typer.Option(min=0, max=100_000, help="Largest number of on-demand nodes.")
     ] = None,
@@ -38,13 +33,17 @@ def command(
     start_latency: Annotated[str, typer.Option(help="Time from ordering a node to its first job.")] = "5m",
     idle_timeout: Annotated[str, typer.Option(help="Time after which an idle elastic node is released.")] = "15m",
     spot_life: Annotated[str, typer.Option("--spot-node-life", help="Mean life of a spot node.")] = "8h",
-    wait: Wait = None,
+    wait: Annotated[
+        str | None, typer.Option("--wait", help="Wait that 90 % of a team's jobs do not exceed; 4h when left out.")
+    ] = None,
     deadlines: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Share of each team's deadlines to meet, instead of --wait.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write cost against wait as an HTML page.")] = None,
     save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sampled jobs as CSV.")] = None,
-    seed: Seed = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of the sampled jobs and of the lives of spot nodes.")
+    ] = 1,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 import trainworks
 from trainworks.cli.options import AsJson
-from trainworks.cli.output import show_document
+from trainworks.cli.output import show_facts
 
 KINDS = (
     "accelerators, nodes, systems, links, switches, kernels, processors, storage, offers, fleets, runs, assumptions, "
@@ -18,16 +16,11 @@ KINDS = (
 )
 
 
-class CatalogAction(StrEnum):
-    """What to do with the catalogue."""
-
-    LIST = "list"
-    SHOW = "show"
-    LINT = "lint"
-
-
-def command(
-    action: Annotated[CatalogAction, typer.Argument(metavar="list|show|lint", help="What to do.", show_default=False)],
+def catalog_command(
+    action: Annotated[
+        Literal["list", "show", "lint"],
+        typer.Argument(metavar="list|show|lint", help="What to do.", show_default=False),
+    ],
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KIND|NAME]", help=f"Kind to list: {KINDS}; or a name.")
     ] = None,
@@ -38,18 +31,15 @@ def command(
     from trainworks.report import catalog as view
 
     name, findings = " ".join(words or []), []
-    if action is CatalogAction.LIST:
+    if action == "list":
         rows = trainworks.catalog(name)
         document, facts = view.list_document(rows), view.list_facts(rows)
-    elif action is CatalogAction.SHOW:
+    elif action == "show":
         row = show(name)
         document, facts = view.row_document(row, name), view.row_facts(row)
     else:
         findings = lint()
         document, facts = view.lint_document(findings), view.lint_facts(findings)
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        show_document(document)
+    show_facts(facts, lambda: document, as_json=as_json)
     if any(finding.explained is None for finding in findings):
         raise typer.Exit(1)

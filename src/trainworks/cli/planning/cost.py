@@ -8,17 +8,11 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, Assume, Prices, option_errors
+from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
 from trainworks.cli.output import show
 
-Hours = Annotated[
-    float | None, typer.Option("--hours-per-year", metavar="H", help="Hours of training per year. [default: 5000]")
-]
-Years = Annotated[float | None, typer.Option("--years", metavar="Y", help="Years of use of an owned cluster.")]
 
-
-def command(
+def cost_command(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; a year when left out.")
     ] = None,
@@ -26,13 +20,17 @@ def command(
         str | None, typer.Option(metavar="CLUSTER", help="Cluster, e.g. `DGX H100` or `8x p5.48xlarge`.")
     ] = None,
     prices: Prices = None,
-    hours_per_year: Hours = None,
+    hours_per_year: Annotated[
+        float | None, typer.Option("--hours-per-year", metavar="H", help="Hours of training per year. [default: 5000]")
+    ] = None,
     server_price: Annotated[str | None, typer.Option(metavar="USD", help="Price of a node, e.g. `350000USD`.")] = None,
     electricity: Annotated[float | None, typer.Option(metavar="USD/kWh", help="Price of electricity.")] = None,
     pue: Annotated[
         float | None, typer.Option(metavar="RATIO", help="Power of the building over that of the nodes.")
     ] = None,
-    years: Years = None,
+    years: Annotated[
+        float | None, typer.Option("--years", metavar="Y", help="Years of use of an owned cluster.")
+    ] = None,
     salary: Annotated[
         str | None, typer.Option(metavar="USD", help="Yearly cost of one person, e.g. `170kUSD`.")
     ] = None,

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, option_errors
+from trainworks.cli.options import AsJson, check_writable, option_errors
 from trainworks.cli.output import show
 from trainworks.report.rendering.progress_bar import waiting
 
@@ -20,7 +19,7 @@ CONTEXT_SETTINGS = {"token_normalize_func": lambda name: _OLD_NAMES.get(name, na
 _time = partial(typer.Option, metavar="TIME")
 
 
-def command(
+def goodput_command(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; or --on and --work.")
     ] = None,

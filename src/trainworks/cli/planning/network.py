@@ -8,19 +8,14 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, option_errors
+from trainworks.cli.options import AsJson, check_writable, option_errors
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
-
-Price = Annotated[str | None, typer.Option("--switch-price", metavar="USD", help="Price of a switch: `30000 USD`.")]
-Power = Annotated[float | None, typer.Option("--switch-power", metavar="WATTS", min=0, help="Power of a switch.")]
-
 
 TOPOLOGIES = "star, spine-leaf, 3-tier, rail-optimised, rail-only, multi-plane, dragonfly, dragonfly+, ring, torus"
 
 
-def command(
+def network_command(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, whose messages are timed.")
     ] = None,
@@ -56,7 +51,9 @@ def command(
     cables: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the cable plan as CSV.")] = None,
     bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
     write_stack: WriteStack = None,
-    switch_price: Price = None,
+    switch_price: Annotated[
+        str | None, typer.Option("--switch-price", metavar="USD", help="Price of a switch: `30000 USD`.")
+    ] = None,
     cable_price: Annotated[
         str | None, typer.Option(metavar="USD", help="Price of a cable, without transceivers.")
     ] = None,
@@ -64,7 +61,9 @@ def command(
         str | None, typer.Option(metavar="USD", help="Price of a transceiver; a cable has two.")
     ] = None,
     nic_price: Annotated[str | None, typer.Option(metavar="USD", help="Price of a NIC.")] = None,
-    switch_power: Power = None,
+    switch_power: Annotated[
+        float | None, typer.Option("--switch-power", metavar="WATTS", min=0, help="Power of a switch.")
+    ] = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,7 +91,7 @@ def command(
     if bill is not None:
         write_file(bill, plan.bill_csv, "--bill")
     if draw is not None:
-        from trainworks.report.network import network_drawing
+        from trainworks.report.network_drawing import network_drawing
 
         write_file(draw, network_drawing(plan, draw.suffix), "--draw")
     if write_stack is not None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable, refuse_unused
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
-from trainworks.cli.options import AsJson, On, RunFilePath, RunsOption, announce, option_errors
+from trainworks.cli.options import (
+    AsJson,
+    On,
+    RunFilePath,
+    RunsOption,
+    announce,
+    check_writable,
+    option_errors,
+    refuse_unused,
+)
 from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 
@@ -21,15 +28,7 @@ _NO_WEIGHTS = (
 )
 
 
-class ProgramTarget(StrEnum):
-    """Program that gets the configuration."""
-
-    TORCHTITAN = "torchtitan"
-    MEGATRON = "megatron"
-    DEEPSPEED = "deepspeed"
-
-
-def command(
+def plan_command(
     run_file: RunFilePath,
     on: On = None,
     explain: Annotated[
@@ -37,7 +36,7 @@ def command(
         typer.Option(metavar="LAYOUT", help="Compare this layout with the proposed one: `tp=8,pp=4,micro_batch=1`."),
     ] = None,
     target: Annotated[
-        ProgramTarget | None,
+        Literal["torchtitan", "megatron", "deepspeed"] | None,
         typer.Option("--as", help="Print the proposed layout as the configuration of this program."),
     ] = None,
     plot: Annotated[
@@ -72,7 +71,7 @@ def command(
             described_run(run_file, on, task="a page is drawn")
         if target is not None:
             refuse_unused("--as", {"--explain": explain, "--plot": plot, **of_a_plan})
-            show_handover(trainworks.hand_over(run_file, target.value, on=on), as_json=as_json)
+            show_handover(trainworks.hand_over(run_file, target, on=on), as_json=as_json)
             return
         if explain is not None:
             refuse_unused("--explain", of_a_plan)
@@ -97,7 +96,7 @@ def command(
 
         show_findings(*load_run(run_file), SafeConsole(stderr=True), refuse=False)
     from trainworks.api.plan import ResolvedRun
-    from trainworks.api.planning.planned_model import weights_note
+    from trainworks.api.planning.described import weights_note
 
     workload = result.run_file.workload if isinstance(result, ResolvedRun) else None
     if workload is not None and (note := weights_note(workload) or (_NO_WEIGHTS if workload.model.preset else None)):

@@ -8,30 +8,13 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, Assume, Prices, option_errors
+from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
-_LARGEST = 65_536
 
-Budget = Annotated[str | None, typer.Option("--budget", metavar="USD", help="Budget of the run: `200000USD`.")]
-Hours = Annotated[
-    float | None,
-    typer.Option(
-        "--hours-per-year",
-        metavar="H",
-        help="Hours of training in a year on an owned cluster, which is priced as well.",
-    ),
-]
-Largest = Annotated[
-    int, typer.Option("--largest", metavar="NODES", min=1, max=_LARGEST, help="Largest cluster to consider, in nodes.")
-]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulations.")]
-
-
-def command(
+def size_command(
     run_files: Annotated[
         list[Path],
         typer.Argument(metavar="RUN_FILE...", help="YAML run files; several files are teams that share a cluster."),
@@ -40,7 +23,9 @@ def command(
         str | None,
         typer.Option(metavar="TIME", help="Time until the run is done; the goal of the run file when left out."),
     ] = None,
-    budget: Budget = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="USD", help="Budget of the run: `200000USD`.")
+    ] = None,
     confidence: Annotated[
         str, typer.Option(metavar="SHARE", help="Required probability of meeting the deadline.")
     ] = "90%",
@@ -58,8 +43,18 @@ def command(
         list[str] | None,
         typer.Option(metavar="on-demand|reserved|spot|own", help="Contract to consider; may be repeated."),
     ] = None,
-    hours_per_year: Hours = None,
-    largest: Largest = 1024,
+    hours_per_year: Annotated[
+        float | None,
+        typer.Option(
+            "--hours-per-year",
+            metavar="H",
+            help="Hours of training in a year on an owned cluster, which is priced as well.",
+        ),
+    ] = None,
+    largest: Annotated[
+        int,
+        typer.Option("--largest", metavar="NODES", min=1, max=65_536, help="Largest cluster to consider, in nodes."),
+    ] = 1024,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +64,7 @@ def command(
     ] = None,
     prices: Prices = None,
     assume: Assume = None,
-    seed: Seed = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulations.")] = 1,
     write: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a run file with the proposed cluster and the planned layout."),

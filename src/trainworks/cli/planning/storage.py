@@ -11,7 +11,7 @@ from trainworks.cli.options import AsJson, RunFilePath, option_errors
 from trainworks.cli.output import show
 
 
-def command(
+def storage_command(
     run_file: RunFilePath,
     on: Annotated[
         str | None, typer.Option(metavar="CLUSTER", help="Plan for this cluster: `16 nodes of DGX H100`.")

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, OnCluster, RunsOption, option_errors, runs_folder
+from trainworks.cli.options import AsJson, OnCluster, RunsOption, check_writable, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
@@ -17,7 +16,7 @@ from trainworks.report.rendering.printable import say
 _WHAT = "compute, memory, network, collectives, storage, mpi or all; or `read FILE...`."
 
 
-def command(
+def bench_command(
     kinds: Annotated[list[str] | None, typer.Argument(metavar="WHAT...", help=_WHAT)] = None,
     cluster: OnCluster = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,

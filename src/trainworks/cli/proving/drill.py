@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.checks import check_writable
-from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
+from trainworks.cli.options import AsJson, RunsOption, check_writable, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
 
 
-def command(
+def drill_command(
     run_file: Annotated[str, typer.Argument(metavar="RUN.yaml", help="Run file of a workload.", show_default=False)],
     faults: Annotated[
         list[str] | None, typer.Option("--fault", metavar="NAME", help="Only this fault; can be repeated.")

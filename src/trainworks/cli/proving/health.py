@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,16 +14,7 @@ from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
 
-class HealthFormat(enum.StrEnum):
-    """Who reads the answer."""
-
-    TEXT = "text"
-    PROLOG = "prolog"
-    HEALTHCHECK = "healthcheck"
-    NPD = "npd"
-
-
-def command(
+def health_command(
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="With --nodes: JSON of each node.")] = None,
     expect: Annotated[
         str | None,
@@ -32,8 +22,9 @@ def command(
     ] = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="Compare the nodes that wrote these files.")] = False,
     reader: Annotated[
-        HealthFormat, typer.Option("--as", help="Answer as Slurm or node-problem-detector wants it.")
-    ] = HealthFormat.TEXT,
+        Literal["text", "prolog", "healthcheck", "npd"],
+        typer.Option("--as", help="Answer as Slurm or node-problem-detector wants it."),
+    ] = "text",
     drain: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +43,7 @@ def command(
         raise UsageError("`--nodes` and files belong together", hint=hint)
     if files:
         raise typer.Exit(_compare(files, drain, as_json=as_json))
-    is_text = reader is HealthFormat.TEXT or as_json
+    is_text = reader == "text" or as_json
     with option_errors():
         result = trainworks.health(expect, with_history=is_text)  # the other readers get failures alone
     if is_text:
@@ -60,10 +51,10 @@ def command(
     else:
         from trainworks.report.proving import health as words
 
-        for line in words.answer_lines(result, reader.value):
+        for line in words.answer_lines(result, reader):
             typer.echo(line)
-    if reader is HealthFormat.HEALTHCHECK and not is_text:
-        from trainworks.api.proving.drain import drain_unhealthy
+    if reader == "healthcheck" and not is_text:
+        from trainworks.api.proving.health import drain_unhealthy
 
         if drain_unhealthy(result, words.drain_reason(result)):
             say(words.drain_reason(result), err=True)
@@ -76,7 +67,7 @@ def _compare(files: list[Path], cluster: str | None, *, as_json: bool) -> int:
     fleet = trainworks.fleet_health(files)
     show(fleet, as_json=as_json)
     if cluster is not None:
-        from trainworks.api.proving.drain import drain_failing
+        from trainworks.api.proving.health import drain_failing
 
         with option_errors():
             for node in drain_failing(fleet, cluster):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,27 +13,18 @@ from trainworks.cli.options import option_errors
 from trainworks.cli.output import show, show_document
 from trainworks.errors import UsageError
 
-
-class ReviewFormat(StrEnum):
-    """How findings are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-    SARIF = "sarif"
-
-
 _RULES = "Rules by id or its start: `TW2,TW801`."
 
 
-def command(
+def review_command(
     paths: Annotated[list[Path] | None, typer.Argument(metavar="PATH...", help="Files and folders.")] = None,
     select: Annotated[str | None, typer.Option(metavar="IDS", help=f"{_RULES} [default: all]")] = None,
     ignore: Annotated[str | None, typer.Option(metavar="IDS", help=f"Leave out. {_RULES}")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write safe corrections into the files.")] = False,
     output: Annotated[
-        ReviewFormat, typer.Option("--format", metavar="text|json|github|sarif", help="Format of the findings.")
-    ] = ReviewFormat.TEXT,
+        Literal["text", "json", "github", "sarif"],
+        typer.Option("--format", metavar="text|json|github|sarif", help="Format of the findings."),
+    ] = "text",
     explain: Annotated[
         str | None, typer.Option(metavar="ID|all", help="Print the page of a rule, or the list of all.")
     ] = None,
@@ -53,12 +43,12 @@ def command(
         raise UsageError("nothing to review", hint="name files or folders: `trainworks review .`")
     with option_errors():
         report = trainworks.review(*paths, select=_ids(select), ignore=_ids(ignore), fix=fix)
-    if output is ReviewFormat.GITHUB:
+    if output == "github":
         typer.echo(view.github_annotations(report.findings, Path.cwd()))
-    elif output is ReviewFormat.SARIF:
+    elif output == "sarif":
         typer.echo(json.dumps(view.sarif(report.findings, explained_rules("all"), Path.cwd()), indent=2))
     else:
-        show(report, as_json=output is ReviewFormat.JSON)
+        show(report, as_json=output == "json")
     if report.findings:
         raise typer.Exit(1)
 

@@ -1,16 +1,16 @@
-"""`trainworks checkpoint`."""
+"""`trainworks checkpoint` and `export`."""
 
 from __future__ import annotations
 
 import json
 import time
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
-from trainworks.cli.output import show_document
+from trainworks.cli.output import show_facts
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
@@ -22,19 +22,9 @@ if TYPE_CHECKING:
     from trainworks.report.rendering.document import Document
 
 
-class CheckpointAction(StrEnum):
-    """What to do with checkpoints."""
-
-    LS = "ls"
-    VERIFY = "verify"
-    COPY = "copy"
-    RESTORE = "restore"
-    PRUNE = "prune"
-
-
-def command(
+def checkpoint_command(
     action: Annotated[
-        CheckpointAction,
+        Literal["ls", "verify", "copy", "restore", "prune"],
         typer.Argument(metavar="ls|verify|copy|restore|prune", help="Action.", show_default=False),
     ],
     run: OptionalRun = None,
@@ -64,32 +54,32 @@ def command(
     --restore` proves that the copies in `checkpoint.copies` come back and load.
     """
     from trainworks.api.checkpointing import checkpoints as api
-    from trainworks.report.checkpoints import copies_document, document
+    from trainworks.report.artifacts import checkpoints_document, copies_document
     from trainworks.report.rendering.progress_bar import byte_bar
     from trainworks.units import format_bytes
 
     found = find(run, runs)
-    if action is CheckpointAction.COPY:
+    if action == "copy":
         copied = api.copy_checkpoint(found, to=_given(to, "`copy` needs a folder", "--to FOLDER"), step=step)
         say(f"{found.id}: {copied.place or copied.folder}")
-    elif action is CheckpointAction.RESTORE:
+    elif action == "restore":
         given = _given(source, "`restore` needs the folder of a checkpoint", "--from FOLDER")
         say(f"{found.id}: {api.restore_checkpoint(given, found).folder}")
-    elif action is CheckpointAction.PRUNE:
+    elif action == "prune":
         say(f"{found.id}: {format_bytes(api.prune_checkpoints(found, keep=keep, copies=copies))} freed")
     elif copies or restore:
         there = api.checkpoint_copies(found, rehearsed=restore)
         _show(there, copies_document, as_json=as_json)
         if any(each.problem for each in there):
             raise typer.Exit(1)
-    elif action is CheckpointAction.VERIFY:
+    elif action == "verify":
         with byte_bar("verifying") as progress:
             verified = api.verify_checkpoints(found, step=step, progress=progress)
-        _show(verified, document, as_json=as_json)
+        _show(verified, checkpoints_document, as_json=as_json)
         if any(each.damage for each in verified):
             raise typer.Exit(1)
     else:
-        _show(api.checkpoints(found), document, as_json=as_json)
+        _show(api.checkpoints(found), checkpoints_document, as_json=as_json)
 
 
 def _given(value: str | None, problem: str, option: str) -> str:
@@ -102,7 +92,46 @@ def _show(
     found: Sequence[CheckpointFacts] | Sequence[CopyFacts], document: Callable[..., Document], *, as_json: bool
 ) -> None:
     rows = [each.row() for each in found]
+    show_facts(rows, lambda: document(rows, time.time()), as_json=as_json)
+
+
+def export_command(
+    run: OptionalRun = None,
+    *,
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="New folder for the model.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Step of the checkpoint. [default: the newest complete one]")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Take the checkpoint with the best evaluation.")] = False,
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option("--dtype", help="Number format of the weights.")
+    ] = "fp32",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the adapter to the weights of its checkpoint: a whole model.")
+    ] = False,
+    runs: RunsOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """The folder gets safetensors files with Hugging Face names, config.json and the tokenizer.
+
+    `AutoModelForCausalLM.from_pretrained(FOLDER)` opens it, and `model: {hf: FOLDER, weights: pretrained}` trains on
+    from it. `masked-lm` and `image-classification` have their own Auto classes; a `module` exports only its weights,
+    under its own names. A run with an `adapter` exports it as `peft` stores it, or the whole model with `--merge`. The
+    folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in memory at a time.
+    """
+    from trainworks.api.checkpointing.checkpoints import export_model
+    from trainworks.errors import UsageError
+    from trainworks.report.rendering.progress_bar import byte_bar
+    from trainworks.units import format_bytes
+
+    found = find(run, runs)
+    if best and step is not None:
+        raise UsageError("`--best` and `--step` exclude each other")
+    with byte_bar("reading and writing") as progress:
+        made = export_model(found.run_dir, to, step=step, best=best, dtype=dtype, merge=merge, progress=progress)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-    else:
-        show_document(document(rows, time.time()))
+        typer.echo(json.dumps({key: value for key, value in made.items() if key not in ("step", "folder")}, indent=2))
+        return
+    size = f"{made['tensors']:,} tensors, {format_bytes(made['bytes'])} of {made['dtype']} in {made['files']:,} file(s)"
+    say(f"step {made['step']:,} of {found.id}: {size}")
+    typer.echo(made["folder"])

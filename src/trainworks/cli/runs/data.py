@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,15 +11,10 @@ from trainworks.cli.options import AsJson
 from trainworks.report.rendering.printable import say
 
 
-class DataAction(StrEnum):
-    """What to do with data."""
-
-    PREPARE = "prepare"
-    VERIFY = "verify"
-
-
-def command(
-    action: Annotated[DataAction, typer.Argument(metavar="prepare|verify", help="Action.", show_default=False)],
+def data_command(
+    action: Annotated[
+        Literal["prepare", "verify"], typer.Argument(metavar="prepare|verify", help="Action.", show_default=False)
+    ],
     target: Annotated[
         str, typer.Argument(metavar="RUN_FILE|SOURCE", help="Run file, or a source as in `data.source`.")
     ],
@@ -51,7 +45,7 @@ def command(
     A run prepares its data itself. Prepare it in advance if it is large, if several runs share it, or to upload it to a
     store. `verify` exits with 1 if a shard is damaged.
     """
-    from trainworks.api import worker_tasks
+    from trainworks.api.data import prepare_data, read_data, verify_data
     from trainworks.report.data import prepared_lines, verified_lines
     from trainworks.report.rendering.progress_bar import byte_bar
 
@@ -59,18 +53,15 @@ def command(
     if pack is not None:
         options |= {"pack": True, "sequence_length": pack}
     given = {name: value for name, value in options.items() if value is not None}
-    data, evaluation = worker_tasks.read_data(target, given, images=images)
-    damaged: list[Any] = []
-    if action is DataAction.PREPARE:
+    data, evaluation = read_data(target, given, images=images)
+    if action == "prepare":
         with byte_bar("preparing") as progress:
-            result = worker_tasks.prepare_data(
-                data, evaluation, to=to, processes=processes, images=images, progress=progress
-            )
-        lines = prepared_lines(result, len(data.sources))
+            prepared = prepare_data(data, evaluation, to=to, processes=processes, images=images, progress=progress)
+        result, lines, damaged = dict(prepared), prepared_lines(prepared, len(data.sources)), False
     else:
         with byte_bar("verifying") as progress:
-            result = worker_tasks.verify_data(data, progress=progress)
-        lines, damaged = verified_lines(result), result["damaged"]
+            verified = verify_data(data, progress=progress)
+        result, lines, damaged = dict(verified), verified_lines(verified), bool(verified["damaged"])
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     for line in [] if as_json else lines:

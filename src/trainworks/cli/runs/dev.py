@@ -15,17 +15,14 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from trainworks.api.developing.access import DevAccess
 
-Ssh = Annotated[bool, typer.Option("--ssh", help="Start an ssh server, for a shell or VS Code. [default]")]
-Jupyter = Annotated[bool, typer.Option("--jupyter", help="Start JupyterLab.")]
 
-
-def command(
+def dev_command(
     run_file: Annotated[
         Path | None,
         typer.Argument(metavar="[RUN_FILE]", help="Take cluster, resources, environment and setup from this file."),
     ] = None,
-    ssh: Ssh = False,
-    jupyter: Jupyter = False,
+    ssh: Annotated[bool, typer.Option("--ssh", help="Start an ssh server, for a shell or VS Code. [default]")] = False,
+    jupyter: Annotated[bool, typer.Option("--jupyter", help="Start JupyterLab.")] = False,
     cluster: OnCluster = None,
     gpus: Annotated[str | None, typer.Option("--gpus", metavar="N|NAME:N", help="GPUs.")] = None,
     cpus: Annotated[str | None, typer.Option("--cpus", metavar="N", help="Cores.")] = None,

@@ -11,7 +11,7 @@ from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.report.rendering.printable import say
 
 
-def command(
+def resume_command(
     run: OptionalRun = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Resume on another number of nodes.")] = None,
     nproc: Annotated[int | None, typer.Option("--nproc", min=1, help="Resume with other ranks per node.")] = None,
@@ -49,7 +49,9 @@ def command(
 
     wanted: dict[str, object] = dict(map(key_and_value, settings or ()))
     wanted |= {} if train_for is None else {"train_for": train_for}
-    wanted |= {} if layout is None else {"layout": _layout(layout)}
+    if layout is not None:  # `auto`, or a mapping from `tp=2,pp=2`
+        parts = layout.split(",") if "=" in layout else ()
+        wanted["layout"] = dict(key_and_value(part.strip()) for part in parts) or layout
     wanted |= {} if nonfinite is None else {"guard.nonfinite": nonfinite}
     wanted |= {} if spike is None else {"guard.spike": spike}
     changes = ResumeChanges(nodes=nodes, nproc=nproc, settings=wanted)
@@ -61,10 +63,3 @@ def command(
         typer.echo(launch.run.id)
     else:
         watch_to_the_end(launch, SafeConsole(stderr=True))
-
-
-def _layout(text: str) -> object:
-    """`auto`, or a mapping from `tp=2,pp=2`."""
-    from trainworks.api.resuming.changes import key_and_value
-
-    return text if "=" not in text else dict(key_and_value(part.strip()) for part in text.split(","))

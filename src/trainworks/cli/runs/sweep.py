@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,14 +13,7 @@ from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
 
-class Prune(StrEnum):
-    """Rules that end trials early."""
-
-    MEDIAN = "median"
-    ASHA = "asha"
-
-
-def command(
+def sweep_command(
     run_file: RunFilePath,
     settings: Annotated[
         list[str] | None,
@@ -29,7 +21,9 @@ def command(
     ] = None,
     random: Annotated[int | None, typer.Option("--random", min=1, help="Draw so many trials at random.")] = None,
     optuna: Annotated[int | None, typer.Option("--optuna", min=1, help="Let Optuna propose so many trials.")] = None,
-    prune: Annotated[Prune | None, typer.Option("--prune", help="End trials early by this rule.")] = None,
+    prune: Annotated[
+        Literal["median", "asha"] | None, typer.Option("--prune", help="End trials early by this rule.")
+    ] = None,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Most trials in the queue at a time.")] = 4,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 0,
     name: Annotated[str | None, typer.Option("--name", help="Name of the sweep. [default: that of the run]")] = None,
@@ -64,11 +58,11 @@ def command(
         search="random" if random else "optuna" if optuna else "grid",
         trials=random or optuna,
         seed=seed,
-        pruning=prune.value if prune else None,
+        pruning=prune,
         parallel=parallel,
         name=name,
         folder=runs,
-        progress=_tell,
+        progress=lambda ended, queued: say(f"trials: {ended} ended, {queued} in the queue", err=True),
     )
     show(result, as_json=as_json)
     say(f"page: {result.path / 'sweep.html'}", err=True)
@@ -92,7 +86,3 @@ def _ends(text: str) -> tuple[float, float]:
         hint = "write it like `--lr-range 1e-6,1`"
         raise UsageError(f"`{text}` is not two learning rates", place="--lr-range", hint=hint) from None
     return low, high
-
-
-def _tell(ended: int, queued: int) -> None:
-    say(f"trials: {ended} ended, {queued} in the queue", err=True)

@@ -14,10 +14,9 @@ from rich.console import Console
 from trainworks.api.observing.logs import RunLogs
 from trainworks.api.run_handle import JobState, Run, resume_command
 from trainworks.api.runs import Launch
-from trainworks.cli.runs.logs import as_text
-from trainworks.cli.runs.report import print_report
+from trainworks.cli.runs.record import format_line, print_report
+from trainworks.report.live import LineView, LiveView
 from trainworks.report.rendering.printable import say
-from trainworks.report.runs.live import LineView, LiveView
 
 
 def watch_to_the_end(launch: Launch, talk: Console) -> None:
@@ -52,7 +51,7 @@ def _watch(launch: Launch, console: Console) -> JobState:
             state = progress.state
             if output is not None:
                 for line in output.new_lines(everything=state.is_final):
-                    typer.echo(as_text(line))
+                    typer.echo(format_line(line))
             view.show(progress, time.time())
     return state
 
@@ -74,11 +73,7 @@ def _print_remote_output(launch: Launch) -> JobState:
 
 
 def _exit_stopped(run: Run, talk: Console) -> None:
-    """Say how to resume, and end the program as Ctrl-C does.
-
-    Raises:
-        typer.Exit: with 130.
-    """
+    """Say how to resume, and end the program as Ctrl-C does."""
     if loss := run.status.message:
         talk.print(f"warning: {loss}", style="yellow", highlight=False)
     talk.print(f"stopped; resume with: {resume_command(run.run_dir)}", highlight=False)

@@ -1,14 +1,20 @@
-"""The container of a manifest that trains: its command becomes `run`, its variables `envs`."""
+"""The container of a manifest that trains: its command becomes `run`, its variables `envs`, its requests `resources`.
+
+Sources: third_party/forked/golang/expansion of Kubernetes, which expands `$(NAME)` and reads `$$` as `$`; Kubernetes'
+resource quantities (apimachinery, pkg/api/resource); labels of NVIDIA's GPU feature discovery, GKE and EKS for the kind
+of an accelerator.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+from trainworks.config.command import AtLeast, amount_text
 from trainworks.config.manifests.own_job import OWN_CONTAINER_SECURITY, OWN_VARIABLES, OwnJob
 from trainworks.config.manifests.reading import ManifestReading, at
-from trainworks.config.manifests.words import expand, references, shell_text
 from trainworks.config.source import FieldPath
 
 _SET_BY_TRAINWORKS = frozenset({
@@ -130,3 +136,164 @@ def _read_field(reading: ManifestReading, name: str, value: Any, key: FieldPath)
         reading.container[name] = value
     elif rest := {key: inner for key, inner in value.items() if OWN_CONTAINER_SECURITY.get(key) != inner}:
         reading.container[name] = rest
+
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_SHELLS = ("bash", "/bin/bash", "/usr/bin/bash")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Text as the container gets it; a name without a value stays as it is.
+
+    >>> expand("$(A)/$$(A)/$(B)/$A", {"A": "x"})
+    'x/$(A)/$(B)/$A'
+    """
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[1] is None else values.get(found[1], found[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def references(text: str) -> set[str]:
+    """Names that a text refers to: `$(NAME)`."""
+    return {found[1] for found in _REFERENCE.finditer(text) if found[1] is not None}
+
+
+def shell_text(argv: Sequence[str], known: Container[str]) -> str:
+    """Bash that starts a command as Kubernetes does; of `bash -c TEXT` the text.
+
+    >>> print(shell_text(["python", "a b.py", "$(LR)", "$(X)"], {"LR"}))
+    python 'a b.py' "${LR}" '$(X)'
+
+    Args:
+        argv: words of `command` and `args`.
+        known: names of the container's variables; `$(NAME)` of any other stays text.
+    """
+    is_text = len(argv) == 3 and argv[0] in _SHELLS and argv[1] == "-c"
+    if is_text and not any(name in known for name in references(argv[2])):
+        return expand(argv[2], {})
+    return " ".join(_word(word, known) for word in argv)
+
+
+def _word(word: str, known: Container[str]) -> str:
+    pieces, start = [], 0
+    for found in _REFERENCE.finditer(word):
+        if found[1] is not None and found[1] in known:
+            pieces += [_quoted(word[start : found.start()]), f'"${{{found[1]}}}"']
+            start = found.end()
+    pieces.append(_quoted(word[start:]))
+    return "".join(pieces) or "''"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(expand(text, {})) if text else ""
+
+
+_UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+    f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)
+}
+_ACCELERATORS = {
+    "nvidia.com/gpu": "gpu",
+    "amd.com/gpu": "amd",
+    "habana.ai/gaudi": "gaudi",
+    "aws.amazon.com/neuron": "trainium",
+}
+"""Name of an accelerator in a run file by the resource of its device plugin."""
+_KIND_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+_KIND = re.compile(r"(?<![A-Z0-9])((?:G?[BH]|[AHLTV])\d{1,3}S?)(?![A-Z0-9])")
+_TPU, _TPU_LABEL = "google.com/tpu", "cloud.google.com/gke-tpu-accelerator"
+_TPU_KINDS = {
+    "tpu-v4-podslice": "tpu-v4",
+    "tpu-v5-lite-podslice": "tpu-v5e",
+    "tpu-v5p-slice": "tpu-v5p",
+    "tpu-v6e-slice": "tpu-v6e",
+    "tpu7x": "tpu-v7x",
+}
+
+
+def read_quantity(value: Any) -> float | None:
+    """Number of a quantity: `500m`, `64Gi`, `1e3`; None for anything else.
+
+    >>> read_quantity("500m"), read_quantity("2Gi"), read_quantity("two")
+    (0.5, 2147483648.0, None)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(m|[kMGTPE]|[KMGTPE]i|[eE][+-]?\d+)?", str(value))
+    if found is None or isinstance(value, bool):
+        return None
+    unit = found[2] or ""
+    if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei":
+        return float(found[1] + unit)
+    return float(found[1]) * _UNITS.get(unit, 1.0)
+
+
+def read_resources(
+    reading: ManifestReading, value: Any, key: FieldPath, labels: Mapping[str, Any], named: str | None
+) -> None:
+    """Take cores, memory, accelerators and other devices; what a run file has no field for goes into the patch.
+
+    Args:
+        reading: the run file.
+        value: `resources` of the container.
+        key: its place.
+        labels: node selector of the pods.
+        named: accelerator as a manifest of Trainworks names it.
+    """
+    given = reading.mapping(value, key)
+    requests, limits = (reading.mapping(given.pop(name, None), (*key, name)) for name in ("requests", "limits"))
+    parts = {"requests": requests, "limits": limits}
+    if given:
+        reading.container["resources"] = given
+    for name, amount in {**limits, **requests}.items():
+        place = (*key, "requests" if name in requests else "limits", name)
+        number = read_quantity(amount)
+        if number is None:
+            reading.refuse(place, f"`{amount}` is not a quantity of Kubernetes", "write it like `8`, `500m` or `64Gi`")
+        elif name in ("cpu", "memory"):
+            _take_amount(reading, name, number, place, limits)
+        elif "/" in name:
+            _take_devices(reading, name, number, place, _kind(name, labels, named))
+        else:
+            for part in (part for part in parts if name in parts[part]):
+                _patch(reading, part)[name] = parts[part][name]
+
+
+def _take_amount(
+    reading: ManifestReading, name: str, number: float, place: FieldPath, limits: Mapping[str, Any]
+) -> None:
+    """Trainworks limits memory to the request and cores not at all; a patch says what the manifest has instead."""
+    limit = read_quantity(limits[name]) if name in limits else None
+    if number > 0:
+        scaled = number if name == "cpu" else number / 1e9
+        reading.put(("resources", "cpus" if name == "cpu" else "memory"), amount_text(AtLeast(scaled)), place)
+    if limit != (None if name == "cpu" or number == 0 else number):
+        _patch(reading, "limits")[name] = limits.get(name)
+
+
+def _take_devices(reading: ManifestReading, name: str, number: float, place: FieldPath, kind: str | None) -> None:
+    if number == 0:
+        return
+    if kind is not None and "accelerators" not in reading.data.get("resources", {}):
+        reading.put(("resources", "accelerators"), f"{kind}:{number:g}", place)
+    else:
+        devices = reading.data["cluster"]["kubernetes"].setdefault("devices", {})
+        devices[name] = int(number) if number == int(number) else number
+        reading.source.origins["cluster", "kubernetes", "devices", name] = place
+
+
+def _kind(name: str, labels: Mapping[str, Any], named: str | None) -> str | None:
+    """Name of an accelerator for a run file; None for a device of another kind."""
+    if name not in (_TPU, *_ACCELERATORS) or named is not None:
+        return named if name in (_TPU, *_ACCELERATORS) else None
+    if name == _TPU:
+        return _TPU_KINDS.get(str(labels.get(_TPU_LABEL)))
+    texts = [str(labels[label]).upper() for label in _KIND_LABELS if label in labels]
+    found = next((found for found in map(_KIND.search, texts) if found), None)
+    return found[1] if found and name == "nvidia.com/gpu" else _ACCELERATORS[name]
+
+
+def _patch(reading: ManifestReading, part: str) -> dict[str, Any]:
+    """Requests or limits in the patch of the container."""
+    resources: dict[str, Any] = reading.container.setdefault("resources", {})
+    inner: dict[str, Any] = resources.setdefault(part, {})
+    return inner

@@ -16,8 +16,9 @@ JOB = "trainworks/job"
 """Annotation of a JobSet or TrainJob that Trainworks wrote for `kubectl apply`."""
 SUBMITTED = "trainworks/run"
 """Annotation of a JobSet that Trainworks submitted itself."""
-OWN_POD_SECURITY: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
-OWN_CONTAINER_SECURITY: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+OWN_POD_SECURITY: dict[str, object] = {"seccompProfile": {"type": "RuntimeDefault"}}
+OWN_CONTAINER_SECURITY: dict[str, object] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""`securityContext` of pods and of their containers under the Pod Security standard `restricted`."""
 OWN_VARIABLES = ("RESTARTS", "TRAINWORKS_RUN_DIR")
 """Variables that the program of an exported pod reads."""
 _KEYS = {"name", "run", "setup", "framework", "processes_per_node", "accelerator", "sha256"}

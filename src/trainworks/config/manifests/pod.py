@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainworks.config.manifests.amounts import read_quantity, read_resources
-from trainworks.config.manifests.container import read_container
+from trainworks.config.manifests.container import read_container, read_quantity, read_resources
 from trainworks.config.manifests.own_job import OWN_POD_SECURITY, OwnJob
 from trainworks.config.manifests.reading import ManifestReading, at, drop_none, time_limit
 from trainworks.config.source import FieldPath
@@ -20,7 +19,7 @@ _TAKEN = ("shm", "runs", "job")
 _TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 _HOSTNAME = "kubernetes.io/hostname"
 _NAMED_BY_JOBSET = "the JobSet gives the pods their names"
-_OWN_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
+OWN_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,14 @@ def read_template(reading: ManifestReading, template: Any, key: FieldPath, place
         reading.refuse(key, "the pods have no container", "add one to `containers`")
         return
     container, at_container = next((one for one in containers if one[0].get("name") in place.main), containers[0])
-    _read_sidecars(reading, spec, [one for one in containers if one[1] != at_container], key)
+    # the other containers start as init containers that stay: a job would wait for the end of any other
+    sidecars = [one for one, _ in reading.entries(spec.pop("initContainers", None), (*key, "initContainers"))]
+    for other, at_other in containers:
+        if at_other != at_container:
+            reading.note(at_other, "as a second container; it starts as an init container that stays beside the job")
+            sidecars.append(other | {"restartPolicy": "Always"})
+    if sidecars:
+        reading.patch(("spec", "initContainers"), sidecars, (*key, "initContainers"))
     container = _read_volumes(reading, spec, container, key, at_container)
     selector = reading.mapping(spec.get("nodeSelector"), (*key, "nodeSelector"))
     read_resources(
@@ -62,21 +68,8 @@ def _read_metadata(reading: ManifestReading, metadata: Any, key: FieldPath) -> N
         for name, value in reading.mapping(at(metadata, part), (*key, part)).items():
             if name == _TOPOLOGY:
                 reading.kubernetes("topology", value, (*key, part, name))
-            elif name not in _OWN_LABELS:
+            elif name not in OWN_LABELS:
                 reading.patch(("metadata", part, name), value, (*key, part, name))
-
-
-def _read_sidecars(
-    reading: ManifestReading, spec: dict[str, Any], others: list[tuple[dict[str, Any], FieldPath]], key: FieldPath
-) -> None:
-    """Start the other containers as init containers that stay: a job would wait for the end of any other."""
-    inits = reading.entries(spec.pop("initContainers", None), (*key, "initContainers"))
-    entries = [one for one, _ in inits]
-    for other, place in others:
-        reading.note(place, "as a second container; it starts as an init container that stays beside the job")
-        entries.append(other | {"restartPolicy": "Always"})
-    if entries:
-        reading.patch(("spec", "initContainers"), entries, (*key, "initContainers"))
 
 
 def _read_volumes(
@@ -95,7 +88,18 @@ def _read_volumes(
         reading.patch(("spec", "volumes"), [one for one, _ in kept], (*key, "volumes"))
     if left := [mount for mount, _ in mounts if mount.get("name") not in dropped]:
         reading.container["volumeMounts"] = left
-    _take_claim(reading, kept)
+    # keep run directories on the first claim that can be written to
+    claims = [
+        (claim, place)
+        for volume, place in kept
+        if (claim := at(volume, "persistentVolumeClaim", "claimName"))
+        and not at(volume, "persistentVolumeClaim", "readOnly")
+    ]
+    if claims and "volume" not in reading.data["cluster"]["kubernetes"]:
+        claim, place = claims[0]
+        reading.kubernetes("volume", claim, place)
+        text = f"{reading.source.place_of(place)}: the run directories are on the claim `{claim}`, too"
+        reading.source.unused.append(text)
     return container
 
 
@@ -122,21 +126,6 @@ def _take_volume(
         else:
             reading.kubernetes("shared_memory", int(size), (*place, "emptyDir", "sizeLimit"))
     return True
-
-
-def _take_claim(reading: ManifestReading, volumes: list[tuple[dict[str, Any], FieldPath]]) -> None:
-    """Keep run directories on the first claim that can be written to."""
-    claims = [
-        (claim, place)
-        for volume, place in volumes
-        if (claim := at(volume, "persistentVolumeClaim", "claimName"))
-        and not at(volume, "persistentVolumeClaim", "readOnly")
-    ]
-    if claims and "volume" not in reading.data["cluster"]["kubernetes"]:
-        claim, place = claims[0]
-        reading.kubernetes("volume", claim, place)
-        text = f"{reading.source.place_of(place)}: the run directories are on the claim `{claim}`, too"
-        reading.source.unused.append(text)
 
 
 def _read_field(reading: ManifestReading, name: str, value: Any, key: FieldPath) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from trainworks.config.pod_patch import POD_CONTAINER
 from trainworks.config.source import FieldPath, Source
 from trainworks.errors import TrainworksError, UsageError, suggest
 
+Value = TypeVar("Value")
 Handler = Callable[[Any, FieldPath], None] | str | None
 """What becomes of a key: a function of its value and place, the reason why it has no effect, or nothing to say."""
 
@@ -29,14 +30,14 @@ class ManifestSource(Source):
 
     def line(self, field: FieldPath) -> int:
         """Line of the key that set a field."""
-        return super().line(self._in_file(self._origin(field)))
+        return super().line(self._locate(self._origin(field)))
 
     def place_of(self, key: FieldPath) -> str:
         """`file:line  a.b.c` of a key of the manifest."""
-        key = self._in_file(key)
+        key = self._locate(key)
         return f"{self.name}:{super().line(key)}  {'.'.join(map(str, key))}".rstrip()
 
-    def _in_file(self, key: FieldPath) -> FieldPath:
+    def _locate(self, key: FieldPath) -> FieldPath:
         found = next(((seen, real) for seen, real in self.renamed if key[: len(seen)] == seen), ((), ()))
         return (*found[1], *key[len(found[0]) :])
 
@@ -132,7 +133,7 @@ def at(value: Any, *path: str) -> Any:
     return value
 
 
-def drop_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def drop_none(mapping: Mapping[str, Value | None]) -> dict[str, Value]:
     """Copy of a mapping without the keys that have no value."""
     return {key: value for key, value in mapping.items() if value is not None}
 

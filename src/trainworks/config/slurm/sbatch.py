@@ -16,14 +16,11 @@ from pydantic import ValidationError
 from trainworks.config.command import AtLeast, amount_text
 from trainworks.config.load import name_from, problems_of
 from trainworks.config.run_file import RunFile
-from trainworks.config.slurm.sbatch_amounts import AMOUNTS, Amounts, amounts_of
+from trainworks.config.slurm.sbatch_amounts import AMOUNTS, amounts_of, expand_nodes, parse_slurm_time
 from trainworks.config.slurm.sbatch_options import KNOWN_OPTIONS, MAGIC, PYXIS, Option, read_options
-from trainworks.config.slurm.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.config.source import FieldPath, Source, read_text
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
-_INTERPRETER = re.compile(r"#![ \t]*/\S+.*")
-_SIGNAL = re.compile(r"(?:[RB]{1,2}:)?[A-Za-z0-9]+(?:@([0-9]{1,5}))?")
 _SIGNAL_S = 60.0
 """Default time of `--signal` before the end."""
 
@@ -105,7 +102,19 @@ def parse_batch_script(text: str, *, name: str) -> tuple[RunFile, BatchSource]:
     Raises:
         RunFileError: every problem in it, each with its line.
     """
-    _check_form(text, name)
+    place = f"{name}:1"
+    if "\r\n" in text:
+        hint = rf"sed -i 's/\r$//' {name}"
+        raise RunFileError([UsageError("the lines end with a carriage return, as on Windows", place=place, hint=hint)])
+    first = text.partition("\n")[0]
+    if not first.startswith("#!"):
+        problem = UsageError(
+            "a batch script must begin with `#!`", place=place, hint="write `#!/bin/bash` on the first line"
+        )
+        raise RunFileError([problem])
+    if not re.fullmatch(r"#![ \t]*/\S+.*", first.rstrip()):
+        hint = "write it like `#!/bin/bash`, or `#!/usr/bin/env python3`"
+        raise RunFileError([UsageError(f"`{first}` has no path of an interpreter", place=place, hint=hint)])
     source = BatchSource(name, text)
     reading = _Reading(source)
     lines = read_options(text, name=name)
@@ -125,26 +134,7 @@ def _line_of(problem: TrainworksError) -> int:
     return int(found[1]) if found else 0
 
 
-def _check_form(text: str, name: str) -> None:
-    """Check that sbatch accepts the script and that its interpreter can be started."""
-    place = f"{name}:1"
-    if "\r\n" in text:
-        hint = rf"sed -i 's/\r$//' {name}"
-        raise RunFileError([UsageError("the lines end with a carriage return, as on Windows", place=place, hint=hint)])
-    first = text.partition("\n")[0]
-    if not first.startswith("#!"):
-        problem = UsageError(
-            "a batch script must begin with `#!`", place=place, hint="write `#!/bin/bash` on the first line"
-        )
-        raise RunFileError([problem])
-    if not _INTERPRETER.fullmatch(first.rstrip()):
-        hint = "write it like `#!/bin/bash`, or `#!/usr/bin/env python3`"
-        raise RunFileError([UsageError(f"`{first}` has no path of an interpreter", place=place, hint=hint)])
-
-
 class _Reading:
-    """Builds a run file from the options of a script."""
-
     def __init__(self, source: BatchSource) -> None:
         self.source = source
         self.problems: list[TrainworksError] = []
@@ -161,10 +151,7 @@ class _Reading:
         for option in options.values():
             if option.name not in AMOUNTS:
                 self._try(self._take_one, option)
-        self._settle_container(options)
-
-    def _settle_container(self, options: Mapping[str, Option]) -> None:
-        """Leave options of containers to sbatch if they name neither an image nor a container."""
+        # without an image and a container, the options of containers are for sbatch
         if not {"container-image", "container-name"} & options.keys():
             self.data["cluster"]["slurm"].pop("container", None)
             for option in (one for one in options.values() if one.name in PYXIS):
@@ -205,7 +192,8 @@ class _Reading:
         elif option.name in _OWN:
             _OWN[option.name](self, option)
         elif option.name in PYXIS:
-            _container_option(self, option)
+            container = self.data["cluster"]["slurm"].setdefault("container", {})
+            container.setdefault("options", []).append(str(option))
         else:
             if option.name not in KNOWN_OPTIONS:
                 note = "is left to a plugin of Slurm, because sbatch itself lacks it"
@@ -221,8 +209,14 @@ class _Reading:
         self.put(("cluster", "processes_per_node"), amounts.tasks_per_node, option_of["tasks"])
         if amounts.min_nodes != amounts.nodes:
             self.put(("job", "min_nodes"), amounts.min_nodes, option_of["nodes"])
-        for key, value in _resources(amounts).items():
-            self.put(("resources", key), value, option_of[key])
+        wanted = {
+            "accelerators": f"{amounts.accelerator}:{amounts.accelerators}" if amounts.accelerators else None,
+            "cpus": f"{amounts.cores}+" if amounts.cores else None,
+            "memory": amount_text(AtLeast(amounts.memory_bytes / 1e9)) if amounts.memory_bytes else None,
+        }
+        for key, value in wanted.items():
+            if value is not None:
+                self.put(("resources", key), value, option_of[key])
         for other in amounts.other:
             self.pass_on(other)
 
@@ -247,18 +241,7 @@ _SET_BY = {
 }
 
 
-def _resources(amounts: Amounts) -> dict[str, str]:
-    """Values of `resources` in a run file, with memory in GB."""
-    wanted = {
-        "accelerators": f"{amounts.accelerator}:{amounts.accelerators}" if amounts.accelerators else None,
-        "cpus": f"{amounts.cores}+" if amounts.cores else None,
-        "memory": amount_text(AtLeast(amounts.memory_bytes / 1e9)) if amounts.memory_bytes else None,
-    }
-    return {key: value for key, value in wanted.items() if value is not None}
-
-
 def _name(reading: _Reading, option: Option) -> None:
-    """Use the name unchanged if it is a valid run name."""
     fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", option.text)
     reading.put(("name",), option.text if fits else name_from(option.text), option)
 
@@ -277,13 +260,9 @@ def _exclude(reading: _Reading, option: Option) -> None:
     reading.put(("job", "exclude"), list(expand_nodes(option.text)), option)
 
 
-def _hold(reading: _Reading, option: Option) -> None:
-    reading.put(("job", "hold"), True, option)
-
-
 def _signal(reading: _Reading, option: Option) -> None:
     """Take the time as grace period, and pass the signal on, because the script expects it."""
-    found = _SIGNAL.fullmatch(option.text)
+    found = re.fullmatch(r"(?:[RB]{1,2}:)?[A-Za-z0-9]+(?:@([0-9]{1,5}))?", option.text)
     if found is None:
         raise UsageError(f"`{option.text}` is not a signal with a time", hint="write it like `USR1@120` or `B:TERM@60`")
     if (seconds := float(found[1] or _SIGNAL_S)) > 0:
@@ -327,23 +306,16 @@ def _array(reading: _Reading, option: Option) -> None:
     reading.source.array = (f"{indexes}-{indexes}" if indexes.isdecimal() else indexes) + percent + at_once
 
 
-def _container_mounts(reading: _Reading, option: Option) -> None:
-    reading.put(("cluster", "slurm", "container", "mounts"), option.text.split(","), option)
-
-
-def _container_option(reading: _Reading, option: Option) -> None:
-    container = reading.data["cluster"]["slurm"].setdefault("container", {})
-    container.setdefault("options", []).append(str(option))
-
-
 _OWN: dict[str, Callable[[_Reading, Option], None]] = {
     "job-name": _name,
     "time": _time,
     "exclude": _exclude,
-    "hold": _hold,
+    "hold": lambda reading, option: reading.put(("job", "hold"), True, option),
     "signal": _signal,
     "dependency": _dependency,
     "export": _export,
     "array": _array,
-    "container-mounts": _container_mounts,
+    "container-mounts": lambda reading, option: reading.put(
+        ("cluster", "slurm", "container", "mounts"), option.text.split(","), option
+    ),
 }

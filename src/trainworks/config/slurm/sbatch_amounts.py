@@ -1,4 +1,4 @@
-"""Nodes, tasks, cores, accelerators and bytes per node requested by the options of sbatch.
+"""Slurm syntax of times, memory sizes and node lists, and the amounts per node that the options of sbatch request.
 
 Slurm counts per job, per node, per task and per accelerator; a run file counts per node. Where the options leave the
 numbers per node to Slurm, as `--gpus=16` does, they are passed on unchanged.
@@ -6,12 +6,12 @@ numbers per node to Slurm, as `--gpus=16` does, they are passed on unchanged.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainworks.config.slurm.sbatch_options import Option
-from trainworks.config.slurm.slurm_words import parse_slurm_memory
 from trainworks.errors import QuantityError, UsageError
 
 AMOUNTS = frozenset({
@@ -59,20 +59,21 @@ def amounts_of(options: Options) -> Amounts:
     for option in (options[name] for name in _COUNTS if name in options):
         _number(option)
     try:
-        return _per_node(options)
+        return _node_amounts(options)
     except _ChosenBySlurmError:
         least, nodes = _node_range(options)
         chosen = tuple(option for option in options.values() if option.name in AMOUNTS)
         return Amounts(min_nodes=least or 1, nodes=nodes or 1, other=chosen)
 
 
-def _per_node(options: Options) -> Amounts:
+def _node_amounts(options: Options) -> Amounts:
     least, nodes, tasks = _nodes_and_tasks(options)
     accelerator, accelerators = _accelerators(options, nodes, tasks, is_range=least != nodes)
     if "ntasks-per-gpu" in options:
         tasks = _number(options["ntasks-per-gpu"]) * max(1, accelerators)
     cores = _cores(options, tasks, accelerators)
     memory_bytes = _memory_bytes(options, cores or tasks, accelerators)
+    others = _gres(options, of_accelerators=False)
     return Amounts(
         min_nodes=least,
         nodes=nodes,
@@ -81,7 +82,7 @@ def _per_node(options: Options) -> Amounts:
         accelerators=accelerators,
         cores=cores,
         memory_bytes=memory_bytes or None,
-        other=(*_other_gres(options), *(["--mem=0"] if memory_bytes == 0 else [])),
+        other=(*([f"--gres={','.join(others)}"] if others else []), *(["--mem=0"] if memory_bytes == 0 else [])),
     )
 
 
@@ -121,7 +122,6 @@ def _node_range(options: Options) -> tuple[int | None, int | None]:
 
 
 def _share(total: Option, parts: int) -> int:
-    """Divide a total evenly among parts."""
     number = _number(total)
     if number % parts:
         raise _ChosenBySlurmError
@@ -179,11 +179,6 @@ def _gres(options: Options, *, of_accelerators: bool) -> list[str]:
     return [item for item in items if (item.partition(":")[0].partition("=")[0] == "gpu") is of_accelerators]
 
 
-def _other_gres(options: Options) -> list[str]:
-    others = _gres(options, of_accelerators=False)
-    return [f"--gres={','.join(others)}"] if others else []
-
-
 def _cores(options: Options, tasks: int, accelerators: int) -> int | None:
     if option := options.get("cpus-per-task"):
         return _number(option) * tasks
@@ -214,3 +209,91 @@ def _present(option: Option, accelerators: int) -> int:
     if not accelerators:
         raise UsageError(f"`{option}` needs an accelerator", place=option.place, hint="add `--gpus-per-node`")
     return accelerators
+
+
+_KIB = {"K": 1, "": 1 << 10, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
+_MAX_NODES = 65536
+
+
+def parse_slurm_time(text: str) -> float | None:
+    """Parse a time limit in seconds; None for no limit (`0`, `UNLIMITED`, `INFINITE`).
+
+    Source: sbatch(1), `--time`: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and
+    days-hours:minutes:seconds. Slurm rounds up to whole minutes; this does not.
+
+    >>> parse_slurm_time("90"), parse_slurm_time("1:30"), parse_slurm_time("2:00:00"), parse_slurm_time("1-12")
+    (5400.0, 90.0, 7200.0, 129600.0)
+
+    Raises:
+        QuantityError: the text is not a time.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    found = re.fullmatch(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?", text, re.ASCII)
+    if found is None:
+        raise QuantityError(
+            f"`{text}` is not a time of Slurm", hint="write it like `30` (minutes), `2:00:00` or `1-12`"
+        )
+    numbers = [int(part) for part in found.group("first", "second", "third") if part is not None]
+    if found["days"] is None and len(numbers) < 3:
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    total = ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return float(total) or None
+
+
+def parse_slurm_memory(text: str) -> int:
+    """Parse a memory size in bytes; units are powers of 1024, and a bare number is in MiB.
+
+    >>> parse_slurm_memory("64G") == 64 * 2**30, parse_slurm_memory("500") == 500 * 2**20
+    (True, True)
+
+    Raises:
+        QuantityError: the text is not a size.
+    """
+    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text, re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise QuantityError(f"`{text}` is not a memory size of Slurm", hint="write it like `64G`, or `4000M`")
+    return int(found[1]) * _KIB[found[2].upper()] * 1024
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """Expand a list such as `node[1-3,7],login` to the names of its nodes, in order, each once.
+
+    >>> expand_nodes("node[08-10],gpu[1,3]-ib")
+    ('node08', 'node09', 'node10', 'gpu1-ib', 'gpu3-ib')
+
+    Raises:
+        QuantityError: the list is malformed, or has more than 65536 nodes.
+    """
+    names: dict[str, None] = {}
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+|.", text):
+        if item == ",":
+            continue
+        # `a[1-2]b` as [[a], [1, 2], [b]]
+        pieces = re.findall(r"\[([^\[\]]*)\]|([^\[\],]+)", item)
+        if re.search(r"[\[\]]", re.sub(r"\[[^\[\]]*\]", "", item)) or item.startswith("["):
+            raise _malformed(text)
+        for parts in itertools.product(*[[plain] if plain else _numbers(inside, text) for inside, plain in pieces]):
+            names["".join(parts)] = None
+            if len(names) > _MAX_NODES:
+                raise _malformed(text)
+    if not names:
+        raise _malformed(text)
+    return tuple(names)
+
+
+def _numbers(inside: str, whole: str) -> list[str]:
+    """`08-10,12` as 08, 09, 10, 12; the first number gives the width."""
+    found: list[str] = []
+    for part in inside.split(","):
+        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", part, re.ASCII)
+        first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
+        if bounds is None or last < first or last - first >= _MAX_NODES:
+            raise _malformed(whole)
+        found += [f"{number:0{len(bounds[1])}d}" for number in range(first, last + 1)]
+    return found
+
+
+def _malformed(text: str) -> QuantityError:
+    return QuantityError(f"`{text}` is not a list of nodes", hint="write it like `node[1-3,7],gpu05`")

@@ -19,8 +19,6 @@ from trainworks.errors import UsageError, suggest
 
 MAGIC = "#SBATCH"
 
-_WORD = re.compile(r"""(?:\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s#"'\\])+""")
-_MARKED = re.compile(r"""\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""")
 
 _SHORT = {
     "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
@@ -105,8 +103,11 @@ def read_options(text: str, *, name: str) -> OptionLines:
     """Read the options of a script, in their order."""
     options: list[Option] = []
     problems: list[UsageError] = []
-    begin = _first_command(text)
-    marked = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.startswith(MAGIC)]
+    lines = text.split("\n")
+    begin = next(
+        (at for at, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")), len(lines) + 1
+    )
+    marked = [(number, line) for number, line in enumerate(lines, start=1) if line.startswith(MAGIC)]
     for number, line in marked:
         if number > begin:
             continue
@@ -119,28 +120,17 @@ def read_options(text: str, *, name: str) -> OptionLines:
     return OptionLines(tuple(options), tuple(problems), tuple(number for number, _ in marked if number > begin))
 
 
-def _first_command(text: str) -> int:
-    """Number of the first line that is neither blank nor a comment; past the last line without one."""
-    lines = text.split("\n")
-    commands = (number for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#"))
-    return next(commands, len(lines) + 1)
-
-
 def _words(line: str) -> Iterator[str]:
-    """Split a line after `#SBATCH` into words; a backslash quotes any character but a blank.
-
-    Raises:
-        UsageError: an open quote, an empty word, or a word that begins with a colon.
-    """
+    """Split a line after `#SBATCH` into words; a backslash quotes any character but a blank."""
     rest = line.strip()
     while rest and not rest.startswith("#"):
-        found = _WORD.match(rest)
+        found = re.match(r"""(?:\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\s#"'\\])+""", rest)
         behind = rest[found.end() :] if found else rest
         if behind.startswith(("'", '"')):
             raise UsageError(f"the quote {behind[0]} is not closed in `{line.strip()}`")
         if found is None or found[0].startswith(":"):
             raise UsageError(f"unexpected `:` in `{line.strip()}`", hint=f"write it like `{MAGIC} --nodes=2`")
-        word = _MARKED.sub(_meaning, found[0])
+        word = re.sub(r"""\\\S?|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'""", _meaning, found[0])
         if not word:
             raise UsageError(f"an empty word in `{line.strip()}`", hint="remove it: Slurm ignores the rest of the line")
         yield word
@@ -154,11 +144,7 @@ def _meaning(marked: re.Match[str]) -> str:
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """Parse names and values as getopt_long does.
-
-    Raises:
-        UsageError: an unknown option, or a missing or superfluous value.
-    """
+    """Parse names and values as getopt_long does."""
     rest = deque(words)
     while rest:
         word = rest.popleft()

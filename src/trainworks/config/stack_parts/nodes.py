@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from trainworks.config.autoscale import NodeList
 from trainworks.config.command import NodeAccelerators
 from trainworks.config.quantities import SizeBytes
-from trainworks.config.slurm.slurm_words import expand_nodes
+from trainworks.config.slurm.sbatch_amounts import expand_nodes
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Role
 from trainworks.errors import QuantityError
@@ -47,7 +47,7 @@ class NodeGroup(Spec):
     machine: str | None = None
     """Machine or cloud instance of the catalogue, which says the hardware: `DGX H100`."""
     hardware: Hardware | None = None
-    """Hardware of a machine that the catalogue does not have."""
+    """Hardware of a machine that the catalogue does not have, or whose processors and memory it does not know."""
 
     @property
     def names(self) -> tuple[str, ...]:

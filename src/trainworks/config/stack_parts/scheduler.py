@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from trainworks.config.autoscale import Command, Name
 from trainworks.config.quantities import DurationS
-from trainworks.config.slurm.slurm_words import parse_slurm_time
+from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import AccountName, PublicKey, Version
 from trainworks.errors import QuantityError

@@ -1,4 +1,4 @@
-"""`gpu`, `environments` and `monitoring` of the stack file."""
+"""`gpu`, `environments`, `images`, `machine_image`, `kubernetes` and `monitoring` of the stack file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints, model_validator
 
-from trainworks.config.autoscale import ConfigPath, Name
+from trainworks.config.autoscale import ConfigPath, DnsName, Name
+from trainworks.config.quantities import SizeBytes
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Requirement, Version
+
+ImageDigest = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}$", max_length=512)
+]
+Release = Annotated[str, StringConstraints(pattern=r"^v?[0-9]+(\.[0-9]+)+$", max_length=32)]
 
 
 class GpuSoftware(Spec):
@@ -43,6 +49,57 @@ class SoftwareEnvironment(Spec):
             raise FieldError("an environment has exactly one of `torch` and `image`")
         if self.torch is not None and self.cuda is None:
             raise FieldError("`torch` needs `cuda`: its wheels are built for one", hint='write `cuda: "13.0"`')
+        return self
+
+
+class ImageRecipe(Spec):
+    """A container image to build: a base, and the wheels of a lock file."""
+
+    name: DnsName
+    base: ImageDigest
+    """Image with Python, by its digest: `docker.io/library/python:3.12-slim@sha256:...`."""
+    cuda: Version | None = None
+    """CUDA of the wheels of PyTorch."""
+    rocm: Version | None = None
+    """ROCm of the wheels; with neither, they are those for CPUs."""
+    lock: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._][A-Za-z0-9._/-]*$", max_length=255)]
+    """Requirements with versions and hashes, beside the stack file; `uv pip compile --generate-hashes` writes one."""
+
+    @model_validator(mode="after")
+    def _one_accelerator(self) -> ImageRecipe:
+        if self.cuda is not None and self.rocm is not None:
+            raise FieldError("an image is for CUDA or for ROCm", hint="write two recipes")
+        return self
+
+
+class MachineImage(Spec):
+    """An image of a compute node, which Packer builds from a cloud image with the roles of this project."""
+
+    source: Annotated[str, StringConstraints(pattern=r"^https://[^\s\"$]+$", max_length=512)]
+    """Address of the cloud image of the operating system."""
+    checksum: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    disk: SizeBytes = 40 * 2**30
+    """Size of the disk."""
+
+
+class KubernetesBundle(Spec):
+    """Kubernetes on the compute nodes, beside or instead of Slurm: operators, queues, volumes and policies."""
+
+    gpu_operator: Release
+    """Release of NVIDIA's GPU operator: `v25.10.0`."""
+    network_operator: Release | None = None
+    """Release of NVIDIA's network operator, for RDMA in pods."""
+    jobset: Release
+    kueue: Release
+    """Release of Kueue, 0.15 or newer: the first one that serves the API v1beta2."""
+    prometheus_operator: bool = True
+    """The cluster has the Prometheus operator: render PodMonitors."""
+
+    @model_validator(mode="after")
+    def _kueue_serves_the_queues(self) -> KubernetesBundle:
+        major, minor = (int(part) for part in self.kueue.removeprefix("v").split(".")[:2])
+        if (major, minor) < (0, 15):
+            raise FieldError(f"`kueue` {self.kueue} does not serve the API v1beta2", hint="take v0.15.0 or newer")
         return self
 
 

@@ -1,4 +1,7 @@
-"""Text of Ethernet switches for RoCE: lossless priority, networks of rails, and BGP between leaves and spines.
+"""Ethernet switches for RoCE: addresses of rails, cables of ports, and their text, with a lossless priority and BGP.
+
+A leaf routes: each port to a node is a network of two addresses, the even one on the leaf. No broadcast domain spans
+the fabric.
 
 BGP unnumbered (RFC 5549): neighbours meet over link-local IPv6, and links between switches need no addresses. Each leaf
 has an autonomous system, the spines share one, so that a path over a leaf to another spine is refused as a loop
@@ -11,19 +14,133 @@ and the guide to AI networks. Neither program is here to try the text.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from typing import Literal
 
 from trainworks.config.stack import Stack
-from trainworks.deploy.fabric.priorities import (
-    CNP_DSCP,
-    CNP_PRIORITY,
-    DSCP,
-    ECN_MAX_KB,
-    ECN_MIN_KB,
-    PRIORITY,
-    SWITCH_MTU,
-)
-from trainworks.deploy.fabric.rails import Rail, SwitchPorts, switches
+from trainworks.deploy.fabric.network import design_of_fabric
+from trainworks.errors import ArgumentError
+from trainworks.plan.network.addresses import rail_addresses, switch_address
+from trainworks.plan.network.cables import cable_plan
+from trainworks.plan.network.design import NetworkDesign
+
+# Numbers that hosts, switches, NCCL and UCX have to agree on, so that RoCE loses no packet. Source: NVIDIA Cumulus
+# Linux, RDMA over Converged Ethernet, whose lossless mode has these code points and priorities.
+DSCP = 26
+"""Code point of RDMA packets."""
+PRIORITY = 3
+"""Priority that PFC pauses, and no other."""
+CNP_DSCP, CNP_PRIORITY = 48, 6
+"""Congestion notifications: they overtake what they are to slow down."""
+TRAFFIC_CLASS = DSCP << 2 | 0b10
+"""The byte of the IP header: the code point, and the bit that says that the sender understands ECN."""
+GID_INDEX = 3
+"""Entry of an adapter's table with RoCE v2 and its IPv4 address, where it has one address: 0 and 1 are of IPv6."""
+HOST_MTU, SWITCH_MTU = 9000, 9216
+"""Largest packets: RDMA takes 4096 of it; a switch carries more than a host sends."""
+ECN_MIN_KB, ECN_MAX_KB = 150, 1500
+"""Queue from which packets are marked, and from which all are."""
+
+_TOPOLOGIES = ("star", "rail-optimised", "rail-only", "spine-leaf")
+"""Topologies of at most two tiers, in which one autonomous system for all spines is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One adapter of a node."""
+
+    host: str
+    number: int
+    """Number of the rail, from 0 on."""
+    device: str
+    interface: str
+    address: IPv4Address
+    gateway: IPv4Address
+    """Address of the leaf, on the other end of the cable."""
+
+
+@dataclass(slots=True)
+class SwitchPorts:
+    """A switch and its cables."""
+
+    name: str
+    asn: int
+    loopback: IPv4Address
+    split: int
+    """Links of a port."""
+    rails: list[tuple[str, Rail]] = field(default_factory=list)
+    """Ports to nodes."""
+    links: list[tuple[str, str, str]] = field(default_factory=list)
+    """Ports to other switches: port, name of the other switch, and its port."""
+
+
+def rails(stack: Stack) -> list[Rail]:
+    """Adapters of all compute nodes, by node and rail.
+
+    Raises:
+        ArgumentError: `fabric.network` has too few addresses.
+    """
+    fabric = stack.fabric
+    assert fabric is not None and fabric.network is not None
+    hosts = list(stack.hosts("compute"))
+    needed = 2 * len(hosts) * len(fabric.devices)
+    if needed > fabric.network.num_addresses:
+        message = f"{needed} addresses are needed for {len(hosts)} nodes, and {fabric.network} has fewer"
+        raise ArgumentError(message, argument="fabric.network", hint="write a larger network")
+    found = []
+    for place, host in enumerate(hosts):
+        for number, (device, interface) in enumerate(zip(fabric.devices, fabric.interfaces, strict=True)):
+            leaf, own = rail_addresses(fabric.network, node=place, rail=number, rails=len(fabric.devices))
+            found.append(Rail(host, number, device, interface, own, leaf))
+    return found
+
+
+def switches(stack: Stack) -> list[SwitchPorts]:
+    """Switches of the network that Trainworks designs for the nodes, with their ports, leaves first.
+
+    Raises:
+        ArgumentError: the network has more than two tiers, or its addresses are too few.
+    """
+    fabric = stack.fabric
+    assert fabric is not None and fabric.network is not None
+    network = fabric.network
+    design = design_of_fabric(stack)
+    if not has_switch_text(design):
+        message = f"{design.nodes} nodes have a network of kind `{design.topology}`, whose switches have no text here"
+        hint = "write `switches: none`, and configure them by `trainworks network --cables`"
+        raise ArgumentError(message, argument="fabric.switches", hint=hint)
+    by_place = {
+        (f"node{index // len(fabric.devices) + 1}", f"nic{rail.number + 1}"): rail
+        for index, rail in enumerate(rails(stack))
+    }
+    found: dict[str, SwitchPorts] = {}
+
+    def switch(name: str) -> SwitchPorts:
+        if name not in found:
+            loopback = switch_address(network, len(found))
+            leaves = sum("spine" not in each for each in found)
+            asn = fabric.asn if "spine" in name else fabric.asn + 1 + leaves
+            found[name] = SwitchPorts(name, asn, loopback, design.split)
+        return found[name]
+
+    for cable in cable_plan(design):
+        if cable.tier in ("node-leaf", "node-switch"):
+            if rail := by_place.get((cable.from_device, cable.from_port)):  # none of a spare slot
+                switch(cable.to_device).rails.append((cable.to_port, rail))
+        else:
+            switch(cable.from_device).links.append((cable.from_port, cable.to_device, cable.to_port))
+            switch(cable.to_device).links.append((cable.to_port, cable.from_device, cable.from_port))
+    if len(found) + 2 * len(by_place) + 1 > network.num_addresses:
+        message = f"{network} has no addresses left for {len(found)} switches"
+        raise ArgumentError(message, argument="fabric.network", hint="write a larger network")
+    return list(found.values())
+
+
+def has_switch_text(design: NetworkDesign) -> bool:
+    """Whether the switches of a network are configured here: those of at most two tiers."""
+    return design.topology in _TOPOLOGIES and "core" not in design.switches
+
 
 _LANES = 8
 """Lanes of a port, by which EOS numbers the links of a split one."""
@@ -99,8 +216,16 @@ def _eos(switch: SwitchPorts, systems: dict[str, int]) -> str:
         f"   tx-queue {CNP_PRIORITY}",
         "      priority strict",
         "!",
-        *(line for port, rail in switch.rails for line in _eos_port(switch, port, _rail_lines(rail))),
-        *(line for port, peer, there in switch.links for line in _eos_port(switch, port, _link_lines(peer, there))),
+        *(
+            line
+            for port, rail in switch.rails
+            for line in _eos_port(switch, port, f"{rail.host} {rail.device}", f"ip address {rail.gateway}/31")
+        ),
+        *(
+            line
+            for port, peer, there in switch.links
+            for line in _eos_port(switch, port, f"{peer} port {there}", "ipv6 enable")
+        ),
         "interface Loopback0",
         f"   ip address {switch.loopback}/32",
         "!",
@@ -122,20 +247,13 @@ def _eos(switch: SwitchPorts, systems: dict[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rail_lines(rail: Rail) -> list[str]:
-    return [f"   description {rail.host} {rail.device}", f"   ip address {rail.gateway}/31"]
-
-
-def _link_lines(peer: str, port: str) -> list[str]:
-    return [f"   description {peer} port {port}", "   ipv6 enable"]
-
-
-def _eos_port(switch: SwitchPorts, port: str, own: list[str]) -> list[str]:
+def _eos_port(switch: SwitchPorts, port: str, description: str, address: str) -> list[str]:
     return [
         f"interface {_ethernet(switch, port)}",
         f"   mtu {SWITCH_MTU - _EOS_HEADER}",
         "   no switchport",
-        *own,
+        f"   description {description}",
+        f"   {address}",
         "   service-profile ROCE",
         "!",
     ]

@@ -10,14 +10,16 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from trainworks.deploy.sandbox import daemons
+import psutil
+
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize, SlurmPaths, fixed_nodes, node_names, slurm_files
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
@@ -33,11 +35,6 @@ _SQL = """create database if not exists slurm_acct;
 create user if not exists 'slurm'@'127.0.0.1' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'127.0.0.1';
 create user if not exists 'slurm'@'localhost' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'localhost';
 """
-
-
-def default_folder() -> Path:
-    """Folder below the temporary files: socket paths must be short, and MariaDB must be able to read its data."""
-    return Path(tempfile.gettempdir()) / "trainworks-slurm"
 
 
 def missing_programs(*, accounting: bool = False) -> list[str]:
@@ -90,7 +87,8 @@ class SlurmSandbox:
     """
 
     def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
-        self.paths = SlurmPaths(folder or default_folder())
+        # below the temporary files: socket paths must be short, and MariaDB must be able to read its data
+        self.paths = SlurmPaths(folder or Path(tempfile.gettempdir()) / "trainworks-slurm")
         self._clock = clock or SystemClock()
 
     @property
@@ -119,17 +117,6 @@ class SlurmSandbox:
         Raises:
             EnvironmentProblem: the user is not root, Slurm is missing, or a daemon does not start.
         """
-        self._check(size)
-        self._write_files(size)
-        self._start_munge()
-        if size.accounting:
-            self._start_database(size)
-        self.start_controller()
-        for name in fixed_nodes(size):
-            self.start_node(name)
-        self._wait(self._all_idle, "every node idle", "slurmctld")
-
-    def _check(self, size: SandboxSize) -> None:
         if size.cloud > size.nodes:
             raise UsageError(
                 f"`--cloud {size.cloud}` exceeds `--nodes {size.nodes}`", hint=f"set `--nodes` to at least {size.cloud}"
@@ -140,6 +127,14 @@ class SlurmSandbox:
             option = " --accounting" if size.accounting else ""
             hint = f"trainworks sandbox slurm install{option}"
             raise EnvironmentProblem(f"Slurm is incomplete: {', '.join(missing)} missing", hint=hint)
+        self._write_files(size)
+        self._start_munge()
+        if size.accounting:
+            self._start_database(size)
+        self.start_controller()
+        for name in fixed_nodes(size):
+            self.start_node(name)
+        self._wait(self._all_idle, "every node idle", "slurmctld")
 
     def _write_files(self, size: SandboxSize) -> None:
         folder = self.paths.folder
@@ -173,12 +168,18 @@ class SlurmSandbox:
         self._wait(lambda: self._succeeds(*check), "an answer of munged", "munged")
 
     def _start_database(self, size: SandboxSize) -> None:
-        if daemons.pid_of(self.paths.pid_file("mariadb"), "mariadbd") is None:
+        if daemon_pid(self.paths.pid_file("mariadb"), "mariadbd") is None:
             self._start_mariadb(size)
         self._start("slurmdbd", ["slurmdbd"])
         self._wait(lambda: self._succeeds("sacctmgr", "-n", "list", "cluster"), "an answer of slurmdbd", "slurmdbd")
         if CLUSTER not in self._run("sacctmgr", "-n", "list", "cluster", "format=cluster").stdout.split():
-            self._add_accounts()
+            # two accounts for root, and a QOS whose jobs preempt others
+            self._call("sacctmgr", "-i", "add", "cluster", CLUSTER)
+            self._call("sacctmgr", "-i", "add", "qos", "high", "priority=100", "preempt=normal", "preemptmode=requeue")
+            for account, share in (("research", 2), ("product", 1)):
+                self._call("sacctmgr", "-i", "add", "account", account, f"fairshare={share}")
+                self._call("sacctmgr", "-i", "add", "user", "root", f"account={account}", "qos=normal,high")
+            self._call("sacctmgr", "-i", "modify", "user", "root", "set", "defaultaccount=research")
 
     def _start_mariadb(self, size: SandboxSize) -> None:
         data, log = self.paths.database, self.paths.log("mariadb")
@@ -186,24 +187,15 @@ class SlurmSandbox:
         base = ["--no-defaults", "--user=mysql", f"--datadir={data}"]
         if not (data / "mysql").is_dir():
             install = ["mariadb-install-db", *base, "--auth-root-authentication-method=normal", "--skip-test-db"]
-            daemons.start(install, log=log, env=self._environment())
+            start_daemon(install, log=log, env=self._environment())
         options = [f"--socket={self.paths.database_socket}", "--bind-address=127.0.0.1", f"--port={size.database_port}"]
         tuning = ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"]
         pid_file = f"--pid-file={self.paths.pid_file('mariadb')}"
         server = ["setsid", "--fork", "mariadbd", *base, *options, pid_file, *tuning]
-        daemons.start(server, log=log, env=self._environment())
+        start_daemon(server, log=log, env=self._environment())
         client = ("mariadb", "--no-defaults", f"--socket={self.paths.database_socket}", "--user=root")
         self._wait(lambda: self._succeeds(*client, "--execute=select 1"), "an answer of MariaDB", "mariadb")
         self._call(*client, f"--execute={_SQL}")
-
-    def _add_accounts(self) -> None:
-        """Create two accounts for root, and a QOS whose jobs preempt others."""
-        self._call("sacctmgr", "-i", "add", "cluster", CLUSTER)
-        self._call("sacctmgr", "-i", "add", "qos", "high", "priority=100", "preempt=normal", "preemptmode=requeue")
-        for account, share in (("research", 2), ("product", 1)):
-            self._call("sacctmgr", "-i", "add", "account", account, f"fairshare={share}")
-            self._call("sacctmgr", "-i", "add", "user", "root", f"account={account}", "qos=normal,high")
-        self._call("sacctmgr", "-i", "modify", "user", "root", "set", "defaultaccount=research")
 
     def start_node(self, name: str) -> None:
         """Start a node that does not run; it rejoins by itself."""
@@ -223,7 +215,7 @@ class SlurmSandbox:
 
     def stop_controller(self) -> None:
         """Stop slurmctld, which saves its state; jobs keep running, but cannot be queried."""
-        daemons.end(self.paths.pid_file("slurmctld"), "slurmctld", self._clock)
+        end_daemon(self.paths.pid_file("slurmctld"), "slurmctld", self._clock)
 
     def kill_node(self, name: str) -> None:
         """Simulate a power failure: the daemons die before they can report the end of their tasks."""
@@ -231,15 +223,12 @@ class SlurmSandbox:
         tasks = process.processes_with({"SLURMD_NODENAME": name} | self._mark())
         steps = {parent.pid for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
         pid_file = self.paths.pid_file(f"slurmd-{name}")
-        slurmd = daemons.pid_of(pid_file, "slurmd")
-        daemons.kill([*([slurmd] if slurmd else []), *steps, *(task.pid for task in tasks)])
+        slurmd = daemon_pid(pid_file, "slurmd")
+        kill_daemons([*([slurmd] if slurmd else []), *steps, *(task.pid for task in tasks)])
         pid_file.unlink(missing_ok=True)
-        for path in self._spooled(name):  # a leftover folder of a job would hold the job at its next start
+        spool = self.paths.spool / name  # a leftover folder of a job would hold the job at its next start
+        for path in (*spool.glob(f"{name}_*"), *spool.glob("job[0-9]*")):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _spooled(self, name: str) -> list[Path]:
-        spool = self.paths.spool / name
-        return [*spool.glob(f"{name}_*"), *spool.glob("job[0-9]*")]
 
     def _check_node(self, name: str) -> None:
         if name not in (names := node_names(self.size)):
@@ -247,17 +236,17 @@ class SlurmSandbox:
 
     def status(self) -> dict[str, bool]:
         """Names of all daemons, and whether each runs."""
-        return {name: daemons.pid_of(self.paths.pid_file(name), program) is not None for name, program in self._all()}
+        return {name: daemon_pid(self.paths.pid_file(name), program) is not None for name, program in self._all()}
 
     def down(self) -> None:
         """Stop all jobs and daemons; their files remain."""
-        if daemons.pid_of(self.paths.pid_file("slurmctld"), "slurmctld") is not None:
+        if daemon_pid(self.paths.pid_file("slurmctld"), "slurmctld") is not None:
             self._run("scancel", "--user=root")
             self._run("scancel", "--user=root", "--signal=KILL", "--full")
-            self._until_no_job()
+            self._wait_for_jobs()
         for name, program in self._all():
-            daemons.end(self.paths.pid_file(name), program, self._clock)
-        daemons.kill(one.pid for one in process.processes_with(self._mark()))
+            end_daemon(self.paths.pid_file(name), program, self._clock)
+        kill_daemons(one.pid for one in process.processes_with(self._mark()))
 
     def purge(self) -> None:
         """Stop everything, and remove the folder."""
@@ -271,7 +260,7 @@ class SlurmSandbox:
         database = [("slurmdbd", "slurmdbd"), ("mariadb", "mariadbd")] if self.size.accounting else []
         return [*nodes, ("slurmctld", "slurmctld"), *database, ("munged", "munged")]
 
-    def _until_no_job(self) -> None:
+    def _wait_for_jobs(self) -> None:
         with contextlib.suppress(EnvironmentProblem):
             self._wait(lambda: not self._run("squeue", "--noheader").stdout.strip(), "the end of all jobs", "slurmctld")
 
@@ -280,12 +269,12 @@ class SlurmSandbox:
         return set(idle) >= set(fixed_nodes(self.size))
 
     def _start(self, name: str, command: list[str]) -> None:
-        if daemons.pid_of(self.paths.pid_file(name), command[0]) is None:
+        if daemon_pid(self.paths.pid_file(name), command[0]) is None:
             self.paths.pid_file(name).unlink(missing_ok=True)
-            daemons.start(command, log=self.paths.log(f"{name}-start"), env=self._environment())
+            start_daemon(command, log=self.paths.log(f"{name}-start"), env=self._environment())
 
     def _wait(self, condition: Callable[[], bool], what: str, daemon: str) -> None:
-        daemons.wait_until(condition, self._clock, what, timeout_s=30, log=self.paths.log(daemon))
+        wait_for_daemon(condition, self._clock, what, timeout_s=30, log=self.paths.log(daemon))
 
     def _succeeds(self, *command: str) -> bool:
         return self._run(*command).exit_code == 0
@@ -315,3 +304,61 @@ def _make_device(path: Path) -> None:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     except PermissionError:
         path.touch()
+
+
+_POLL_S = 0.05
+
+
+def daemon_pid(pid_file: Path, program: str) -> int | None:
+    """Process named in a pid file, if it still runs that program."""
+    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+        pid = int(pid_file.read_text(encoding="utf-8"))
+        if process.state(pid) not in "XZ" and psutil.Process(pid).name() == program:
+            return pid
+    return None
+
+
+def start_daemon(command: list[str], *, log: Path, env: dict[str, str]) -> None:
+    """Start a program that daemonizes itself.
+
+    Raises:
+        EnvironmentProblem: the program failed; the message is its last line.
+    """
+    child = process.spawn(command, log=log, env=env, new_session=True)
+    code = child.wait(timeout_s=30)
+    if code is None:
+        child.end(1.0)
+    if code != 0:
+        output = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise EnvironmentProblem(f"`{command[0]}` did not start: {output[-1] if output else code}", hint=f"see {log}")
+
+
+def end_daemon(pid_file: Path, program: str, clock: Clock, *, timeout_s: float = 10) -> None:
+    """Terminate the process named in a pid file, and kill it after a timeout."""
+    if (pid := daemon_pid(pid_file, program)) is not None:
+        os.kill(pid, signal.SIGTERM)
+        deadline = clock.now() + timeout_s
+        while daemon_pid(pid_file, program) == pid and clock.now() < deadline:
+            clock.sleep(_POLL_S)
+        kill_daemons([pid])
+    pid_file.unlink(missing_ok=True)
+
+
+def kill_daemons(pids: Iterable[int]) -> None:
+    """Kill processes; ignore those that have ended."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_daemon(condition: Callable[[], bool], clock: Clock, what: str, *, timeout_s: float, log: Path) -> None:
+    """Wait for a daemon.
+
+    Raises:
+        EnvironmentProblem: the timeout has passed.
+    """
+    deadline = clock.now() + timeout_s
+    while not condition():
+        if clock.now() > deadline:
+            raise EnvironmentProblem(f"timed out after {timeout_s:.0f} s waiting for {what}", hint=f"see {log}")
+        clock.sleep(_POLL_S)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.deploy.sandbox import cloud_nodes
+import trainworks
+from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
+from trainworks.deploy.slurm_power import partition_line, power_lines, resume_program, suspend_program
 
 CLUSTER = "sandbox"
 _SLURMCTLD, _SLURMDBD, _MARIADB, _SLURMD = 0, 1, 2, 10
@@ -111,13 +115,21 @@ def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str,
         paths: where it lies.
         host: the machine's short name, which slurmctld and slurmd compare with their own.
     """
+    # two leaf switches and a spine
+    half = (size.nodes + 1) // 2
+    leaves = [f"SwitchName=leaf1 Nodes=node[1-{half}]"]
+    if size.nodes > half:
+        leaves.append(f"SwitchName=leaf2 Nodes=node[{half + 1}-{size.nodes}]")
+    devices = f"{paths.device(0).parent}/nvidia[0-{size.accelerators - 1}]"
+    gres = f"NodeName=node[1-{size.nodes}] Name=gpu Type={size.accelerator} File={devices}\n"
     files = {
         "slurm.conf": _slurm_conf(size, paths, host),
-        "topology.conf": _topology(size),
-        "gres.conf": _gres(size, paths),
+        "topology.conf": "\n".join([*leaves, f"SwitchName=spine Switches=leaf[1-{len(leaves)}]"]) + "\n",
+        "gres.conf": gres if size.accelerators else "",
     }
     if size.cloud:
-        files |= cloud_nodes.programs(size.nodes, size.cloud, size.down_after_s, paths.folder)
+        autoscale = _autoscale(size.nodes, size.cloud, size.down_after_s, paths.folder)
+        files |= {"resume.sh": resume_program(autoscale), "suspend.sh": suspend_program(autoscale)}
     return files | ({"slurmdbd.conf": _slurmdbd_conf(size, paths, host)} if size.accounting else {})
 
 
@@ -160,9 +172,11 @@ def _slurm_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
         "SlurmdParameters=config_overrides",
         *(["GresTypes=gpu"] if size.accelerators else []),
         "DefMemPerCPU=1000",
-        *(cloud_nodes.slurm_conf(size.nodes, size.cloud, size.down_after_s, paths.folder) if size.cloud else []),
+        *(power_settings(size.nodes, size.cloud, size.down_after_s, paths.folder) if size.cloud else []),
         *_nodes(size, host),
-        *_partitions(size),
+        # jobs of `train` take the place of those of `spot`
+        f"PartitionName=train Nodes=node[1-{size.nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=10",
+        f"PartitionName=spot Nodes=node[1-{size.nodes}] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE",
     ]
     return "\n".join(lines) + "\n"
 
@@ -200,31 +214,6 @@ def _nodes(size: SandboxSize, host: str) -> list[str]:
     ]
 
 
-def _partitions(size: SandboxSize) -> list[str]:
-    """Every node in two partitions; jobs of `train` take the place of those of `spot`."""
-    nodes = f"node[1-{size.nodes}]"
-    return [
-        f"PartitionName=train Nodes={nodes} Default=YES MaxTime=INFINITE State=UP PriorityTier=10",
-        f"PartitionName=spot Nodes={nodes} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE",
-    ]
-
-
-def _topology(size: SandboxSize) -> str:
-    """Two leaf switches and a spine."""
-    half = (size.nodes + 1) // 2
-    leaves = [f"SwitchName=leaf1 Nodes=node[1-{half}]"]
-    if size.nodes > half:
-        leaves.append(f"SwitchName=leaf2 Nodes=node[{half + 1}-{size.nodes}]")
-    return "\n".join([*leaves, f"SwitchName=spine Switches=leaf[1-{len(leaves)}]"]) + "\n"
-
-
-def _gres(size: SandboxSize, paths: SlurmPaths) -> str:
-    if not size.accelerators:
-        return ""
-    files = f"{paths.device(0).parent}/nvidia[0-{size.accelerators - 1}]"
-    return f"NodeName=node[1-{size.nodes}] Name=gpu Type={size.accelerator} File={files}\n"
-
-
 def _slurmdbd_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
     lines = [
         "AuthType=auth/munge",
@@ -243,3 +232,25 @@ def _slurmdbd_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
         f"LogFile={paths.log('slurmdbd')}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def power_settings(nodes: int, cloud: int, down_after_s: int, folder: Path) -> list[str]:
+    """Lines for the programs and for the partition of these nodes; slurmctld checks every second."""
+    autoscale = _autoscale(nodes, cloud, down_after_s, folder)
+    settings = ["PrivateData=cloud", "SlurmctldParameters=power_save_interval=1,power_save_min_interval=0"]
+    return [*settings, *power_lines(autoscale), partition_line(autoscale)]
+
+
+def _autoscale(nodes: int, cloud: int, down_after_s: int, folder: Path) -> Autoscale:
+    source = Path(trainworks.__file__).parents[1]
+    place = f"--folder {shlex.quote(str(folder))}"
+    program = f"PYTHONPATH={shlex.quote(str(source))} {shlex.quote(sys.executable)} -m trainworks sandbox slurm"
+    slurm = SlurmAutoscale(
+        nodes=f"node[{nodes - cloud + 1}-{nodes}]",
+        node=CloudNode(cores=1, memory=1),
+        start=f'{program} start-node "$NODE" {place} && echo 127.0.1.${{NODE#node}}',
+        stop=f'{program} kill-node "$NODE" {place}',
+        folder=f"{folder}/etc",
+        log=f"{folder}/log/power.log",
+    )
+    return Autoscale(down_after=float(down_after_s), start_timeout=60.0, stop_timeout=8.0, slurm=slurm)

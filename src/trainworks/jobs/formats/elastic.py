@@ -6,7 +6,7 @@ Source: annotations of the cluster autoscaler and of Kueue (0.15); `resources.au
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.errors import UsageError
@@ -44,7 +44,7 @@ def job_annotations(job: KubernetesJob) -> dict[str, str]:
     return {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": str(math.ceil(job.spec.time_limit_s))}
 
 
-def autostop(autoscale: Autoscale | None) -> dict[str, Any]:
+def autostop(autoscale: Autoscale | None) -> Mapping[str, object]:
     """Autostop entry for the `resources` of a SkyPilot task; empty without an idle time.
 
     Raises:

@@ -1,6 +1,10 @@
 """The writer of JobSets: one group of pods, one pod per node, started and restarted together.
 
 Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), batch/v1 Jobs in Indexed mode, Kueue's queue label.
+
+TrainJobs are written here as well: Kubeflow Trainer turns one into a JobSet, based on the training runtime that it
+names. Source: Trainer's API `trainer.kubeflow.org/v1alpha1` (2.3) and its runtimes `torch-distributed` and
+`jax-distributed`.
 """
 
 from __future__ import annotations
@@ -13,28 +17,10 @@ from typing import Any
 
 from trainworks.config.engines import Kubernetes
 from trainworks.config.manifests.own_job import JOB, OwnJob, hash_of
+from trainworks.config.manifests.reading import drop_none
 from trainworks.config.pod_patch import patched
-from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.manifest import (
-    QUEUE_LABEL,
-    REPLICATED_JOB,
-    RUNS,
-    KubernetesJob,
-    check,
-    container_security,
-    dns_name,
-    drop_none,
-    environment,
-    header,
-    labels,
-    literal,
-    memory_quantity,
-    pod_security,
-    quantities,
-    scheduling,
-    to_yaml,
-    topology_annotations,
-)
+from trainworks.errors import UsageError
+from trainworks.jobs.formats import elastic, manifest
 from trainworks.jobs.formats.shell import check_exportable, node_program
 
 DISRUPTION = {
@@ -57,9 +43,8 @@ class PodProgram:
     """Name of the JobSet."""
     argv: list[str]
     """Command in Kubernetes' spelling, see `literal`."""
-    env: list[dict[str, Any]]
-    volumes: Sequence[tuple[dict[str, Any], dict[str, Any]]]
-    """Pairs of a pod volume and the container's mount of it."""
+    env: list[Mapping[str, object]]
+    volumes: Sequence[manifest.Volume]
     queue: str | None
     """Kueue queue that admits the JobSet."""
     grace_s: float
@@ -74,7 +59,7 @@ class PodProgram:
     """Further fields of the PodSpec."""
 
 
-def render(job: KubernetesJob) -> str:
+def render(job: manifest.KubernetesJob) -> str:
     """Render a manifest that runs without Trainworks on the cluster, ready for `kubectl apply`.
 
     Raises:
@@ -83,43 +68,29 @@ def render(job: KubernetesJob) -> str:
     spec = job.spec
     check_exportable(job.program, _LANGUAGE)
     missing = {"job.depends_on": bool(spec.depends_on), "job.min_nodes": spec.min_nodes != spec.max_nodes}
-    check(job, _LANGUAGE, missing)
+    manifest.check(job, _LANGUAGE, missing)
     program = bash_program(job)
-    return header(job) + to_yaml(jobset(job, program))
+    return manifest.header(job) + manifest.to_yaml(jobset(job, program))
 
 
-def bash_program(job: KubernetesJob) -> PodProgram:
+def bash_program(job: manifest.KubernetesJob) -> PodProgram:
     """Bash script for every pod of an exported job; the JobSet and Job controllers number the pods."""
-    spec, name = job.spec, dns_name(job.spec.name)
-    host = f"{name}-{REPLICATED_JOB}-0"
+    spec, name = job.spec, manifest.dns_name(job.spec.name)
+    host = f"{name}-{manifest.REPLICATED_JOB}-0"
     addresses = f"for node in $(seq 0 {spec.max_nodes - 1}); do echo {host}-$node.{name}; done"
     lines = [
         "export NODE_RANK=$JOB_COMPLETION_INDEX",
         f"export MASTER_ADDR={host}-0.{name}",
         "export TRAINWORKS_ATTEMPT=$((RESTARTS + 1))",
-        *([f'mkdir -p "{RUNS}/{spec.run_id}"'] if job.cluster.volume else []),
+        *([f'mkdir -p "{manifest.RUNS}/{spec.run_id}"'] if job.cluster.volume else []),
         node_program(job.program, spec, addresses=addresses),
     ]
     restarts = {"fieldRef": {"fieldPath": f"metadata.labels['{_ATTEMPT_LABEL}']"}}
-    env: list[dict[str, Any]] = [{"name": "RESTARTS", "valueFrom": restarts}]
+    env: list[Mapping[str, object]] = [{"name": "RESTARTS", "valueFrom": restarts}]
     if job.cluster.volume is not None:
-        env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{RUNS}/{spec.run_id}"})
-    argv = ["/bin/bash", "-euo", "pipefail", "-c", literal("\n".join(lines))]
-    return PodProgram(
-        name=name,
-        argv=argv,
-        env=[*env, *environment(job)],
-        volumes=volumes(job.cluster),
-        keep_s=keep_s(job.cluster),
-        queue=job.cluster.queue,
-        grace_s=spec.grace_s,
-        restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
-        annotations=_own_words(job, argv),
-    )
-
-
-def _own_words(job: KubernetesJob, argv: Sequence[str]) -> dict[str, str]:
-    """Annotation by which `trainworks submit` reads the manifest back; none for a command too long for one."""
+        env.append({"name": "TRAINWORKS_RUN_DIR", "value": f"{manifest.RUNS}/{spec.run_id}"})
+    argv = ["/bin/bash", "-euo", "pipefail", "-c", manifest.literal("\n".join(lines))]
+    # by this annotation `trainworks submit` reads the manifest back; a command may be too long for one
     program = job.program
     own = OwnJob(
         name=job.spec.name,
@@ -131,7 +102,17 @@ def _own_words(job: KubernetesJob, argv: Sequence[str]) -> dict[str, str]:
         sha256=hash_of(argv),
     )
     text = own.to_json()
-    return {JOB: text} if len(text) <= _LONGEST_ANNOTATION else {}
+    return PodProgram(
+        name=name,
+        argv=argv,
+        env=[*env, *manifest.environment(job)],
+        volumes=volumes(job.cluster),
+        keep_s=keep_s(job.cluster),
+        queue=job.cluster.queue,
+        grace_s=spec.grace_s,
+        restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
+        annotations={JOB: text} if len(text) <= _LONGEST_ANNOTATION else {},
+    )
 
 
 def keep_s(cluster: Kubernetes) -> int | None:
@@ -139,51 +120,56 @@ def keep_s(cluster: Kubernetes) -> int | None:
     return None if cluster.keep is None else math.ceil(cluster.keep)
 
 
-def volumes(cluster: Kubernetes) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def volumes(cluster: Kubernetes) -> list[manifest.Volume]:
     """Shared memory and, with a PersistentVolumeClaim, the run directories; each with its mount.
 
     Shared memory defaults to 64 MB, which is too little for data loaders and NCCL.
     """
-    limit = {} if cluster.shared_memory is None else {"sizeLimit": memory_quantity(cluster.shared_memory)}
+    limit = {} if cluster.shared_memory is None else {"sizeLimit": manifest.memory_quantity(cluster.shared_memory)}
     empty_dir = {"medium": "Memory", **limit}
-    memory = {"name": "shm", "emptyDir": empty_dir}, {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108
+    memory = manifest.Volume({"name": "shm", "emptyDir": empty_dir}, {"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108
     if cluster.volume is None:
         return [memory]
     runs = {"name": "runs", "persistentVolumeClaim": {"claimName": cluster.volume}}
-    return [memory, (runs, {"name": "runs", "mountPath": RUNS})]
+    return [memory, manifest.Volume(runs, {"name": "runs", "mountPath": manifest.RUNS})]
 
 
-def jobset(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
+def jobset(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
     """Build the JobSet object."""
-    annotations = {**program.annotations, **elastic.job_annotations(job)}
-    metadata = {
-        "name": program.name,
-        "namespace": job.cluster.namespace,
-        "labels": labels(job) | ({QUEUE_LABEL: program.queue} if program.queue else {}),
-        "annotations": annotations or None,
-    }
     rules = [dict(rule) for rule in program.restart_rules]
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "suspend": True if job.spec.hold or job.cluster.queue else None,
         "ttlSecondsAfterFinished": program.keep_s,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": job.spec.max_restarts, **({"rules": rules} if rules else {})},
-        "replicatedJobs": [{"name": REPLICATED_JOB, "replicas": 1, "template": {"spec": _indexed_job(job, program)}}],
+        "replicatedJobs": [
+            {"name": manifest.REPLICATED_JOB, "replicas": 1, "template": {"spec": _indexed_job(job, program)}}
+        ],
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": drop_none(metadata),
+        "metadata": _metadata(job, program),
         "spec": drop_none(body),
     }
 
 
-def _indexed_job(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
+def _metadata(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
+    metadata = {
+        "name": program.name,
+        "namespace": job.cluster.namespace,
+        "labels": manifest.labels(job) | ({manifest.QUEUE_LABEL: program.queue} if program.queue else {}),
+        "annotations": {**program.annotations, **elastic.job_annotations(job)} or None,
+    }
+    return drop_none(metadata)
+
+
+def _indexed_job(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
     """Job with one pod per node; a single pod is never restarted alone."""
     nodes, limit_s = job.spec.max_nodes, job.spec.time_limit_s
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    annotations = {**elastic.pod_annotations(job), **topology_annotations(job)}
-    metadata = {"labels": labels(job), "annotations": annotations or None}
+    annotations = {**elastic.pod_annotations(job), **manifest.topology_annotations(job)}
+    metadata = {"labels": manifest.labels(job), "annotations": annotations or None}
     template = {"metadata": drop_none(metadata), "spec": _pod(job, program)}
     return drop_none(
         {
@@ -198,15 +184,15 @@ def _indexed_job(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
     )
 
 
-def _pod(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
+def _pod(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
     container = {
-        "name": REPLICATED_JOB,
+        "name": manifest.REPLICATED_JOB,
         "image": job.program.image,
         "command": program.argv,
         "workingDir": job.program.working_folder,
         "env": program.env,
-        "resources": quantities(job.spec, job.cluster) or None,
-        "securityContext": container_security(),
+        "resources": manifest.quantities(job.spec, job.cluster) or None,
+        "securityContext": manifest.container_security(),
         "volumeMounts": [mount for _, mount in program.volumes],
     }
     return drop_none(
@@ -215,10 +201,87 @@ def _pod(job: KubernetesJob, program: PodProgram) -> dict[str, Any]:
             "terminationGracePeriodSeconds": math.ceil(program.grace_s),
             "priorityClassName": job.cluster.priority_class,
             "serviceAccountName": job.cluster.service_account,
-            "securityContext": pod_security(job.cluster),
-            **scheduling(job),
+            "securityContext": manifest.pod_security(job.cluster),
+            **manifest.scheduling(job),
             **program.pod,
             "containers": [drop_none(container)],
             "volumes": [volume for volume, _ in program.volumes],
         }
     )
+
+
+_TRAINJOB = "a TrainJob"
+_RUNTIMES = {
+    None: "torch-distributed",
+    "torch": "torch-distributed",
+    "deepspeed": "torch-distributed",
+    "jax": "jax-distributed",
+}
+
+
+def render_trainjob(job: manifest.KubernetesJob) -> str:
+    """Render a TrainJob, ready for `kubectl apply`.
+
+    Raises:
+        UsageError: the job has no image, or needs something that a TrainJob cannot express.
+    """
+    spec, cluster = job.spec, job.cluster
+    check_exportable(job.program, _TRAINJOB)
+    missing = {
+        "job.depends_on": bool(spec.depends_on),
+        "job.min_nodes": spec.min_nodes != spec.max_nodes,
+        "recover.max_restarts": spec.max_restarts > 0,
+        "cluster.kubernetes.priority_class": cluster.priority_class is not None,
+        "cluster.kubernetes.keep": cluster.keep is not None,
+        "cluster.kubernetes.patch": bool(cluster.patch),
+        "workdir": job.program.working_folder is not None,
+    }
+    manifest.check(job, _TRAINJOB, missing)
+    if job.program.framework not in _RUNTIMES:
+        raise UsageError(
+            f"Kubeflow Trainer has no runtime for {job.program.framework}", hint="export the job with `--as jobset`"
+        )
+    program = bash_program(job)
+    body: dict[str, object] = {
+        "suspend": True if spec.hold or cluster.queue else None,
+        "activeDeadlineSeconds": math.ceil(spec.time_limit_s) if spec.time_limit_s is not None else None,
+        "runtimeRef": {"name": _RUNTIMES[job.program.framework]},
+        "trainer": drop_none(
+            {
+                "image": job.program.image,
+                "command": program.argv,
+                "numNodes": spec.max_nodes,
+                "numProcPerNode": job.program.processes_per_node,
+                "env": program.env,
+                "resourcesPerNode": manifest.quantities(spec, cluster) or None,
+            }
+        ),
+        "runtimePatches": [{"manager": "trainworks", "trainingRuntimeSpec": _runtime_patch(job, program)}],
+    }
+    document = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(job, program),
+        "spec": drop_none(body),
+    }
+    return manifest.header(job) + manifest.to_yaml(document)
+
+
+def _runtime_patch(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
+    """Patch of the runtime's pods with everything that the `trainer` fields cannot express."""
+    mounts = [mount for _, mount in program.volumes]
+    pod: dict[str, object] = {
+        "terminationGracePeriodSeconds": math.ceil(program.grace_s),
+        "serviceAccountName": job.cluster.service_account,
+        "securityContext": manifest.pod_security(job.cluster),
+        **manifest.scheduling(job),
+        "containers": [
+            {"name": manifest.REPLICATED_JOB, "securityContext": manifest.container_security(), "volumeMounts": mounts}
+        ],
+        "volumes": [volume for volume, _ in program.volumes],
+    }
+    template: dict[str, object] = {"spec": drop_none(pod)}
+    if annotations := {**elastic.pod_annotations(job), **manifest.topology_annotations(job)}:
+        template["metadata"] = {"annotations": annotations}
+    replicated_job = {"name": manifest.REPLICATED_JOB, "template": {"spec": {"template": template}}}
+    return {"template": {"spec": {"replicatedJobs": [replicated_job]}}}

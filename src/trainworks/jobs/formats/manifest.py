@@ -1,21 +1,125 @@
-"""Parts shared by all Kubernetes manifests: names, labels, quantities, security contexts and portable YAML."""
+"""Parts shared by all Kubernetes manifests: names, labels, quantities, security contexts and portable YAML.
+
+A container requests accelerators as an extended resource, and labels of nodes say which ones they offer. Source: the
+device plugins of NVIDIA, AMD, Intel (Gaudi) and AWS (Neuron); for TPUs GKE's "Plan TPUs in GKE", with its accelerator
+labels, topologies and chips per node.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import yaml
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
+from trainworks.config.manifests.own_job import OWN_CONTAINER_SECURITY, OWN_POD_SECURITY
+from trainworks.config.manifests.reading import drop_none
 from trainworks.config.pod_patch import POD_CONTAINER
 from trainworks.errors import UsageError
-from trainworks.jobs.formats.devices import Device, device_of
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Resource name and node labels that get a pod its accelerators."""
+
+    resource: str
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tpu:
+    """A TPU generation in GKE."""
+
+    accelerator: str
+    """Value of the node label `cloud.google.com/gke-tpu-accelerator`."""
+    chips_per_node: int
+    """Chips per node in a slice of several nodes."""
+    topologies: Mapping[int, str]
+    """Topology of a slice, by its number of chips."""
+    single_node: tuple[int, ...]
+    """Numbers of chips that form a slice on a single node."""
+
+
+_FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+_DEEP = {math.prod(map(int, shape.split("x"))): shape for shape in _CUBES}
+_TPUS = {
+    "v4": _Tpu("tpu-v4-podslice", 4, _DEEP, (4,)),
+    "v5e": _Tpu("tpu-v5-lite-podslice", 4, _FLAT, (1, 4, 8)),
+    "v5p": _Tpu("tpu-v5p-slice", 4, _DEEP, (4,)),
+    "v6e": _Tpu("tpu-v6e-slice", 4, _FLAT, (1, 4, 8)),
+    "v7x": _Tpu("tpu7x", 4, _DEEP, (4,)),
+}
+_OTHER_NAMES = {"v5litepod": "v5e", "v5-lite": "v5e", "v5lite": "v5e", "7x": "v7x", "v7": "v7x"}
+_NAMES_WITHOUT_TPU = {"trillium": "tpu-v6e", "ironwood": "tpu-v7x"}
+_RESOURCES = {
+    "amd.com/gpu": r"(amd|instinct|radeon)\b.*|mi\d+.*",
+    "habana.ai/gaudi": r"(intel[ _-])?gaudi.*",
+    "aws.amazon.com/neuron": r"(aws[ _-])?(trainium|inferentia).*|(trn|inf)\d.*",
+    "nvidia.com/gpu": r"(nvidia|rubin|tesla|geforce|quadro|titan)\b.*|[rg]tx.*|(g?[bhr]|[aglptvk])\d{1,4}[a-z]*\b.*",
+}
+"""Extended resource of each device plugin, and the accelerator names it covers."""
+
+
+def device_of(accelerator: str | None, count: int, nodes: int) -> Device:
+    """Resource of an accelerator, and labels of the nodes that offer it.
+
+    Args:
+        accelerator: name in the run file; any NVIDIA GPU when None.
+        count: accelerators per node.
+        nodes: nodes of the job.
+
+    Raises:
+        UsageError: the accelerator has no known device plugin, or GKE offers no such TPU slice.
+    """
+    name = (accelerator or "nvidia").lower()
+    name = _NAMES_WITHOUT_TPU.get(name, name)
+    if tpu := re.fullmatch(r"tpu[_-]?(.+)", name):
+        return _slice(accelerator or "", _OTHER_NAMES.get(tpu[1], tpu[1]), count, nodes)
+    resource = next((resource for resource, names in _RESOURCES.items() if re.fullmatch(names, name)), None)
+    if resource is None:
+        raise UsageError(
+            f"unknown accelerator `{accelerator}`: no Kubernetes device plugin provides it",
+            hint=f"use an NVIDIA GPU, AMD MI series, Gaudi, Trainium or {_named(_TPUS)}",
+        )
+    return Device(resource)
+
+
+def _slice(accelerator: str, generation: str, chips: int, nodes: int) -> Device:
+    """One TPU slice that spans all nodes of the job."""
+    if generation not in _TPUS:
+        raise UsageError(
+            f"unknown TPU `{accelerator}`: GKE does not offer it",
+            hint=f"write one of {_named(_TPUS)}, like `tpu-v5e:8`",
+        )
+    tpu = _TPUS[generation]
+    if nodes == 1 and chips not in tpu.single_node:
+        counts = ", ".join(map(str, tpu.single_node))
+        raise UsageError(f"GKE offers no node with {chips} chips of `{accelerator}`", hint=f"request {counts} per node")
+    if nodes > 1 and chips != tpu.chips_per_node:
+        message = f"GKE offers no slice of `{accelerator}` over {nodes} nodes with {chips} chips each"
+        raise UsageError(message, hint=f"request `{accelerator}:{tpu.chips_per_node}`")
+    if (topology := tpu.topologies.get(chips * nodes)) is None:
+        sizes = ", ".join(str(size // tpu.chips_per_node) for size in tpu.topologies if size > tpu.chips_per_node)
+        message = f"GKE offers no slice of `{accelerator}` with {chips * nodes} chips: {nodes} nodes of {chips}"
+        raise UsageError(message, hint=f"set `num_nodes` to one of {sizes}")
+    labels = {
+        "cloud.google.com/gke-tpu-accelerator": tpu.accelerator,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    return Device("google.com/tpu", labels)
+
+
+def _named(tpus: Mapping[str, _Tpu]) -> str:
+    return ", ".join(f"`tpu-{generation}`" for generation in tpus)
+
 
 REPLICATED_JOB = POD_CONTAINER
 """Name of the JobSet's replicated job, as of its container."""
@@ -24,10 +128,16 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label that puts a JobSet into a queue of Kueue."""
 RUNS = "/runs"
 """Mount path of the volume with the run directories."""
-_LONGEST_NAME = 40
+LONGEST_NAME = 40
 """Limit that keeps a pod's name, `NAME-node-0-INDEX-XXXXX`, within a DNS label of 63 characters."""
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_TEXT = frozenset(("y", "yes", "n", "no", "true", "false", "on", "off", "null", "inf", "nan"))
+
+
+class Volume(NamedTuple):
+    """A volume of a pod, and its mount in the container."""
+
+    volume: Mapping[str, object]
+    mount: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +153,7 @@ class KubernetesJob:
 def dns_name(text: str) -> str:
     """Text as a DNS label: lower case, digits and dashes, short enough for the suffixes of pods."""
     name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
-    return re.sub("^(?=[0-9])", "j-", name)[:_LONGEST_NAME].strip("-") or "job"
+    return re.sub("^(?=[0-9])", "j-", name)[:LONGEST_NAME].strip("-") or "job"
 
 
 def queue_of_team(team: str) -> str:
@@ -68,7 +178,7 @@ def literal(text: str) -> str:
     return re.sub(r"\$(?:\$+|(?=\())", lambda dollars: 2 * dollars[0], text)
 
 
-def environment(job: KubernetesJob) -> list[dict[str, Any]]:
+def environment(job: KubernetesJob) -> list[Mapping[str, object]]:
     """Variables of the container; those without a value come from the Secret `NAME-envs`."""
     secret = f"{dns_name(job.spec.name)}-envs"
     return [
@@ -128,9 +238,9 @@ def memory_quantity(num_bytes: int) -> str:
     return str(num_bytes)
 
 
-def scheduling(job: KubernetesJob) -> dict[str, Any]:
+def scheduling(job: KubernetesJob) -> Mapping[str, object]:
     """PodSpec fields about the nodes of the pods and the registry of their image."""
-    spec: dict[str, Any] = {}
+    spec: dict[str, object] = {}
     if job.cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in job.cluster.pull_secrets]
     if job.cluster.tolerations:
@@ -144,7 +254,7 @@ def scheduling(job: KubernetesJob) -> dict[str, Any]:
     return spec
 
 
-def tolerations(cluster: Kubernetes) -> list[dict[str, Any]]:
+def tolerations(cluster: Kubernetes) -> list[Mapping[str, object]]:
     """`tolerations` of a pod that the run file has."""
     return [one.model_dump(exclude_none=True) for one in cluster.tolerations]
 
@@ -163,28 +273,23 @@ def topology_annotations(job: KubernetesJob) -> dict[str, str]:
     return {_TOPOLOGY: job.cluster.topology}
 
 
-def pod_security(cluster: Kubernetes) -> dict[str, Any]:
+def pod_security(cluster: Kubernetes) -> Mapping[str, object]:
     """`securityContext` of a pod under the Pod Security standard `restricted`.
 
     The standard also requires a user other than root; without `run_as_user` the image's user applies.
     """
     user = {} if cluster.run_as_user is None else user_security(cluster.run_as_user)
-    return {"seccompProfile": {"type": "RuntimeDefault"}} | user
+    return OWN_POD_SECURITY | user
 
 
-def user_security(user: int) -> dict[str, Any]:
+def user_security(user: int) -> dict[str, bool | int]:
     """`securityContext` entries that set the user of the processes and the group of new files on the volume."""
     return {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
 
 
-def container_security() -> dict[str, Any]:
+def container_security() -> dict[str, object]:
     """`securityContext` of a container under the Pod Security standard `restricted`."""
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-def drop_none(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of a mapping without the keys whose value is None."""
-    return {key: value for key, value in mapping.items() if value is not None}
+    return dict(OWN_CONTAINER_SECURITY)
 
 
 def check(job: KubernetesJob, language: str, missing: Mapping[str, bool]) -> None:
@@ -208,8 +313,6 @@ def check(job: KubernetesJob, language: str, missing: Mapping[str, bool]) -> Non
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML dumper without anchors and aliases."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -221,7 +324,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     elif "\n" in text:
         style = "|"
     else:
-        plain = _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT
+        plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", text) and text.lower() not in _NOT_TEXT
         style = None if plain else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

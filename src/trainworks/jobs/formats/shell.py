@@ -1,4 +1,4 @@
-"""The program of one node as a bash script, with the variables of `jobs.frameworks`.
+"""The program of one node as a bash script, and the script for LSF that starts it on all its nodes.
 
 The script reads the index of its node from `NODE_RANK` and the address of node 0 from `MASTER_ADDR`. Values that differ
 between processes are arithmetic on these, so that one script serves all nodes.
@@ -10,11 +10,11 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from trainworks.errors import UsageError
 from trainworks.jobs.frameworks import Rendezvous, command_environment
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.jobs.program import Program
 from trainworks.record.processes import Processes
 
@@ -77,7 +77,7 @@ def node_program(program: Program, spec: JobSpec, *, addresses: str | None, know
     """
     port = "${MASTER_PORT}" if "MASTER_PORT" in known else str(MASTER_PORT)
     env = {name: value for name, value in _environment(program, spec, port).items() if name not in program.envs}
-    per_process = {name: value for name, value in env.items() if _mentions_process(value)}
+    per_process = {name: value for name, value in env.items() if re.search(r"\bLOCAL_RANK\b|\bRANK\b", value)}
     common = {name: value for name, value in env.items() if name not in per_process}
     return "\n".join(
         [
@@ -113,11 +113,21 @@ def _environment(program: Program, spec: JobSpec, port: str) -> dict[str, str]:
     unset = {"MASTER_ADDR", "NODE_RANK", "SKYPILOT_NODE_IPS", "TRAINWORKS_ATTEMPT", "JAX_LOCAL_DEVICE_IDS", "TF_CONFIG"}
     if spec.node.cores is None:
         unset.add("OMP_NUM_THREADS")
-    written = {name: _as_bash(value, per_node, port) for name, value in env.items() if name not in unset}
-    return written | _of_lists(env, processes)
+    written = {name: _quote(value, per_node, port) for name, value in env.items() if name not in unset}
+    lists = {}
+    if "TF_CONFIG" in env:
+        config = json.dumps({"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}})
+        before, _, after = config.replace('"index": 0', '"index": ${RANK}').partition("[]")
+        quoted = (re.sub('"', r"\"", part) for part in (before, after))
+        lists["TF_CONFIG"] = '"' + "[${WORKERS%,}]".join(quoted) + '"'
+    if "JAX_LOCAL_DEVICE_IDS" in env:
+        each = processes.accelerators_per_node // processes.processes_per_node
+        ids = (f"$((LOCAL_RANK * {each} + {index}))" for index in range(each))
+        lists["JAX_LOCAL_DEVICE_IDS"] = f'"{",".join(ids)}"'
+    return written | lists
 
 
-def _as_bash(value: str, per_node: int, port: str) -> str:
+def _quote(value: str, per_node: int, port: str) -> str:
     """Quoted value in which indices, addresses and a variable port become variables."""
     variables = {
         str(_NODE * per_node + _LOCAL): "${RANK}",
@@ -133,25 +143,6 @@ def _as_bash(value: str, per_node: int, port: str) -> str:
         return shlex.quote(value)
     quoted = (variables.get(piece) or re.sub(r'([\\"$`])', r"\\\1", piece) for piece in pieces)
     return f'"{"".join(quoted)}"'
-
-
-def _of_lists(env: Mapping[str, str], processes: Processes) -> dict[str, str]:
-    """Variables with lists: the workers of TensorFlow, and the devices of a process under JAX."""
-    lists = {}
-    if "TF_CONFIG" in env:
-        config = json.dumps({"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}})
-        before, _, after = config.replace('"index": 0', '"index": ${RANK}').partition("[]")
-        quoted = (re.sub('"', r"\"", part) for part in (before, after))
-        lists["TF_CONFIG"] = '"' + "[${WORKERS%,}]".join(quoted) + '"'
-    if "JAX_LOCAL_DEVICE_IDS" in env:
-        each = processes.accelerators_per_node // processes.processes_per_node
-        ids = (f"$((LOCAL_RANK * {each} + {index}))" for index in range(each))
-        lists["JAX_LOCAL_DEVICE_IDS"] = f'"{",".join(ids)}"'
-    return lists
-
-
-def _mentions_process(value: str) -> bool:
-    return re.search(r"\bLOCAL_RANK\b|\bRANK\b", value) is not None
 
 
 def _preparation(program: Program, spec: JobSpec, port: str) -> list[str]:
@@ -219,4 +210,96 @@ def watched(start: Iterable[str], grace_s: float, patience_s: float = _PATIENCE_
         "exec {errors}>&2 2>/dev/null",
         *start,
         *_WATCH,
+    ]
+
+
+_LSF = "an LSF script"
+_HEAD_START_S = 10
+"""Time for the nodes to end their processes before the job kills them."""
+_LSF_ADDRESSES = """printf '%s\\n' "$@\""""
+
+
+def render_lsf(spec: JobSpec, program: Program) -> str:
+    """Render a script for LSF's bsub, which starts the program on all nodes.
+
+    Raises:
+        UsageError: the job needs something that LSF cannot do.
+    """
+    check_exportable(program, _LSF)
+    for name, is_set in (
+        ("recover.max_restarts", spec.max_restarts > 0),
+        ("job.min_nodes", spec.min_nodes != spec.max_nodes),
+    ):
+        if is_set:
+            raise UsageError(f"{_LSF} does not support `{name}`", hint=f"remove `{name}`")
+    options = "".join(f"#BSUB {option}\n" for option in _lsf_options(spec, program))
+    text = "\n".join(_preamble(program)) + "\n" + node_program(program, spec, addresses=_LSF_ADDRESSES)
+    end = "END_OF_PROGRAM"
+    while end in text.split("\n"):
+        end += "_"
+    start = (
+        'for node in "${!hosts[@]}"; do',
+        '  blaunch "${hosts[$node]}" /bin/bash "$program" "$node" "${hosts[@]}" ' + f"{TO_STDERR} &",
+        "  groups+=($!)",
+        "done",
+    )
+    lines = [
+        '# Where there is jsrun instead of blaunch: jsrun --rs_per_host 1 --tasks_per_rs 1 /bin/bash "$program" ...',
+        "set -euo pipefail",
+        *(
+            f': "${{{name}:?is not set where bsub was called}}"'
+            for name, value in program.envs.items()
+            if value is None
+        ),
+        """mapfile -t hosts < <(awk '!seen[$1]++ {print $1}' "$LSB_DJOB_HOSTFILE")""",
+        'program=$(mktemp "$HOME/.trainworks-$LSB_JOBID-XXXXXX")',
+        """trap 'rm -f "$program"' EXIT""",
+        f"cat > \"$program\" <<'{end}'",
+        f"{text}{end}",
+        *watched(start, spec.grace_s + _HEAD_START_S, spec.grace_s + _HEAD_START_S),
+    ]
+    return "\n".join(["#!/bin/bash", options + "".join(f"{line}\n" for line in lines)])
+
+
+def _lsf_options(spec: JobSpec, program: Program) -> Iterator[str]:
+    node = spec.node
+    slots = max(1, math.ceil(node.cores or 1))
+    yield f"-J {spec.name}"
+    yield f"-o {spec.name}.%J.log"
+    yield f"-n {slots * spec.max_nodes}"
+    yield f'-R "span[ptile={slots}]"'
+    if node.accelerators:
+        yield f'-gpu "num={node.accelerators}/host:j_exclusive=yes"'
+    if node.memory_bytes:
+        yield f'-R "rusage[mem={math.ceil(node.memory_bytes / 2**20)}MB/host]"'
+    if spec.exclude:
+        conditions = " && ".join(f"hname!='{name}'" for name in spec.exclude)
+        yield f'-R "select[{conditions}]"'
+    if spec.time_limit_s is not None:
+        yield f"-W {math.ceil(spec.time_limit_s / 60)}"
+        yield f"-wa TERM -wt {math.ceil(spec.grace_s / 60)}"
+    if spec.depends_on:
+        yield "-w '" + " && ".join(map(_condition, spec.depends_on)) + "'"
+    if spec.priority != 50:
+        yield f"-sp {max(1, spec.priority)}"
+    if spec.hold:
+        yield "-H"
+
+
+def _condition(text: str) -> str:
+    """Dependency on a job, by LSF's number or by its name."""
+    one = parse_dependency(text)
+    job = one.job if one.job.isdecimal() else f'"{one.job}"'
+    return f"{'done' if one.needs_success else 'ended'}({job})"
+
+
+def _preamble(program: Program) -> list[str]:
+    """Lines that every node runs first: its index, the working folder and the variables of the run."""
+    return [
+        "set -euo pipefail",
+        "export NODE_RANK=$1",
+        "shift",
+        "export MASTER_ADDR=$1",
+        *([f"cd -- {shlex.quote(program.working_folder)}"] if program.working_folder is not None else []),
+        *(export(name, value) for name, value in program.envs.items() if value is not None),
     ]

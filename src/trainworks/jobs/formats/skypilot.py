@@ -6,15 +6,16 @@ Source: the task YAML of SkyPilot 0.14.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.command import AnyOf, AtLeast, Resources, amount_text
 from trainworks.config.engines import SkyPilot
+from trainworks.config.manifests.reading import drop_none
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.manifest import drop_none, to_yaml
+from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.jobs.formats.shell import check_exportable, node_program
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
@@ -44,8 +45,13 @@ def render(spec: JobSpec, program: Program, options: SkyPilot | None = None, aut
     if field := next((name for name, is_set in unsupported.items() if is_set), None):
         raise UsageError(f"{_LANGUAGE} does not support `{field}`", hint=f"remove `{field}`")
     options = options or SkyPilot()
-    resources = _node_resources(spec, program) | _rented(options) | options.resources | elastic.autostop(autoscale)
-    return _render(spec, program, spec.name, resources, _variables(program, options.secrets) | _beside(options))
+    resources = {
+        **_node_resources(spec, program),
+        **_rented(options),
+        **options.resources,
+        **elastic.autostop(autoscale),
+    }
+    return _render(spec, program, spec.name, resources, options, options.secrets)
 
 
 def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:
@@ -60,14 +66,14 @@ def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name:
             hint="remove `use_spot`, or `job.preemptible`",
         )
     recovery = {"strategy": options.recovery.upper(), "max_restarts_on_errors": spec.max_restarts or None}
-    resources = _node_resources(spec, program) | {
+    resources = {
+        **_node_resources(spec, program),
         **_rented(options),
         "priority": _PRIORITY_SCALE * (spec.priority - _DEFAULT_PRIORITY) or None,
         "job_recovery": drop_none(recovery),
         **options.resources,
     }
-    variables = _variables(program, (*options.secrets, *secret_names(program))) | _beside(options)
-    return _render(spec, program, name, resources, variables)
+    return _render(spec, program, name, resources, options, (*options.secrets, *secret_names(program)))
 
 
 def secret_names(program: Program) -> list[str]:
@@ -75,28 +81,31 @@ def secret_names(program: Program) -> list[str]:
     return [name for name, value in program.envs.items() if value is None]
 
 
-def _render(spec: JobSpec, program: Program, name: str, resources: dict[str, Any], variables: dict[str, Any]) -> str:
-    task: dict[str, Any] = {
+def _render(
+    spec: JobSpec,
+    program: Program,
+    name: str,
+    resources: Mapping[str, object],
+    options: SkyPilot,
+    secrets: Iterable[str],
+) -> str:
+    hidden = [name for name in dict.fromkeys(secrets) if name in program.envs]
+    task: dict[str, object] = {
         "name": name,
         "num_nodes": spec.max_nodes,
         "resources": drop_none(resources) or None,
         "workdir": program.working_folder,
-        **variables,
+        "envs": {name: value for name, value in program.envs.items() if name not in hidden} or None,
+        "secrets": {name: program.envs[name] for name in hidden} or None,
+        "file_mounts": {**options.file_mounts, **options.mounts} or None,
+        **options.task,
         "setup": program.setup,
         "run": _run_script(spec, program),
     }
     return to_yaml(drop_none(task))
 
 
-def _variables(program: Program, secrets: Iterable[str]) -> dict[str, Any]:
-    names = [name for name in dict.fromkeys(secrets) if name in program.envs]
-    return {
-        "envs": {name: value for name, value in program.envs.items() if name not in names} or None,
-        "secrets": {name: program.envs[name] for name in names} or None,
-    }
-
-
-def _node_resources(spec: JobSpec, program: Program) -> dict[str, Any]:
+def _node_resources(spec: JobSpec, program: Program) -> Mapping[str, object]:
     """Resources of one node as the run file has them, or lower limits for what it leaves to the number of ranks."""
     check_exportable(program, _LANGUAGE)
     node, written = spec.node, program.resources or Resources()
@@ -124,27 +133,18 @@ def _accelerators(node: NodeResources, written: Resources) -> Any:
     return dict.fromkeys(texts) if isinstance(kinds, AnyOf) else texts
 
 
-def _rented(options: SkyPilot) -> dict[str, Any]:
-    """Kind, price and place of the nodes that SkyPilot rents."""
+def _rented(options: SkyPilot) -> Mapping[str, object]:
+    places: dict[str, object] = {"infra": next(iter(options.infra), None)}
+    if len(options.infra) > 1:
+        places = {"ordered" if options.ordered else "any_of": [{"infra": place} for place in options.infra]}
     return {
         "instance_type": options.instance_type,
         "use_spot": options.use_spot or None,
         "max_hourly_cost": options.max_hourly_cost,
         "image_id": options.image,
         "disk_size": options.disk_size,
-        **_places(options),
+        **places,
     }
-
-
-def _beside(options: SkyPilot) -> dict[str, Any]:
-    """Keys of a task beside its resources."""
-    return {"file_mounts": {**options.file_mounts, **options.mounts} or None, **options.task}
-
-
-def _places(options: SkyPilot) -> dict[str, Any]:
-    if len(options.infra) < 2:
-        return {"infra": next(iter(options.infra), None)}
-    return {"ordered" if options.ordered else "any_of": [{"infra": place} for place in options.infra]}
 
 
 def _run_script(spec: JobSpec, program: Program) -> str:

@@ -12,7 +12,7 @@ from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
-from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge, without_blame
+from trainworks.measure.bench.verdict import BenchVerdict, Judged, clear_blame, judge
 from trainworks.record.measured.bench import unique_names
 from trainworks.results import Result
 
@@ -85,7 +85,7 @@ def build_bench_report(
     records = [replace(record, name=name) for record, name in zip(records, named, strict=True)]
     busy = frozenset(record.name for record in records if record.is_busy)
     judged = tuple(
-        without_blame(found) if _is_lowered(each, each.subject, named, busy) else found
+        clear_blame(found) if _is_lowered(each, each.subject, named, busy) else found
         for each, yardstick in _measurements(records, cluster, needs or {})
         for found in [judge(each, yardstick)]
     )
@@ -98,13 +98,10 @@ def build_bench_report(
 
 
 def _is_lowered(measurement: Measurement, subject: str, nodes: Sequence[str], busy: frozenset[str]) -> bool:
-    """Whether other programs on a node that the subject names may have lowered a figure; on any if it names none.
-
-    What an accelerator does by itself needs no cores.
-    """
+    """Whether other programs on a node that the subject names may have lowered a figure; on any if it names none."""
     on_device = measurement.quantity is Quantity.GEMM and measurement.conditions.get("device", "cpu") != "cpu"
     if on_device or measurement.quantity is Quantity.DEVICE_MEMORY_BANDWIDTH:
-        return False
+        return False  # what an accelerator does by itself needs no cores
     concerned = {*nodes} & {*subject.replace(",", " ").split()} or {*nodes}
     return not busy.isdisjoint(concerned)
 
@@ -112,10 +109,7 @@ def _is_lowered(measurement: Measurement, subject: str, nodes: Sequence[str], bu
 def _measurements(
     records: Sequence[NodeRecord], cluster: ClusterDescription | None, needs: Mapping[str, Mapping[Quantity, float]]
 ) -> Iterator[tuple[Measurement, Yardstick]]:
-    """All figures with what they are held against.
-
-    The subject of a figure of one node begins with its name where there are several.
-    """
+    """All figures with what they are held against; of several nodes the name begins the subject of a figure of one."""
     for record in records:
         shown = Yardstick(cluster, record.processors, record.host.num_cores)
         for part, result in record.parts.items():

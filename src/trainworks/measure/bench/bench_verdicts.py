@@ -1,16 +1,19 @@
-"""Verdicts on the measurements of one benchmark, or of foreign ones."""
+"""Verdicts on the measurements of one benchmark or of foreign ones, and what they teach the planner."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.catalog.catalog import accelerator, has, reference_node
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes
-from trainworks.measure.bench.expected import Yardstick
-from trainworks.measure.bench.measurement import Measurement
+from trainworks.measure.bench.expected import Yardstick, is_scale_up, number_of
+from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
+from trainworks.record.measured.measurement import LearnedRate, MeasuredRate
 from trainworks.results import Result
 
 
@@ -45,3 +48,38 @@ def _own(measurement: Measurement, yardstick: Yardstick) -> Yardstick:
         return yardstick
     cluster: ClusterDescription = cluster_of_nodes(reference_node(part.name))
     return Yardstick(cluster, yardstick.processors, yardstick.cores, yardstick.needs)
+
+
+_COLLECTIVES = (Quantity.BUS_BANDWIDTH, Quantity.ALGORITHM_BANDWIDTH)
+
+
+def measured_rates(judged: Sequence[Judged]) -> tuple[MeasuredRate, ...]:
+    """Rates that benchmarks measured against the planner's own, the median of each kind of measurement.
+
+    Impossible figures teach nothing, nor do those that failed: the plan is for repaired hardware.
+    """
+    ratios: defaultdict[tuple[LearnedRate, str], list[float]] = defaultdict(list)
+    for each in judged:
+        rate = _rate_of(each.measurement)
+        if rate and each.share and each.verdict in (BenchVerdict.PASS, BenchVerdict.WEAK):
+            measurement = each.measurement
+            kind = " ".join([measurement.quantity, str(measurement.conditions.get("operation", ""))]).strip()
+            ratios[rate, kind].append(each.share)
+    return tuple(
+        MeasuredRate(rate=rate, kind=kind, of_expected=statistics.median(found))
+        for (rate, kind), found in ratios.items()
+    )
+
+
+def _rate_of(measurement: Measurement) -> LearnedRate | None:
+    """The planner's rate that a measurement tells of; None for one that no plan uses."""
+    quantity = measurement.quantity
+    if quantity is Quantity.GEMM and measurement.conditions.get("device") != "cpu":
+        return "products"
+    if quantity is Quantity.DEVICE_MEMORY_BANDWIDTH:
+        return "memory"
+    if quantity is Quantity.LINK_BANDWIDTH:
+        return "scale_up" if is_scale_up(measurement) else "scale_out"
+    if quantity in _COLLECTIVES:
+        return "scale_out" if number_of(measurement, "nodes", 1) > 1 else "scale_up"
+    return None

@@ -14,7 +14,6 @@ import numpy as np
 from trainworks.catalog.bounds import Operation, bus_factor
 from trainworks.catalog.catalog import load_catalog, reference_node
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.catalog.facts import Processor
 from trainworks.host.processor import Processors
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.plan.coefficients import COEFFICIENTS
@@ -110,18 +109,15 @@ def memory_bytes_per_s(yardstick: Yardstick) -> float | None:
     """Bandwidth of a node's memory: sockets x channels x transfers a second x 8 B; None if they are not known."""
     shown, cluster = yardstick.processors, yardstick.cluster
     node = cluster.node if cluster else None
+    known = load_catalog().processors
     if node is not None and node.processor:
-        part, sockets = load_catalog().processors[node.processor], node.processors or 2
-    elif shown is not None and (found := _named(shown.model)) is not None and not shown.is_virtual:
-        part, sockets = found, shown.sockets
+        part, sockets = known[node.processor], node.processors or 2
+    elif shown is not None and not shown.is_virtual and (found := [name for name in known if name in shown.model]):
+        part, sockets = known[found[0]], shown.sockets
     else:
         return None
     transfers_per_s = float(part.memory_type.rpartition("-")[2]) * 1e6
     return sockets * part.memory_channels * transfers_per_s * 8
-
-
-def _named(model: str) -> Processor | None:
-    return next((part for name, part in load_catalog().processors.items() if name in model), None)
 
 
 def host_flops_per_cycle(shown: Processors, precision: str) -> float:

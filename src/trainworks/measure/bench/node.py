@@ -17,25 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK
 from trainworks.host.other_load import OtherLoad
 from trainworks.host.probe import probe_host
 from trainworks.host.processor import processors
+from trainworks.measure.bench import node_record
+from trainworks.measure.bench.host_programs import measure_host_link, measure_mpi, measure_triad
 from trainworks.measure.bench.measurement import Measurement
-from trainworks.measure.bench.memory import measure_host_link, measure_triad
-from trainworks.measure.bench.mpi import measure_mpi
-from trainworks.measure.bench.node_record import (
-    OUTPUT_PREFIX,
-    STORAGE,
-    BenchPart,
-    NodeRecord,
-    read_record,
-    record_path,
-    write_record,
-)
-from trainworks.measure.bench.program_output import read_part
+from trainworks.measure.bench.readers.output import ToolOutput
+from trainworks.measure.bench.readers.registry import read_output
 from trainworks.measure.bench.storage import measure_storage
 from trainworks.record.measured.bench import BenchRequest
 
@@ -54,29 +46,30 @@ class NodeBench:
         env: variables of the job: addresses and ranks.
     """
 
-    def __init__(self, record: NodeRecord, save: Callable[[NodeRecord], None], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, record: node_record.NodeRecord, save: Callable[[node_record.NodeRecord], None], env: Mapping[str, str]
+    ) -> None:
         self._request, self._save, self._env = record.request, save, env
         self.record = record
 
-    def measure(self) -> NodeRecord:
+    def measure(self) -> node_record.NodeRecord:
         """Measure what is missing; returns the complete record."""
         if self.record.node == 0 or "/" not in self.record.name:
             load, before = OtherLoad(), self.record.parts
             self._alone()
             if self.record.parts != before:
                 self._keep(replace(self.record, others_share=load.share()))
-        addresses = self._addresses
+        addresses = self._env.get("SKYPILOT_NODE_IPS", "").split() or [LOOPBACK]
         if self.record.node == 0 and "mpi" in self._request.kinds:
             of = self._request
             self._part("mpi", lambda: measure_mpi(addresses, full=of.full, built_in=of.built_in))
         if {"collectives", "network"} & set(self._request.kinds):
-            self._together(len(addresses))
+            known = {"done": tuple(part for part in self.record.parts if "@" in part), "group": self.record.nodes}
+            place = (self._env.get("MASTER_ADDR", LOOPBACK), self._env.get("MASTER_PORT", "0"))
+            arguments = (str(self.record.node), str(len(addresses)), self.record.name, *place)
+            self._worker(_RANKS, self._request.model_copy(update=known), *arguments)
         self._keep(replace(self.record, is_complete=True))
         return self.record
-
-    @property
-    def _addresses(self) -> list[str]:
-        return self._env.get("SKYPILOT_NODE_IPS", "").split() or [LOOPBACK]
 
     def _alone(self) -> None:
         request = self._request
@@ -89,34 +82,25 @@ class NodeBench:
             self._part("memory/host", lambda: measure_triad(full=request.full))
         for path in request.paths if "storage" in request.kinds else ():
             self._part(
-                f"{STORAGE}{path}", partial(measure_storage, Path(path), full=request.full, built_in=request.built_in)
+                f"{node_record.STORAGE}{path}",
+                partial(measure_storage, Path(path), full=request.full, built_in=request.built_in),
             )
-
-    def _together(self, nodes: int) -> None:
-        known = {"done": tuple(part for part in self.record.parts if "@" in part), "group": self.record.nodes}
-        place = (self._env.get("MASTER_ADDR", LOOPBACK), self._env.get("MASTER_PORT", "0"))
-        arguments = (str(self.record.node), str(nodes), self.record.name, *place)
-        self._worker(_RANKS, self._request.model_copy(update=known), *arguments)
 
     def _part(self, name: str, measure: Callable[[], list[Measurement]], *, is_needed: bool = True) -> None:
         """Add a part; one that is not needed, because another program measures it then, is left out if it fails."""
         if name in self.record.parts:
             return
         try:
-            self._add(name, BenchPart(tuple(measure())))
+            self._add(name, node_record.BenchPart(tuple(measure())))
         except TrainworksError as error:
             if is_needed:
-                self._add(name, BenchPart(skipped=error.message))
+                self._add(name, node_record.BenchPart(skipped=error.message))
 
     def _worker(self, module: str, request: BenchRequest, *arguments: str) -> None:
-        """Add the parts that a program with torch prints.
-
-        Raises:
-            EnvironmentProblem: it ended before it had measured everything; its log says why.
-        """
+        """Add the parts that a program with torch prints."""
         name = module.rpartition(".")[2]
         if "torch" not in self.record.host.packages:
-            self._add(name, BenchPart(skipped="torch is not installed on this node"))
+            self._add(name, node_record.BenchPart(skipped="torch is not installed on this node"))
             return
         for line in process.lines(process.python_module(module, request.model_dump_json(), *arguments)):
             found: dict[str, Any] = json.loads(line)
@@ -128,11 +112,11 @@ class NodeBench:
                 return
         raise EnvironmentProblem(f"the measurement of the {name} of {self.record.name} ended too early")
 
-    def _add(self, name: str, part: BenchPart) -> None:
+    def _add(self, name: str, part: node_record.BenchPart) -> None:
         print(f"{self.record.name}: {name}: {part.skipped or 'measured'}", flush=True)  # noqa: T201, for the log
         self._keep(replace(self.record, parts={**self.record.parts, name: part}))
 
-    def _keep(self, record: NodeRecord) -> None:
+    def _keep(self, record: node_record.NodeRecord) -> None:
         self.record = record
         self._save(record)
 
@@ -141,14 +125,18 @@ def main(request_json: str) -> None:
     """Measure this node's share of a benchmark; the ranks' variables and TRAINWORKS_RUN_DIR are in the environment."""
     request, folder = BenchRequest.model_validate_json(request_json), Path(os.environ["TRAINWORKS_RUN_DIR"])
     node = int(os.environ.get("NODE_RANK", "0"))
-    path = record_path(folder, node)
-    before, name = read_record(path), node_name(node, os.environ)
-    record = NodeRecord(node, name, probe_host(Path.cwd()), processors(), _tools(), request, (name,))
+    path = node_record.record_path(folder, node)
+    before, name = node_record.read_record(path), node_name(node, os.environ)
+    found = {}
+    for tool in filter(shutil.which, _TOOLS):
+        lines = process.run([tool, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout.splitlines()
+        found[tool] = lines[0] if lines else "unknown"
+    record = node_record.NodeRecord(node, name, probe_host(Path.cwd()), processors(), found, request, (name,))
     if before is not None and (before.name, before.request) == (name, request):
         record = replace(record, nodes=before.nodes, parts=before.parts, others_share=before.others_share)
-    record = NodeBench(record, partial(write_record, path), os.environ).measure()
+    record = NodeBench(record, partial(node_record.write_record, path), os.environ).measure()
     if request.prints_record:
-        print(f"{OUTPUT_PREFIX}{record.to_json()}", flush=True)  # noqa: T201, the only way from there
+        print(f"{node_record.OUTPUT_PREFIX}{record.to_json()}", flush=True)  # noqa: T201, the only way from there
 
 
 def node_name(node: int, env: Mapping[str, str]) -> str:
@@ -159,12 +147,30 @@ def node_name(node: int, env: Mapping[str, str]) -> str:
     return f"{socket.gethostname()}/{node}" if len(set(addresses)) < len(addresses) else socket.gethostname()
 
 
-def _tools() -> dict[str, str]:
-    found = {}
-    for tool in filter(shutil.which, _TOOLS):
-        lines = process.run([tool, "--version"], timeout_s=_VERSION_TIMEOUT_S).stdout.splitlines()
-        found[tool] = lines[0] if lines else "unknown"
-    return found
+def read_part(printed: Mapping[str, Any]) -> node_record.BenchPart:
+    """A part as the worker prints it; without figures where the output of another program cannot be read."""
+    items = printed["figures"]
+    plain = node_record.PART.validate_python(
+        {"figures": [each for each in items if "output" not in each], "skipped": ""}
+    )
+    try:
+        read = [figure for each in items if "output" in each for figure in _read_output(each)]
+    except UsageError as error:
+        return node_record.BenchPart(skipped=error.message)
+    return node_record.BenchPart((*read, *plain.figures), str(printed["skipped"]))
+
+
+def _read_output(item: Mapping[str, Any]) -> list[Measurement]:
+    """Figures of an output, of the subject and conditions that the rank knows."""
+    return [
+        replace(
+            each,
+            subject=item["subject"],
+            tool=f"{each.tool} {item['version']}".strip(),
+            conditions={**each.conditions, **item["conditions"]},
+        )
+        for each in read_output(ToolOutput(f"output of {item['subject']}", item["output"]))
+    ]
 
 
 if __name__ == "__main__":

@@ -54,9 +54,25 @@ def find_outliers(measurements: Iterable[Measurement]) -> list[BenchOutlier]:
     groups: defaultdict[Hashable, list[Measurement]] = defaultdict(list)
     for each in measurements:
         if each.value > 0:
-            groups[_group(each)].append(each)
+            alike = [name for name in _ALIKE if not (name == "direction" and each.quantity in _LINKS)]
+            words = each.subject.split()
+            path = words[-1] if words[-1].startswith("/") else ""
+            groups[(each.quantity, path, *((name, each.conditions.get(name)) for name in alike))].append(each)
     found = [outlier for group in groups.values() if len(group) >= _FEWEST for outlier in _outliers(group)]
-    return sorted(_with_nodes(found, [*groups.values()]), key=lambda outlier: outlier.share)
+    # a slow port makes all links of its node slow, and one of several links of every other node: where most links of a
+    # node are slow, the node stands in their place
+    peers: defaultdict[tuple[str, Quantity], set[str]] = defaultdict(set)
+    slow: defaultdict[tuple[str, Quantity], list[BenchOutlier]] = defaultdict(list)
+    for each in (each for group in groups.values() for each in group):
+        for end in _ends(each):
+            peers[end].add(each.subject)
+    for outlier in found:
+        for end in _ends(outlier.measurement):
+            slow[end].append(outlier)
+    bad = {end for end, links in slow.items() if 1 < len(peers[end]) < 2 * len({one.subject for one in links})}
+    named = [replace(min(slow[end], key=lambda one: one.share), subject=end[0]) for end in bad]
+    named += [each for each in found if not bad & set(_ends(each.measurement))]
+    return sorted(named, key=lambda outlier: outlier.share)
 
 
 def modified_z_scores(values: Sequence[float]) -> list[float]:
@@ -69,18 +85,8 @@ def modified_z_scores(values: Sequence[float]) -> list[float]:
     return [difference * float("inf") if difference else 0.0 for difference in differences]
 
 
-def _group(measurement: Measurement) -> Hashable:
-    alike = [name for name in _ALIKE if not (name == "direction" and measurement.quantity in _LINKS)]
-    words = measurement.subject.split()
-    path = words[-1] if words[-1].startswith("/") else ""
-    return (measurement.quantity, path, *((name, measurement.conditions.get(name)) for name in alike))
-
-
 def _outliers(group: list[Measurement]) -> list[BenchOutlier]:
-    """Outliers of a group by the logarithms of its figures.
-
-    Rates differ by factors: on a linear scale no rate is further below the median than the median itself.
-    """
+    """Outliers by logarithms: on a linear scale no rate is further below the median than the median itself."""
     values = [each.value for each in group]
     usual, worse = median(values), 1 if group[0].quantity is Quantity.LINK_LATENCY else -1
     candidates = [
@@ -89,25 +95,6 @@ def _outliers(group: list[Measurement]) -> list[BenchOutlier]:
         if worse * score > _CUTOFF
     ]
     return [each for each in candidates if each.share < 1 - _LEAST_DIFFERENCE]
-
-
-def _with_nodes(outliers: list[BenchOutlier], groups: Iterable[list[Measurement]]) -> list[BenchOutlier]:
-    """The outliers, with one for a node in place of its links where most of them are slow.
-
-    A slow port makes all links of its node slow, and one of several links of every other node.
-    """
-    peers: defaultdict[tuple[str, Quantity], set[str]] = defaultdict(set)
-    slow: defaultdict[tuple[str, Quantity], list[BenchOutlier]] = defaultdict(list)
-    for group in groups:
-        for each in group:
-            for end in _ends(each):
-                peers[end].add(each.subject)
-    for outlier in outliers:
-        for end in _ends(outlier.measurement):
-            slow[end].append(outlier)
-    bad = {end for end, links in slow.items() if 1 < len(peers[end]) < 2 * len({one.subject for one in links})}
-    named = [replace(min(slow[end], key=lambda one: one.share), subject=end[0]) for end in bad]
-    return [*named, *(each for each in outliers if not bad & set(_ends(each.measurement)))]
 
 
 def _ends(measurement: Measurement) -> list[tuple[str, Quantity]]:

@@ -11,17 +11,15 @@ import mmap
 import os
 import random
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from trainworks import __version__
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import free_bytes, naming_full_disk
+from trainworks.files import free_bytes, naming_full_disk, temporary_folder
 from trainworks.host import process
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.readers.output import ToolOutput
@@ -73,11 +71,11 @@ def measure_storage(path: Path, *, full: bool, built_in: bool = False) -> list[M
     size = _FULL_BYTES if full else _BYTES
     if size > _FREE_SHARE * free_bytes(path):
         raise EnvironmentProblem(f"`{path}` has not enough free space for a file of {size >> 20} MiB and a reserve")
-    with naming_full_disk(path), tempfile.TemporaryDirectory(prefix=".trainworks-bench-", dir=path) as folder:
+    with naming_full_disk(path), temporary_folder(".trainworks-bench-", path) as folder:
         measure_job = _with_fio if shutil.which("fio") and not built_in else _with_own
         seconds = _FULL_SECONDS if full else _SECONDS
-        figures = [measure_job(job, Path(folder) / "file", size, seconds, str(path)) for job in JOBS]
-        return figures + _metadata(Path(folder), str(path), _FULL_FILES if full else _FILES)
+        figures = [measure_job(job, folder / "file", size, seconds, str(path)) for job in JOBS]
+        return figures + _metadata(folder, str(path), _FULL_FILES if full else _FILES)
 
 
 def fio_arguments(job: StorageJob, file: Path, size: int, seconds: float) -> list[str]:
@@ -114,7 +112,8 @@ def _measurement(job: StorageJob, value: float, subject: str, tool: str, cache: 
 
 
 def _with_own(job: StorageJob, file: Path, size: int, seconds: float, subject: str) -> Measurement:
-    with _aligned(job.block_bytes) as block:
+    with mmap.mmap(-1, job.block_bytes) as block:  # at the start of a page, as O_DIRECT needs it
+        block.write(_random(0).randbytes(job.block_bytes))  # no file system can compress it
         if job.access == "write":
             return _measurement(job, size / _write(file, size, block), subject, _TOOL, "flushed")
         if job.access == "read":
@@ -128,14 +127,6 @@ def _with_own(job: StorageJob, file: Path, size: int, seconds: float, subject: s
             cache = _drop(file)
             rate = _random_reads(file, size, block, seconds, 0)
     return _measurement(job, rate, subject, _TOOL, cache)
-
-
-@contextmanager
-def _aligned(size: int) -> Iterator[mmap.mmap]:
-    """Memory at the start of a page, as O_DIRECT needs it, with content that no file system can compress."""
-    with mmap.mmap(-1, size) as block:
-        block.write(_random(0).randbytes(size))
-        yield block
 
 
 def _random(seed: int) -> random.Random:

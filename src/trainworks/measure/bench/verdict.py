@@ -6,18 +6,22 @@ weak             at least `fails` of it
 fail             less
 busy             would be weak or fail, but other programs used the cores meanwhile: no verdict
 no expectation   nothing says what to expect
+
+A value above the bound is explained by the slip of units or counting that is nearest to it.
+
+`BOUNDS` has a rule for the physical bound of each quantity; the docstring of a rule is its formula.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from trainworks.catalog.bounds import Bound
-from trainworks.measure.bench.bound import physical_bound
-from trainworks.measure.bench.expected import Yardstick, expected_value
+from trainworks.catalog.bounds import Bound, bus_factor, busbw_bound, group_of
+from trainworks.catalog.catalog import has, link
+from trainworks.measure.bench import expected
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.measure.bench.slips import ROUNDING, explain
 from trainworks.units import format_quantity
 
 
@@ -96,7 +100,7 @@ class Judged:
     """The mistake that explains a value above the bound."""
 
 
-def judge(measurement: Measurement, yardstick: Yardstick) -> Judged:
+def judge(measurement: Measurement, yardstick: expected.Yardstick) -> Judged:
     """Hold a measurement against the bound and the expected value of its hardware.
 
     >>> from trainworks.catalog.cluster import parse_cluster
@@ -105,28 +109,30 @@ def judge(measurement: Measurement, yardstick: Yardstick) -> Judged:
     'impossible'
     """
     lower_is_better = measurement.quantity is Quantity.LINK_LATENCY
-    bound, expected = physical_bound(measurement, yardstick), expected_value(measurement, yardstick)
+    bound, healthy = physical_bound(measurement, yardstick), expected.expected_value(measurement, yardstick)
     unit = unit_of(measurement.quantity)
-    if bound is not None and _is_beyond(measurement.value, bound.value, lower_is_better=lower_is_better):
-        slip = explain(measurement, yardstick, bound, expected)
+    if bound is not None and (
+        measurement.value * ROUNDING < bound.value if lower_is_better else measurement.value > bound.value * ROUNDING
+    ):
+        slip = _explain(measurement, yardstick, bound, healthy)
         side = "below" if lower_is_better else "above"
         reason = f"{side} the bound of {format_quantity(bound.value, unit)} ({bound.formula})"
         why = f"{reason}; {slip}" if slip else reason
-        share = measurement.value / expected if expected else None
-        return Judged(measurement, BenchVerdict.IMPOSSIBLE, why, expected, share, bound, slip)
-    if not expected or measurement.value <= 0:
+        share = measurement.value / healthy if healthy else None
+        return Judged(measurement, BenchVerdict.IMPOSSIBLE, why, healthy, share, bound, slip)
+    if not healthy or measurement.value <= 0:
         reason = "nothing says what to expect of this hardware"
         return Judged(measurement, BenchVerdict.NO_EXPECTATION, reason, bound=bound)
-    share = expected / measurement.value if lower_is_better else measurement.value / expected
+    share = healthy / measurement.value if lower_is_better else measurement.value / healthy
     is_need = measurement.quantity in yardstick.needs
     band = _NEED if is_need else BANDS[measurement.quantity]
     passed, failed = share >= band.passes, share < band.fails
     verdict = BenchVerdict.PASS if passed else BenchVerdict.FAIL if failed else BenchVerdict.WEAK
-    of_what = f"the {format_quantity(expected, unit)} that {'the run needs' if is_need else 'is expected'}"
-    return Judged(measurement, verdict, f"{share:.0%} of {of_what}", expected, share, bound)
+    of_what = f"the {format_quantity(healthy, unit)} that {'the run needs' if is_need else 'is expected'}"
+    return Judged(measurement, verdict, f"{share:.0%} of {of_what}", healthy, share, bound)
 
 
-def without_blame(judged: Judged) -> Judged:
+def clear_blame(judged: Judged) -> Judged:
     """The judgement where other programs lowered the figure: what is weak or fails blames no hardware then."""
     if judged.verdict not in (BenchVerdict.WEAK, BenchVerdict.FAIL):
         return judged
@@ -143,5 +149,205 @@ def unit_of(quantity: Quantity) -> str:
     return "/s" if quantity in (Quantity.STORAGE_OPERATIONS, Quantity.METADATA_OPERATIONS) else "bytes/s"
 
 
-def _is_beyond(value: float, bound: float, *, lower_is_better: bool) -> bool:
-    return value * ROUNDING < bound if lower_is_better else value > bound * ROUNDING
+_ONE_NODE = "`all_reduce_perf -g N` without MPI measures N GPUs of one node, on any number of nodes"
+_ONE_MEMORY = "both ranks on one node use its memory and not the network"
+_RATES_OF_COLLECTIVES = (Quantity.BUS_BANDWIDTH, Quantity.ALGORITHM_BANDWIDTH)
+
+
+ROUNDING = 1.005
+"""Values are printed with three figures, so that one at the bound may round to above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """One way in which a figure becomes too large."""
+
+    factor: float
+    """Stated over true value."""
+    text: str
+
+
+def _explain(
+    measurement: Measurement, yardstick: expected.Yardstick, bound: Bound, healthy: float | None
+) -> str | None:
+    """The slip after whose correction the value is possible, and nearest to what is expected; None if none is.
+
+    A collective over several nodes is first held against the bound of one node: a program that was started without MPI
+    measures one node each time.
+    """
+    if measurement.quantity is Quantity.LINK_LATENCY:
+        if measurement.conditions.get("transport") == "mpi":
+            return _ONE_MEMORY
+        return "milliseconds or microseconds were mistaken for a smaller unit"
+    alone = _node_slip(measurement, yardstick)
+    slips = _slips(measurement, yardstick)
+    possible = [slip for slip in slips if measurement.value / slip.factor <= bound.value * ROUNDING]
+    if alone is not None or not possible:
+        return alone
+    usual = healthy or bound.value
+    best = max(possible, key=lambda slip: -abs(measurement.value / slip.factor / usual - 1))
+    if best.factor == float("inf"):
+        return best.text
+    return f"{best.text}: it would be {format_quantity(measurement.value / best.factor, unit_of(measurement.quantity))}"
+
+
+def _node_slip(measurement: Measurement, yardstick: expected.Yardstick) -> str | None:
+    if measurement.quantity not in _RATES_OF_COLLECTIVES or yardstick.cluster is None:
+        return None
+    ranks, nodes = expected.ranks_of(measurement, yardstick.cluster)
+    if nodes == 1:
+        return None
+    conditions = {**measurement.conditions, "nodes": 1, "ranks": ranks // nodes}
+    local = Measurement(measurement.quantity, measurement.value, measurement.subject, measurement.tool, conditions)
+    bound = physical_bound(local, yardstick)
+    if bound is None or ranks // nodes < 2:
+        return None
+    if measurement.value <= bound.value:
+        return _ONE_NODE
+    if measurement.value <= 2 * bound.value:
+        return f"{_ONE_NODE}, and both directions were added"
+    return None
+
+
+def _slips(measurement: Measurement, yardstick: expected.Yardstick) -> Iterator[Slip]:
+    quantity, cluster = measurement.quantity, yardstick.cluster
+    if quantity in (Quantity.GEMM, Quantity.HPL):
+        yield Slip(2.0, "the peak with sparsity, or a multiply-add counted as two, doubles the rate")
+    else:
+        yield Slip(8.0, "Gb/s written as GB/s is a factor of 8")
+        yield Slip(1.024**3, "GiB/s read as GB/s is a factor of 1.07")
+        if expected.directions(measurement) == 1:
+            yield Slip(2.0, "both directions added together are a factor of 2")
+    if cluster is None:
+        return
+    if quantity in (Quantity.GEMM, Quantity.BUS_BANDWIDTH):
+        yield _slip(cluster.accelerators_per_node, "GPUs")
+    elif quantity is Quantity.LINK_BANDWIDTH:
+        yield _slip(cluster.nics, "NICs")
+        if measurement.conditions.get("transport") == "mpi":
+            yield Slip(float("inf"), _ONE_MEMORY)
+    if quantity in _RATES_OF_COLLECTIVES:
+        factor = bus_factor(expected.operation_of(measurement), expected.ranks_of(measurement, cluster)[0])
+        yield Slip(max(factor, 1 / factor), f"busbw and algbw, a factor of {factor:.3g}, were mistaken for each other")
+
+
+def _slip(count: int, noun: str) -> Slip:
+    return Slip(float(max(count, 1)), f"all {count} {noun} of a node were counted as one")
+
+
+_CYCLES = "https://stackoverflow.com/questions/15655835/flops-per-cycle-for-sandy-bridge-and-haswell-sse2-avx-avx2"
+_CATALOGUED_LINKS = "trainworks catalog list links"
+
+
+def physical_bound(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """The bound of a measured value, in base units; None where no data sheet sets one."""
+    rule = BOUNDS.get(measurement.quantity)
+    bound = rule(measurement, yardstick) if rule else None
+    return bound if bound and bound.value else None
+
+
+def _gemm(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """Dense peak of the data sheet in that precision; on processors as HPL."""
+    cluster = yardstick.cluster
+    if cluster is None or expected.is_on_host(measurement, yardstick):
+        return _processors(measurement, yardstick)
+    peaks = {str(name): rate for name, rate in cluster.accelerator.peak_flops_per_s.items()}
+    peak = peaks.get(str(measurement.conditions.get("precision")), 0.0)
+    return Bound(peak, "dense peak of the data sheet", f"trainworks catalog show {cluster.accelerator.name}")
+
+
+def _processors(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """Cores x highest clock x operations a cycle, where Linux says the clock."""
+    shown = yardstick.processors
+    if shown is None or not shown.highest_clock_hz:
+        return None
+    cycle = expected.host_flops_per_cycle(shown, str(measurement.conditions.get("precision", "fp64")))
+    peak = cycle * shown.highest_clock_hz * expected.number_of(measurement, "cores", yardstick.cores)
+    return Bound(peak, "cores x highest clock x operations a cycle", _CYCLES)
+
+
+def _host_memory(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """Sockets x channels x transfers a second x 8 B, of a processor of the catalogue."""
+    peak = expected.memory_bytes_per_s(yardstick)
+    return Bound(peak, "sockets x channels x transfers/s x 8 B", "trainworks catalog list processors") if peak else None
+
+
+def _device_memory(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """Memory bandwidth of the data sheet."""
+    part = yardstick.cluster.accelerator if yardstick.cluster else None
+    if part is None:
+        return None
+    return Bound(part.memory_bytes_per_s, "memory bandwidth", f"trainworks catalog show {part.name}")
+
+
+def _host_link(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """Rate of the link in one direction, twice that for both."""
+    part = yardstick.cluster.accelerator if yardstick.cluster else None
+    if part is None:
+        return None
+    rate = part.host_bytes_per_s * expected.directions(measurement)
+    return Bound(rate, _port("host link", measurement), f"trainworks catalog show {part.name}")
+
+
+def _link(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """Rate of the ports in one direction, twice that for both; of two accelerators that of their scale-up link."""
+    cluster = yardstick.cluster
+    if cluster is None:
+        return None
+    if expected.is_scale_up(measurement):
+        part = cluster.accelerator
+        rate = max(part.pair_bytes_per_s or part.scale_up_bytes_per_s, part.host_bytes_per_s)
+        name = _port(f"{part.scale_up} between two", measurement)
+        return Bound(rate * expected.directions(measurement), name, f"trainworks catalog show {part.name}")
+    if not expected.is_of_cluster(measurement, cluster):
+        return None
+    if measurement.conditions.get("transport") == "mpi":  # it may use all ports at once
+        return Bound(
+            cluster.node_bytes_per_s * expected.directions(measurement),
+            _port("all ports of a node", measurement),
+            _CATALOGUED_LINKS,
+        )
+    rate = expected.ports_bytes_per_s(measurement, cluster) * expected.directions(measurement)
+    return Bound(rate, _port(f"port of {cluster.network}", measurement), _CATALOGUED_LINKS)
+
+
+def _port(name: str, measurement: Measurement) -> str:
+    return f"{name}, {'both directions' if expected.directions(measurement) == 2 else 'one direction'}"
+
+
+def _latency(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """A lower bound: latency of the link through one switch, where the vendor publishes it."""
+    cluster = yardstick.cluster
+    fabric = cluster.fabric if cluster and expected.is_of_cluster(measurement, cluster) else None
+    if fabric is None or fabric.network == "TCP" or not has("links", fabric.port):  # that of TCP is an assumption
+        return None
+    return Bound(link(fabric.port).latency_s or 0.0, "latency of the link through one switch", _CATALOGUED_LINKS)
+
+
+def _collective(measurement: Measurement, yardstick: expected.Yardstick) -> Bound | None:
+    """The links of the ranks and of their domains, `trainworks.catalog.bounds`; algbw is busbw over its factor."""
+    cluster, operation = yardstick.cluster, expected.operation_of(measurement)
+    if cluster is None or expected.is_by_processors(measurement):
+        return None
+    ranks, nodes = expected.ranks_of(measurement, cluster)
+    if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):
+        return None
+    bound = busbw_bound(operation, group_of(cluster, ranks, nodes))
+    if measurement.quantity is Quantity.BUS_BANDWIDTH:
+        return bound
+    factor = bus_factor(operation, ranks)
+    return Bound(bound.value / factor, bound.formula.replace("busbw", f"{factor:.3g} algbw"), bound.source)
+
+
+BOUNDS: Mapping[Quantity, Callable[[Measurement, expected.Yardstick], Bound | None]] = {
+    Quantity.GEMM: _gemm,
+    Quantity.HPL: _processors,
+    Quantity.MEMORY_BANDWIDTH: _host_memory,
+    Quantity.DEVICE_MEMORY_BANDWIDTH: _device_memory,
+    Quantity.HOST_LINK: _host_link,
+    Quantity.LINK_BANDWIDTH: _link,
+    Quantity.LINK_LATENCY: _latency,
+    Quantity.ALGORITHM_BANDWIDTH: _collective,
+    Quantity.BUS_BANDWIDTH: _collective,
+}
+"""Rules; storage has no bound that a data sheet of the catalogue sets."""

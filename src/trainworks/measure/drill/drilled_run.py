@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import psutil
 
@@ -17,14 +17,15 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.measure.drill.drill_report import UsageSample
 from trainworks.measure.drill.place import DrillPlace
-from trainworks.measure.drill.soak import UsageSample
 from trainworks.measure.drill.victims import agents_of, supervisor_of
-from trainworks.record.events import Event, read_lines_from
+from trainworks.record.events.log import Event, read_events_from, read_lines_from
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
 
 _LOOK_S = 0.02
+Row = TypeVar("Row")
 
 
 class DrilledRun:
@@ -52,8 +53,8 @@ class DrilledRun:
         self.run_dir: RunDir = RunDir(runs / f"{name}-1")
         self.resumed_at: list[float] = []
         """Times at which the drill resumed the run."""
-        self._events = _Lines()
-        self._rows = _Lines()
+        self._events = _Lines(read_events_from)
+        self._rows = _Lines(read_lines_from)
 
     def start(self) -> None:
         """Start the run, and return at once."""
@@ -147,15 +148,16 @@ class DrilledRun:
             self._command.wait(5.0)
 
 
-class _Lines:
+class _Lines(Generic[Row]):
     """A JSON-lines file that grows: each look reads the new lines alone."""
 
-    def __init__(self) -> None:
-        self._found: list[dict[str, Any]] = []
+    def __init__(self, read_from: Callable[[Path, int], tuple[list[Row], int]]) -> None:
+        self._read_from = read_from
+        self._found: list[Row] = []
         self._read_bytes = 0
 
-    def read(self, path: Path) -> list[dict[str, Any]]:
+    def read(self, path: Path) -> list[Row]:
         """All its lines so far."""
-        new, self._read_bytes = read_lines_from(path, self._read_bytes)
+        new, self._read_bytes = self._read_from(path, self._read_bytes)
         self._found += new
         return self._found

@@ -75,8 +75,6 @@ class FailingStore:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request of a client."""
-
     proxy: FailingStore
     protocol_version = "HTTP/1.1"
 

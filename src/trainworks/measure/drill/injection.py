@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
@@ -69,33 +70,23 @@ def inject(
         return Injected(run.place.hit(run.run_dir, kind, index, number))
     if fault is DrillFault.PREEMPT:
         return Injected(run.place.preempt(run.run_dir))
-    return Injected(run.clock.now(), _inject_lasting(fault, run, rng, network=network, disk=disk, store=store))
-
-
-def _inject_lasting(
-    fault: DrillFault,
-    run: DrilledRun,
-    rng: random.Random,
-    *,
-    network: str,
-    disk: Path | None,
-    store: FailingStore | None,
-) -> Undo | None:
-    """Inject a fault that lasts until it is taken back, or until the run has ended."""
+    # the others last until they are taken back, or until the run has ended
+    at, undo = run.clock.now(), None
     match fault:
         case DrillFault.SLOW_RANK:
-            return run.place.slow(run.run_dir, rng.choice(run.ranks), SLOW_FOR_S)
+            undo = run.place.slow(run.run_dir, rng.choice(run.ranks), SLOW_FOR_S)
         case DrillFault.LOSE_NODE:
-            return run.place.lose_node(run.run_dir, rng.choice(run.nodes))
+            undo = run.place.lose_node(run.run_dir, rng.choice(run.nodes))
         case DrillFault.CUT_NETWORK:
-            return _cut(network)
+            _ip("-n", network, "link", "set", "lo", "down")
+            undo = partial(_ip, "-n", network, "link", "set", "lo", "up")
         case DrillFault.FULL_DISK:
             assert disk is not None
-            return _fill(disk)
+            undo = _fill(disk)
         case _:
             assert store is not None
             store.fail()
-            return None
+    return Injected(at, undo)
 
 
 def lasts_s(fault: DrillFault) -> float:
@@ -107,17 +98,9 @@ def _damage_and_kill(fault: DrillFault, run: DrilledRun, rng: random.Random) -> 
     """Damage the newest checkpoint while a stopped rank keeps the run from saving a newer one, then kill that rank."""
     rank = rng.choice(run.ranks)
     run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGSTOP)
-    _damage(fault, _largest_file(run.checkpoint()), rng)
-    return run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGKILL)
-
-
-def _largest_file(folder: Path) -> Path:
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
-    return max(files, key=lambda path: path.stat().st_size)
-
-
-def _damage(fault: DrillFault, shard: Path, rng: random.Random) -> None:
-    """Damage a file in place: size and time of a flipped bit's file stay, as on a failing disk."""
+    files = [path for path in run.checkpoint().rglob("*") if path.is_file() and path.name != "manifest.json"]
+    shard = max(files, key=lambda path: path.stat().st_size)
+    # in place: size and time of a flipped bit's file stay, as on a failing disk
     size = shard.stat().st_size
     if fault is DrillFault.DELETE_SHARD:
         shard.unlink()
@@ -130,11 +113,7 @@ def _damage(fault: DrillFault, shard: Path, rng: random.Random) -> None:
             flipped = file.read(1)[0] ^ (1 << rng.randrange(8))
             file.seek(position)
             file.write(bytes([flipped]))
-
-
-def _cut(network: str) -> Undo:
-    _ip("-n", network, "link", "set", "lo", "down")
-    return lambda: _ip("-n", network, "link", "set", "lo", "up")
+    return run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGKILL)
 
 
 def _ip(*arguments: str) -> None:

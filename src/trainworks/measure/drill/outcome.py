@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainworks.measure.drill.drill_fault import DrillFault
-from trainworks.record.events import Event
+from trainworks.record.events.job import DecisionEvent, FailureEvent, SubmittedEvent
+from trainworks.record.events.log import Event, of_kind
+from trainworks.record.events.training import AttemptEvent
 from trainworks.recover.restarts import WAITING_STATES
 
 _NOTICED = (
-    "failure",
-    "agent_lost",
-    "checkpoint_damaged",
-    "checkpoint_failed",
-    "straggler",
-    "stop_requested",
-    "stopped",
+    *("failure", "agent_lost", "checkpoint_damaged", "checkpoint_failed"),
+    *("straggler", "stop_requested", "stopped"),
 )
 _ROUNDING = 1e-2
 """Largest difference of a loss after sums over another number of ranks: an assumption for runs of a drill's length."""
@@ -87,9 +84,10 @@ def outcome(
     since = [event for event in events if injection.at <= event["t"] < until]
     seen = [event["t"] for event in since if event["kind"] in _NOTICED or event.get("state") in WAITING_STATES]
     resumed = [at for at in resumed_at if injection.at <= at < until]
-    met = next((event for event in since if event["kind"] == "attempt"), None)
-    layouts = [event.get("layout") for event in events if event["kind"] == "attempt" and event["t"] < until]
+    met = next(iter(of_kind(since, AttemptEvent)), None)
+    layouts = [event.get("layout") for event in of_kind(events, AttemptEvent) if event["t"] < until]
     after = [row for row in rows if injection.at < row["t"] < until and (met is None or row["t"] > met["t"])]
+    apart = [abs(row["loss"] - undisturbed[row["step"]]) for row in after if row["step"] in undisturbed]
     return FaultOutcome(
         injection.fault,
         injection.step,
@@ -97,17 +95,17 @@ def outcome(
         decision=_decision(since, resumed=bool(resumed)),
         back_s=after[0]["t"] - injection.at if after else None,
         steps_lost=_steps_lost(injection, met, since, rows),
-        loss_difference=_difference(after, undisturbed),
-        has_new_layout=len(set(layouts)) > 1,
+        loss_difference=max(apart, default=None),
+        has_new_layout=any(layout != layouts[0] for layout in layouts),
     )
 
 
 def _decision(since: Sequence[Event], *, resumed: bool) -> str:
     """What the job did: the last decision about its nodes, or what the record shows of its ranks."""
-    said = [event["action"] for event in since if event["kind"] == "decision"]
+    said = [event["action"] for event in of_kind(since, DecisionEvent)]
     kinds = {event["kind"] for event in since}
     found = said[-1] if said else _IN_PLACE if "ranks_started" in kinds else "continue"
-    if any(event["kind"] == "submitted" and event.get("restarts") for event in since):
+    if any(event.get("restarts") for event in of_kind(since, SubmittedEvent)):
         found = "stop with a checkpoint, queue again" if "stopped" in kinds else "queue again"
     if resumed:
         found = "stop with a checkpoint, resume" if "stopped" in kinds else "end, resume"
@@ -117,20 +115,15 @@ def _decision(since: Sequence[Event], *, resumed: bool) -> str:
 
 
 def _steps_lost(
-    injection: Injection, met: Event | None, since: Sequence[Event], rows: Sequence[Mapping[str, Any]]
+    injection: Injection, met: AttemptEvent | None, since: Sequence[Event], rows: Sequence[Mapping[str, Any]]
 ) -> int:
     """Steps of the old attempt behind the checkpoint that the new one resumed from."""
     if met is None:
         return 0
     written = [row["step"] for row in rows if row["t"] < met["t"]]
-    failed_in = [event["step"] - 1 for event in since if event["kind"] == "failure" and event.get("step")]
+    failed_in = [event["step"] - 1 for event in of_kind(since, FailureEvent) if event.get("step")]
     last: int = max([injection.step, *written[-1:], *failed_in])
     return max(0, last - int(met["resumed_from_step"]))
-
-
-def _difference(rows: Sequence[Mapping[str, Any]], undisturbed: Mapping[int, float]) -> float | None:
-    compared = [abs(row["loss"] - undisturbed[row["step"]]) for row in rows if row["step"] in undisturbed]
-    return max(compared, default=None)
 
 
 @dataclass(frozen=True, slots=True)

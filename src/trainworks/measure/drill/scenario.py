@@ -11,11 +11,13 @@ from pathlib import Path
 from trainworks.errors import UsageError
 from trainworks.jobs.state import JobState
 from trainworks.measure.drill.drill_fault import DrillFault
+from trainworks.measure.drill.drill_report import UsageSample
 from trainworks.measure.drill.drilled_run import DrilledRun
 from trainworks.measure.drill.failing_store import FailingStore
 from trainworks.measure.drill.injection import Undo, inject, lasts_s
 from trainworks.measure.drill.outcome import FaultOutcome, Injection, outcome
-from trainworks.measure.drill.soak import UsageSample
+from trainworks.record.events.log import of_kind
+from trainworks.record.events.training import AttemptEvent, CheckpointEvent
 
 _START_S = 300.0
 _RECOVER_S = 300.0
@@ -94,7 +96,7 @@ class FaultScenario:
         run.start()
         while self.await_ready():
             until = run.clock.now() + self.rng.uniform(*gaps_s)
-            ends = next(event["t"] for event in run.events() if event["kind"] == "attempt") + seconds
+            ends = of_kind(run.events(), AttemptEvent)[0]["t"] + seconds
             run.wait(lambda: run.clock.now() > min(until, ends), gaps_s[1] + 1)  # noqa: B023
             if run.has_ended or run.clock.now() > ends:
                 break
@@ -139,7 +141,7 @@ class FaultScenario:
         if self.run.state is not JobState.RUNNING:
             return False
         newest = takewhile(lambda event: event["kind"] != "attempt", reversed(self.run.events()))
-        return len([event for event in newest if event["kind"] == "checkpoint"]) >= _CHECKPOINTS
+        return len(of_kind(newest, CheckpointEvent)) >= _CHECKPOINTS
 
     def _await_steps(self, trains_again: Callable[[], bool], undo: Undo | None) -> None:
         """Wait for a step after the fault, and resume a run that has ended instead."""

@@ -13,7 +13,6 @@ from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, Unre
 from trainworks.units import format_duration
 
 _NCCL = "https://github.com/NVIDIA/nccl/blob/master/docs/userguide/source/troubleshooting/gpu_troubleshooting.rst"
-_FABRIC = "https://github.com/NVIDIA/NVSentinel/issues/883"
 _SYSFS = "https://github.com/torvalds/linux/blob/master/Documentation/ABI"
 _AER = f"{_SYSFS}/testing/sysfs-bus-pci-devices-aer_stats"
 _INFINIBAND = f"{_SYSFS}/stable/sysfs-class-infiniband"
@@ -95,7 +94,7 @@ def fabric_manager(node: NodeView) -> Reading:
 @check(
     limit="registration completed without an error",
     action="read the log of the fabric manager, restart it, then reset the GPU",
-    source=_FABRIC,
+    source="https://github.com/NVIDIA/NVSentinel/issues/883",
 )
 def fabric_state(node: NodeView) -> Reading:
     """Every GPU is registered with the NVLink fabric."""
@@ -278,21 +277,15 @@ def _link(node: NodeView, folder: Path) -> tuple[str, str] | None:
 
 def _aer(node: NodeView, folder: Path) -> tuple[int, int] | None:
     """Fatal and non-fatal errors of a PCI device."""
-    totals = [_total(node.text(folder / f"aer_dev_{kind}")) for kind in ("fatal", "nonfatal")]
-    return None if None in totals else (totals[0] or 0, totals[1] or 0)
-
-
-def _total(text: str) -> int | None:
-    line = next((line for line in text.splitlines() if line.startswith("TOTAL_ERR_")), "")
-    return int(line.split()[1]) if line else None
+    totals = []
+    for kind in ("fatal", "nonfatal"):
+        lines = node.text(folder / f"aer_dev_{kind}").splitlines()
+        totals += [int(line.split()[1]) for line in lines if line.startswith("TOTAL_ERR_")][:1]
+    return (totals[0], totals[1]) if len(totals) == 2 else None
 
 
 def _acs_control(config: Path) -> int | None:
-    """The ACS control register; None for a device without this capability.
-
-    Raises:
-        Unreadable: the kernel shows users only the first 64 bytes.
-    """
+    """The ACS control register; None for a device without this capability."""
     try:
         space = config.read_bytes()
     except OSError:

@@ -25,9 +25,7 @@ _NVML = f"{_CUDA_PYTHON}/pr-preview/pr-2903/cuda-bindings/latest/module/generate
 _REMAPPED = f"{_NVML}/cuda.bindings.nvml.device_get_remapped_rows.html"
 _POWER = f"{_NVML}/cuda.bindings.nvml.device_get_enforced_power_limit.html"
 _THRESHOLDS = f"{_NVML}/cuda.bindings.nvml.device_get_temperature_threshold.html"
-_THROTTLING = "https://docs.nvidia.com/deploy/nvml-api/api/group__nvmlClocksEventReasons.html"
 _SRAM = "https://docs.nvidia.com/deploy/nvml-api/api/structnvmlEccSramErrorStatus__v1__t.html"
-_CUDA = "https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"
 
 _OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """Oldest driver branch by major version of CUDA."""
@@ -44,7 +42,8 @@ _MILD = {"hardware slowdown", "software thermal slowdown"}
 def gpu_count(node: NodeView) -> Reading:
     """The driver opens every GPU of the PCI bus, and there are as many as expected."""
     answering, on_bus = len(node.driver.gpus), len(node.gpus_on_the_bus)
-    wanted = node.expected.accelerators if _expects_gpus(node) else None
+    part = node.expected.accelerator
+    wanted = node.expected.accelerators if part is not None and part.vendor in ("NVIDIA", "AMD") else None
     if not (wanted or on_bus or answering):
         raise NotApplicable("no GPU")
     problems = list(node.driver.lost)
@@ -70,7 +69,7 @@ def gpu_driver(node: NodeView) -> Reading:
 @check(
     limit="driver of CUDA's major version: 13 needs 580, 12 needs 525, 11 needs 450",
     action="update the driver, or install wheels of an older CUDA",
-    source=_CUDA,
+    source="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
 )
 def gpu_cuda(node: NodeView) -> Reading:
     """The driver can run the CUDA version that the installed torch was built for."""
@@ -94,7 +93,8 @@ def gpu_type(node: NodeView) -> Reading:
     wanted = node.expected.accelerator
     if wanted is not None:
         plain = wanted.name.partition(" at ")[0]
-        problems += [f"`{name}` is not a {plain}" for name in names if _catalogued(name) not in (plain, None)]
+        known = {name: catalog.find_row(name, "accelerators") for name in names if catalog.has("accelerators", name)}
+        problems += [f"`{name}` is not a {plain}" for name, row in known.items() if row.name != plain]
     return Reading(listed([f"{count}x {name}" for name, count in names.items()]), problems)
 
 
@@ -169,11 +169,7 @@ def gpu_ecc_errors(node: NodeView) -> Reading:
     )
 
 
-@check(
-    limit="below the vendor's threshold",
-    action="replace the GPU",
-    source=_SRAM,
-)
+@check(limit="below the vendor's threshold", action="replace the GPU", source=_SRAM)
 def gpu_sram_errors(node: NodeView) -> Reading:
     """The GPU does not report more SRAM errors than its vendor allows."""
     flags = measured(node.gpus, lambda gpu: gpu.sram_exceeded, "the driver does not report SRAM errors")
@@ -249,7 +245,7 @@ def gpu_memory_temperature(node: NodeView) -> Reading:
 @check(
     limit="no slowdown; a hardware thermal one and a power brake fail, because others also occur as clocks change",
     action="check cooling and power supplies",
-    source=_THROTTLING,
+    source="https://docs.nvidia.com/deploy/nvml-api/api/group__nvmlClocksEventReasons.html",
 )
 def gpu_throttling(node: NodeView) -> Reading:
     """No GPU has its clock reduced for heat or for power."""
@@ -317,15 +313,6 @@ def gpu_firmware(node: NodeView) -> Reading:
     usual = Counter(version for _, version in versions).most_common(1)[0][0]
     problems = beyond(versions, lambda version: version != usual, lambda version: f"has {version}, most have {usual}")
     return Reading(usual, problems if _same_names(node) else [])
-
-
-def _expects_gpus(node: NodeView) -> bool:
-    return node.expected.accelerator is not None and node.expected.accelerator.vendor in ("NVIDIA", "AMD")
-
-
-def _catalogued(name: str) -> str | None:
-    """Name in the catalogue of a device of the driver; None if it has none."""
-    return catalog.find_row(name, "accelerators").name if catalog.has("accelerators", name) else None
 
 
 def _same_names(node: NodeView) -> bool:

@@ -16,7 +16,6 @@ _ALERTS, _THRESHOLDS = f"{_MIXIN}/alerts/alerts.libsonnet", f"{_MIXIN}/config.li
 NPD = "https://github.com/kubernetes/node-problem-detector/blob/master/config/kernel-monitor.json"
 _KERNEL = "https://github.com/torvalds/linux/blob/master/Documentation"
 _EDAC = f"{_KERNEL}/ABI/testing/sysfs-devices-edac"
-_NUMA = "https://rocm.docs.amd.com/en/docs-6.3.3/how-to/rocm-for-ai/training/prerequisite-system-validation.html"
 
 _MEMORY_TOLERANCE, _LOW_SPACE, _NO_SPACE = 0.05, 0.05, 0.03
 _IDLE_HUGE_PAGES = 0.1
@@ -61,7 +60,7 @@ def cpu_governor(node: NodeView) -> Reading:
 @check(
     limit="0 (off) on a node with several NUMA nodes",
     action="switch it off: `sysctl kernel.numa_balancing=0`",
-    source=_NUMA,
+    source="https://rocm.docs.amd.com/en/docs-6.3.3/how-to/rocm-for-ai/training/prerequisite-system-validation.html",
     severity="warning",
 )
 def numa_balancing(node: NodeView) -> Reading:
@@ -284,12 +283,7 @@ def disk_inodes(node: NodeView) -> Reading:
     return _shares(node, 2)
 
 
-@check(
-    limit="0 missing disks",
-    action="replace the failed disk",
-    source=_ALERTS,
-    severity="warning",
-)
+@check(limit="0 missing disks", action="replace the failed disk", source=_ALERTS, severity="warning")
 def raid(node: NodeView) -> Reading:
     """No software RAID lacks a disk."""
     arrays = node.files("/sys/block/md*/md/degraded")
@@ -329,11 +323,8 @@ def _free(node: NodeView, folder: str) -> tuple[int, float, float] | None:
 
 
 def _shares(node: NodeView, column: int) -> Reading:
-    shares = measured(_local(node), lambda mount: _column(_free(node, mount.folder), column), "no local file system")
+    free = {mount: _free(node, mount.folder) for mount in _local(node)}
+    shares = measured(free, lambda mount: (row := free[mount]) and row[column], "no local file system")
     problems = beyond(shares, lambda share: share < _LOW_SPACE, lambda share: f"has {share:.1%} free")
     least = min(share for _, share in shares)
     return Reading(f"{least:.0%} free", problems, "failed" if least < _NO_SPACE else "warning")
-
-
-def _column(row: tuple[int, float, float] | None, column: int) -> float | None:
-    return None if row is None else row[column]

@@ -21,9 +21,8 @@ from trainworks.host import process
 from trainworks.host.amd import AMD, AMD_CLASSES
 from trainworks.host.clock import KernelClock, read_kernel_clock
 from trainworks.host.fabric import NicPort, rdma_ports
-from trainworks.measure.health.amd_gpus import read_amd_driver
 from trainworks.measure.health.expectation import Expectation
-from trainworks.measure.health.gpus import Gpu, GpuDriver, read_driver
+from trainworks.measure.health.gpus import Gpu, GpuDriver, read_amd_driver, read_driver
 from trainworks.recover.node_history import NodeHistory
 
 NVIDIA = "0x10de"
@@ -33,7 +32,6 @@ _LOG_TIMEOUT_S = 1.0
 _TICKS_PER_S = 100.0
 _NETWORK_KINDS = re.compile(r"nfs4?|lustre|gpfs|ceph|beegfs|cifs|smb3|wekafs|glusterfs|fuse\.(?!lxcfs|snapfuse).+")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
-_ESCAPE = re.compile(r"\\(\d{3})")
 
 
 class NotApplicable(Exception):
@@ -294,7 +292,7 @@ def _mounts(text: str) -> list[Mount]:
 
 def _plain(word: str) -> str:
     r"""A path of /proc/mounts, where a blank is written `\040`."""
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), word)
+    return re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), word)
 
 
 def listed(numbers: Sequence[object]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from trainworks.measure.health import fabric_checks, gpu_checks, history_checks, host_checks, log_checks
+from trainworks.measure.health import fabric_checks, gpu_checks, history_checks, host_checks
 from trainworks.measure.health.check import CheckResult, HealthCheck, HealthVerdict
 from trainworks.measure.health.node import NodeView, NotApplicable, listed
 from trainworks.results import Result
@@ -15,7 +15,7 @@ from trainworks.units import format_gib
 
 HEALTH_CHECKS = tuple(
     each
-    for module in (gpu_checks, fabric_checks, host_checks, log_checks, history_checks)
+    for module in (gpu_checks, fabric_checks, host_checks, history_checks)
     for each in vars(module).values()
     if isinstance(each, HealthCheck)
 )

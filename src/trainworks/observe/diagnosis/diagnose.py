@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from trainworks.observe.diagnosis.computing import (
-    lost_to_recomputation,
-    lost_to_slow_compute,
-    lost_to_small_batches,
-    lost_to_throttling,
-)
-from trainworks.observe.diagnosis.lost_time import Diagnosis, LostTime
+from trainworks.observe.diagnosis.lost_time import Diagnosis
 from trainworks.observe.diagnosis.run_facts import RunFacts
-from trainworks.observe.diagnosis.stopping import (
-    lost_to_callbacks,
-    lost_to_checkpoints,
-    lost_to_evaluation,
-    lost_to_gaps,
-    lost_to_repeated_steps,
-    lost_to_restarts,
-    lost_to_start,
-)
-from trainworks.observe.diagnosis.waiting import (
-    lost_to_bubble,
-    lost_to_communication,
-    lost_to_data,
-    lost_to_network,
-    lost_to_slow_ranks,
-)
+from trainworks.observe.diagnosis.slow_steps import SLOW_STEP_CAUSES
+from trainworks.observe.diagnosis.stops import STOP_CAUSES
 
 _WORTH = 0.01
 """Share of the held time from which a cause is listed."""
-_CAUSES: tuple[Callable[[RunFacts], LostTime | None], ...] = (
-    lost_to_data,
-    lost_to_slow_ranks,
-    lost_to_network,
-    lost_to_communication,
-    lost_to_bubble,
-    lost_to_small_batches,
-    lost_to_recomputation,
-    lost_to_throttling,
-    lost_to_slow_compute,
-    lost_to_checkpoints,
-    lost_to_evaluation,
-    lost_to_callbacks,
-    lost_to_start,
-    lost_to_restarts,
-    lost_to_repeated_steps,
-    lost_to_gaps,
-)
 
 
 def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
@@ -63,7 +25,9 @@ def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
         facts: of the run.
         state: of the run, for the heading.
     """
-    found = [cause for judge in _CAUSES if (cause := judge(facts)) is not None and cause.lost_s > 0]
+    found = [
+        cause for judge in (*SLOW_STEP_CAUSES, *STOP_CAUSES) if (cause := judge(facts)) is not None and cause.lost_s > 0
+    ]
     found.sort(key=lambda cause: cause.once_s - cause.lost_s)
     least_s = _WORTH * facts.ledger.held_s
     return Diagnosis(

@@ -11,7 +11,7 @@ from trainworks.config.run_file import Workload
 from trainworks.plan.run.pricing import LayoutPrediction, Pricing
 from trainworks.plan.run.remedies import as_written, changed_layout
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.step_time import StepTimeTerms
 
 _LEAST_GAIN = 0.02
 """Share of a step below which another layout is not worth a restart."""
@@ -42,8 +42,9 @@ class PricedLayout:
     @property
     def setting(self) -> str:
         """The layout as a run file has it."""
-        fields = ", ".join(f"{name}: {_text(value)}" for name, value in as_written(self.layout).items())
-        return f"layout: {{{fields}}}"
+        fields = as_written(self.layout).items()
+        texts = (f"{name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in fields)
+        return f"layout: {{{', '.join(texts)}}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,3 @@ class LayoutPrices:
             if then.memory.total_bytes <= self.limit_bytes and ratio <= 1 - _LEAST_GAIN:
                 found.append(PricedLayout(layout, then, ratio, compute_s(then.step_time) / compute_s(now)))
         return min(found, key=lambda one: one.step_ratio, default=None)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,20 +1,81 @@
-"""What a diagnosis reads of a run, and how the time of its steps divides among slow ranks and everything else."""
+"""What a diagnosis reads of a run: its record, the lines of NCCL, and how the time of its steps divides."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainworks.observe.diagnosis.nccl import NcclTransport
+from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.record.history import History, RecordedLaunch
-from trainworks.record.ledger import Ledger, first_start_s
+from trainworks.record.ledger import Ledger
 from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Steps
 from trainworks.record.metrics import warmup_steps
-from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups, StepTimeTerms
+from trainworks.record.resolved import Plan, ResolvedRun
+from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
+
+_LINE = re.compile(r"NCCL (?:INFO|WARN) (.*)")
+_CHOSEN = re.compile(r"Using network (.+?)\s*$")
+_ADAPTERS = re.compile(r"NET/IB : Using (.*)")
+_ADAPTER = re.compile(r"\[(\d+)\]([^\s:]+):\d+/\S+")
+_CHANNEL = re.compile(r"via NET/([^/\s]+(?: [^/\s]+)*)/(\d+)(\S*)")
+_DISABLED = re.compile(r"(NCCL_(?:IB|P2P|SHM)_DISABLE) set by environment to (?!0)(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTransport:
+    """What NCCL said of the network between the nodes."""
+
+    network: str | None = None
+    """Transport that it chose: `IB`, `Socket`, or that of a plugin; None without such a line."""
+    adapters: tuple[str, ...] = ()
+    """InfiniBand and RoCE adapters that it found."""
+    unused: tuple[str, ...] = ()
+    """Adapters that no channel uses; empty where no channel to another node was logged."""
+    found_no_adapter: bool = False
+    without_gpu_direct: bool = False
+    """Channels go through an adapter, and none has GPUDirect RDMA (`GDRDMA`)."""
+    disabled: tuple[str, ...] = ()
+    """Variables that switch off InfiniBand or a path within the node: `NCCL_IB_DISABLE=1`."""
+
+    @property
+    def is_on_sockets(self) -> bool:
+        """True if traffic between nodes goes through kernel TCP."""
+        return (self.network or "").startswith("Socket")
+
+
+def read_transport(lines: Iterable[str]) -> NcclTransport:
+    """What the lines of the ranks of whole nodes say; lines that are not NCCL's are skipped."""
+    network: str | None = None
+    adapters: dict[str, str] = {}
+    used: set[str] = set()
+    direct: list[bool] = []
+    disabled: dict[str, None] = {}
+    found_none = False
+    for said in (match[1] for line in lines if (match := _LINE.search(line))):
+        if chosen := _CHOSEN.search(said):
+            network = chosen[1]
+        elif found := _ADAPTERS.search(said):
+            adapters.update(_ADAPTER.findall(found[1]))
+        elif channel := _CHANNEL.search(said):
+            used |= {channel[2]} if channel[1] == "IB" else set()
+            direct += ["GDR" in channel[3]] if channel[1] == "IB" else []
+        elif off := _DISABLED.search(said):
+            disabled[f"{off[1]}={off[2]}"] = None
+        found_none = found_none or "NET/IB : No device found" in said
+    return NcclTransport(
+        network=network,
+        adapters=tuple(adapters.values()),
+        unused=tuple(name for number, name in adapters.items() if used and number not in used),
+        found_no_adapter=found_none,
+        without_gpu_direct=bool(direct) and not any(direct),
+        disabled=tuple(disabled),
+    )
+
 
 if TYPE_CHECKING:
     from trainworks.observe.diagnosis.layout_prices import LayoutPrices
@@ -87,11 +148,6 @@ class RunFacts:
         ledger = self.ledger
         return ledger.data_s + ledger.compute_s + ledger.communication_s + ledger.optimizer_s
 
-    @cached_property
-    def first_start_s(self) -> float:
-        """Time from the first launch to its first step."""
-        return first_start_s(self.history)
-
     def median_of(self, term: str) -> float:
         """Median seconds of one term over the steady steps; 0 without any."""
         return float(np.median(self.steady[term])) if len(self.steady) else 0.0
@@ -110,12 +166,12 @@ class RunFacts:
     @cached_property
     def _slowest(self) -> Floats:
         """Rank, extra_s and extra_data_s of the slowest rank, a column for each of `rows`; NaN where none is named."""
-        return self._of_intervals(SLOWEST_COLUMNS)
+        return self._interval_columns(SLOWEST_COLUMNS)
 
     @cached_property
     def callbacks(self) -> Floats:
         """CALLBACK_COLUMNS of the interval of each of `rows`; NaN in a run without callbacks."""
-        return self._of_intervals(CALLBACK_COLUMNS)
+        return self._interval_columns(CALLBACK_COLUMNS)
 
     def callback_times(self, count: int) -> tuple[Floats, Floats]:
         """Seconds of each of `count` callbacks: in the intervals in which it was the longest, and after the last step.
@@ -132,15 +188,8 @@ class RunFacts:
             at_end[: len(last_s)] += last_s
         return in_steps, at_end
 
-    @property
-    def _callback_waits_s(self) -> tuple[float, float]:
-        """Waits for callbacks of another rank, mean over the ranks: in steps, and in gaps between logging intervals."""
-        waits_s = np.nan_to_num(np.fmax(self.callbacks[-1] - self.rows["callback_s"], 0.0))
-        is_end = np.isfinite(self.rows[CALLBACK_COLUMNS[0]])
-        return float(waits_s[~is_end].sum()), float(waits_s[is_end].sum())
-
-    def _of_intervals(self, fields: Sequence[str]) -> Floats:
-        return np.concatenate([_of_intervals(launch, fields) for launch in self.history.launches], axis=1)
+    def _interval_columns(self, fields: Sequence[str]) -> Floats:
+        return np.concatenate([_launch_columns(launch, fields) for launch in self.history.launches], axis=1)
 
     @cached_property
     def slow_ranks(self) -> Sequence[SlowRank]:
@@ -176,9 +225,11 @@ class RunFacts:
         extra = sum(one.extra_s for one in self.slow_ranks)
         compute = min(ledger.compute_s, extra / world - data) if extra / world > data else 0.0
         waited = min(ledger.communication_s, extra * (world - 1) / world)
-        in_steps_s, in_gaps_s = self._callback_waits_s
-        called = min(ledger.communication_s - waited, in_steps_s)
-        gaps = min(ledger.other_s, in_gaps_s)
+        # Waits for the callbacks of another rank, mean over the ranks, fall into steps, or into gaps between intervals.
+        waits_s = np.nan_to_num(np.fmax(self.callbacks[-1] - self.rows["callback_s"], 0.0))
+        is_end = np.isfinite(self.rows[CALLBACK_COLUMNS[0]])
+        called = min(ledger.communication_s - waited, float(waits_s[~is_end].sum()))
+        gaps = min(ledger.other_s, float(waits_s[is_end].sum()))
         return StepShares(
             slow_ranks_s=data + compute + waited,
             callback_waits_s=called + gaps,
@@ -189,9 +240,13 @@ class RunFacts:
         )
 
 
-def _of_intervals(launch: RecordedLaunch, fields: Sequence[str]) -> Floats:
+def _launch_columns(launch: RecordedLaunch, fields: Sequence[str]) -> Floats:
     """What the last row of its logging interval says of every effective step without a fault."""
     ends = np.flatnonzero(np.isfinite(launch.steps[fields[0]]))
     nth = np.searchsorted(ends, np.flatnonzero(~(launch.lost | launch.steps.is_fault())))
     named = np.array([np.append(launch.steps[field][ends], np.nan) for field in fields])
     return np.take(named, nth, axis=1)
+
+
+Cause = Callable[[RunFacts], LostTime | None]
+"""A cause of lost time: what it cost this run; None if it did not occur."""

@@ -71,15 +71,15 @@ def fabric_samples(rdma: Sequence[NicPort], ethernet: Sequence[EthernetPort]) ->
     """Every counter that a port has; the names of virtual interfaces are not among them."""
     for port in rdma:
         labels = (port.device, port.port)
-        yield _STATE.of(_STATES.get(port.state, 0), *labels)
-        yield _RATE.of(port.gbit_per_s * 1e9 / 8, *labels)
+        yield _STATE.sample(_STATES.get(port.state, 0), *labels)
+        yield _RATE.sample(port.gbit_per_s * 1e9 / 8, *labels)
         for file, family in _RDMA_COUNTERS.items():
             if file in port.counters:
-                yield family.of(port.counters[file] * (_WORD if file.endswith("_data") else 1), *labels)
+                yield family.sample(port.counters[file] * (_WORD if file.endswith("_data") else 1), *labels)
     for card in ethernet:
-        yield _UP.of(card.is_up, card.name)
+        yield _UP.sample(card.is_up, card.name)
         if card.bytes_per_s is not None:
-            yield _SPEED.of(card.bytes_per_s, card.name)
+            yield _SPEED.sample(card.bytes_per_s, card.name)
         for file, family in _ETHERNET_COUNTERS.items():
             if file in card.counters:
-                yield family.of(card.counters[file], card.name)
+                yield family.sample(card.counters[file], card.name)

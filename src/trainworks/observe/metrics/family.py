@@ -22,7 +22,7 @@ class MetricFamily:
     source: str = ""
     """Where the value is read."""
 
-    def of(self, value: float, *labels: str) -> MetricSample:
+    def sample(self, value: float, *labels: str) -> MetricSample:
         """A sample; label values are in the order of `labels`."""
         return MetricSample(self, float(value), labels)
 
@@ -50,7 +50,7 @@ def exposition(samples: Iterable[MetricSample]) -> str:
     Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 
     >>> up = MetricFamily("up", "The target answers.", labels=("job",))
-    >>> exposition([up.of(1, "a"), up.of(0, 'b"')])
+    >>> exposition([up.sample(1, "a"), up.sample(0, 'b"')])
     '# HELP up The target answers.\n# TYPE up gauge\nup{job="a"} 1\nup{job="b\\""} 0\n'
     """
     blocks: dict[MetricFamily, dict[str, float]] = {}

@@ -1,24 +1,30 @@
-"""Metrics of NVIDIA GPUs under the names of DCGM's exporter, read through NVML.
+"""Metrics of GPUs under the names of DCGM's exporter: of NVIDIA's through NVML, of AMD's from the kernel.
 
+One name for one quantity lets an alert or panel hold for both vendors; the label `modelName` says which it is.
 Activity of SMs, tensor cores and memory (`DCGM_FI_PROF_...`) is a mean between two scrapes, from Hopper on.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from trainworks.host.amd import AmdGpu, amd_gpus
 from trainworks.host.nvml import ask, field_values
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 
 _LABELS = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname")
 _MIB = 2**20
+_GAUGE: MetricKind = "gauge"
+_COUNTER: MetricKind = "counter"
 _CLOCK, _MEMORY_CLOCK, _VIDEO_CLOCK = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM, pynvml.NVML_CLOCK_VIDEO
 _CORRECTED, _UNCORRECTED = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 _VOLATILE, _AGGREGATE = pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC
@@ -149,63 +155,38 @@ _METRICS = (
 )
 
 
-def _field(name: str, text: str, kind: MetricKind = "counter") -> MetricFamily:
-    return MetricFamily(f"DCGM_FI_DEV_{name}", text, kind, _LABELS, "NVML: `nvmlDeviceGetFieldValues`")
-
-
 _FIELDS = {
-    pynvml.NVML_FI_DEV_MEMORY_TEMP: _field("MEMORY_TEMP", "Temperature of the memory in C.", "gauge"),
-    pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: _field(
-        "NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "CRC errors of NVLink's flow control."
-    ),
-    pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: _field(
-        "NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "CRC errors of NVLink's data."
-    ),
-    pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: _field(
-        "NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Repeated NVLink packets."
-    ),
-    pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: _field(
-        "NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries of NVLinks."
-    ),
+    getattr(pynvml, f"NVML_FI_DEV_{name}"): MetricFamily(
+        f"DCGM_FI_DEV_{name}", text, kind, _LABELS, "NVML: `nvmlDeviceGetFieldValues`"
+    )
+    for name, text, kind in (
+        ("MEMORY_TEMP", "Temperature of the memory in C.", _GAUGE),
+        ("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "CRC errors of NVLink's flow control.", _COUNTER),
+        ("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "CRC errors of NVLink's data.", _COUNTER),
+        ("NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Repeated NVLink packets.", _COUNTER),
+        ("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries of NVLinks.", _COUNTER),
+    )
 }
-
-
-_GPM = "NVML: `nvmlGpmMetricsGet`, between two scrapes"
-
-
-def _activity(name: str, text: str) -> MetricFamily:
-    return MetricFamily(f"DCGM_FI_PROF_{name}", text, "gauge", _LABELS, _GPM)
-
-
 _PERCENT, _MIB_PER_S = 0.01, float(_MIB)
 _ACTIVITIES = {
-    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: (_activity("GR_ENGINE_ACTIVE", "Time with any work, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_SM_UTIL: (_activity("SM_ACTIVE", "Time with a warp on an SM, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY: (_activity("SM_OCCUPANCY", "Warps over most warps, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL: (
-        _activity("PIPE_TENSOR_ACTIVE", "Time with work for tensor cores, 0 to 1."),
-        _PERCENT,
-    ),
-    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL: (_activity("DRAM_ACTIVE", "Memory bandwidth in use, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_FP64_UTIL: (_activity("PIPE_FP64_ACTIVE", "Time with FP64 work, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_FP32_UTIL: (_activity("PIPE_FP32_ACTIVE", "Time with FP32 work, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_FP16_UTIL: (_activity("PIPE_FP16_ACTIVE", "Time with FP16 work, 0 to 1."), _PERCENT),
-    pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: (
-        _activity("PCIE_TX_BYTES", "Bytes sent over PCIe, per s."),
-        _MIB_PER_S,
-    ),
-    pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: (
-        _activity("PCIE_RX_BYTES", "Bytes received over PCIe per second."),
-        _MIB_PER_S,
-    ),
-    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: (
-        _activity("NVLINK_TX_BYTES", "Bytes sent over NVLink per second."),
-        _MIB_PER_S,
-    ),
-    pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: (
-        _activity("NVLINK_RX_BYTES", "Bytes received over NVLink per second."),
-        _MIB_PER_S,
-    ),
+    getattr(pynvml, f"NVML_GPM_METRIC_{metric}"): (
+        MetricFamily(f"DCGM_FI_PROF_{name}", text, "gauge", _LABELS, "NVML: `nvmlGpmMetricsGet`, between two scrapes"),
+        unit,
+    )
+    for metric, name, text, unit in (
+        ("GRAPHICS_UTIL", "GR_ENGINE_ACTIVE", "Time with any work, 0 to 1.", _PERCENT),
+        ("SM_UTIL", "SM_ACTIVE", "Time with a warp on an SM, 0 to 1.", _PERCENT),
+        ("SM_OCCUPANCY", "SM_OCCUPANCY", "Warps over most warps, 0 to 1.", _PERCENT),
+        ("ANY_TENSOR_UTIL", "PIPE_TENSOR_ACTIVE", "Time with work for tensor cores, 0 to 1.", _PERCENT),
+        ("DRAM_BW_UTIL", "DRAM_ACTIVE", "Memory bandwidth in use, 0 to 1.", _PERCENT),
+        ("FP64_UTIL", "PIPE_FP64_ACTIVE", "Time with FP64 work, 0 to 1.", _PERCENT),
+        ("FP32_UTIL", "PIPE_FP32_ACTIVE", "Time with FP32 work, 0 to 1.", _PERCENT),
+        ("FP16_UTIL", "PIPE_FP16_ACTIVE", "Time with FP16 work, 0 to 1.", _PERCENT),
+        ("PCIE_TX_PER_SEC", "PCIE_TX_BYTES", "Bytes sent over PCIe, per s.", _MIB_PER_S),
+        ("PCIE_RX_PER_SEC", "PCIE_RX_BYTES", "Bytes received over PCIe per second.", _MIB_PER_S),
+        ("NVLINK_TOTAL_TX_PER_SEC", "NVLINK_TX_BYTES", "Bytes sent over NVLink per second.", _MIB_PER_S),
+        ("NVLINK_TOTAL_RX_PER_SEC", "NVLINK_RX_BYTES", "Bytes received over NVLink per second.", _MIB_PER_S),
+    )
 }
 _XID = MetricFamily(
     "DCGM_FI_DEV_XID_ERRORS",
@@ -256,10 +237,10 @@ class GpuReader:
             self._xids.clear()
             return
         self._take_xids(handles)
-        yield GPUS_LOST.of(sum(handle is None for handle in handles))
+        yield GPUS_LOST.sample(sum(handle is None for handle in handles))
         for index, handle in enumerate(handles):
             if handle is not None:
-                yield from self._of(index, handle)
+                yield from self._gpu_samples(index, handle)
 
     def _take_xids(self, handles: Sequence[Any]) -> None:
         """Register GPUs that are new, and take the XIDs since the last scrape."""
@@ -279,7 +260,7 @@ class GpuReader:
             if index in self._xids:
                 self._xids[index] = int(event.eventData)
 
-    def _of(self, index: int, handle: Any) -> Iterator[MetricSample]:
+    def _gpu_samples(self, index: int, handle: Any) -> Iterator[MetricSample]:
         nvml = self._nvml
         pci = ask(nvml.nvmlDeviceGetPciInfo, handle)
         labels = (
@@ -293,14 +274,14 @@ class GpuReader:
         for metric in _METRICS:
             answer = ask(getattr(nvml, metric.function), handle, *metric.arguments)
             if answer is not None:
-                yield metric.family.of(metric.convert(answer), *labels)
+                yield metric.family.sample(metric.convert(answer), *labels)
         for field, value in field_values(nvml, handle, list(_FIELDS)).items():
-            yield _FIELDS[field].of(value, *labels)
+            yield _FIELDS[field].sample(value, *labels)
         if index in self._xids:
-            yield _XID.of(self._xids[index], *labels)
+            yield _XID.sample(self._xids[index], *labels)
         for number, activity in self._activities(index, handle).items():
             family, unit = _ACTIVITIES[number]
-            yield family.of(activity * unit, *labels)
+            yield family.sample(activity * unit, *labels)
 
     def _activities(self, index: int, handle: Any) -> Mapping[int, float]:
         """Means since the last scrape; empty at the first one, and for a GPU without these figures."""
@@ -316,9 +297,9 @@ class GpuReader:
             return {}
         before = self._before.get(index)
         self._before[index] = now
-        return {} if before is None else self._between(before, now)
+        return {} if before is None else self._mean_activities(before, now)
 
-    def _between(self, before: Any, now: Any) -> Mapping[int, float]:
+    def _mean_activities(self, before: Any, now: Any) -> Mapping[int, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
         request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(_ACTIVITIES)
@@ -329,3 +310,61 @@ class GpuReader:
         ask(self._nvml.nvmlGpmSampleFree, before)
         found = answer.metrics[: len(_ACTIVITIES)] if answer is not None else []
         return {each.metricId: each.value for each in found if each.nvmlReturn == pynvml.NVML_SUCCESS}
+
+
+_BY_NAME = {family.name.removeprefix("DCGM_FI_DEV_"): family for family in GPU_FAMILIES}
+_MEGA, _MILLIJOULES = 1e6, 1e3
+_LEVEL = re.compile(r"\d+: (\d+)Mhz")
+"""A clock that the driver may choose: `1: 2100Mhz *`."""
+
+
+def _sensor(unit: float, name: str) -> Callable[[AmdGpu], float | None]:
+    return lambda gpu: _scaled(gpu.sensor(name), 1 / unit)
+
+
+def _number(name: str, factor: float = 1.0) -> Callable[[AmdGpu], float | None]:
+    return lambda gpu: _scaled(gpu.number(name), factor)
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _free(gpu: AmdGpu) -> float | None:
+    total, used = gpu.number("mem_info_vram_total"), gpu.number("mem_info_vram_used")
+    return None if total is None or used is None else (total - used) / _MIB
+
+
+_FIGURES: Mapping[str, Callable[[AmdGpu], float | None]] = {
+    "SM_CLOCK": _sensor(_MEGA, "freq1_input"),
+    "MEM_CLOCK": _sensor(_MEGA, "freq2_input"),
+    "MAX_SM_CLOCK": lambda gpu: max(map(int, _LEVEL.findall(gpu.read(gpu.folder / "pp_dpm_sclk"))), default=None),
+    "GPU_TEMP": lambda gpu: gpu.temperature_c("junction"),
+    "SLOWDOWN_TEMP": lambda gpu: gpu.temperature_c("junction", "crit"),
+    "SHUTDOWN_TEMP": lambda gpu: gpu.temperature_c("junction", "emergency"),
+    "MEMORY_TEMP": lambda gpu: gpu.temperature_c("mem"),
+    "POWER_USAGE": lambda gpu: gpu.power_w,
+    "TOTAL_ENERGY_CONSUMPTION": lambda gpu: _scaled(gpu.energy_j, _MILLIJOULES),
+    "ENFORCED_POWER_LIMIT": lambda gpu: gpu.power_limit_w(),
+    "POWER_MGMT_LIMIT_DEF": lambda gpu: gpu.power_limit_w("power1_cap_default"),
+    "GPU_UTIL": _number("gpu_busy_percent"),
+    "MEM_COPY_UTIL": _number("mem_busy_percent"),
+    "FB_TOTAL": _number("mem_info_vram_total", 1 / _MIB),
+    "FB_USED": _number("mem_info_vram_used", 1 / _MIB),
+    "FB_FREE": _free,
+    "ECC_SBE_VOL_TOTAL": lambda gpu: gpu.errors("ce"),
+    "ECC_DBE_VOL_TOTAL": lambda gpu: gpu.errors("ue"),
+    "PCIE_LINK_WIDTH": _number("current_link_width"),
+    "PCIE_MAX_LINK_WIDTH": _number("max_link_width"),
+    "PCIE_REPLAY_COUNTER": _number("pcie_replay_count"),
+}
+
+
+def amd_gpu_samples(root: Path = Path("/")) -> Iterator[MetricSample]:
+    """Every figure that each AMD GPU of this machine has."""
+    for index, gpu in enumerate(amd_gpus(root)):
+        unique = gpu.read(gpu.folder / "unique_id")
+        labels = (str(index), unique, gpu.folder.name, f"card{index}", gpu.name, socket.gethostname())
+        for name, figure in _FIGURES.items():
+            if (value := figure(gpu)) is not None:
+                yield _BY_NAME[name].sample(value, *labels)

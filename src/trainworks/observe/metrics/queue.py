@@ -67,17 +67,17 @@ def queue_samples(
     waiting = [job for job in live if job.state.waits]
     holders = [job for job in live if job.state.holds_resources]
     shares = [share for job in holders for share in job.placement]
-    yield _JOBS.of(sum(counts.values()))
+    yield _JOBS.sample(sum(counts.values()))
     for state, family in _STATES.items():
-        yield family.of(counts.get(state, 0))
-    yield _HELD.of(sum(job.held for job in waiting))
-    yield _CORES.of(sum(share.cores for share in shares))
-    yield _ACCELERATORS.of(sum(len(share.devices) for share in shares))
-    yield _NODES.of(len({share.node for share in shares}))
-    yield _UNREACHABLE.of(sum(not job.reachable for job in live))
-    yield _DRAINED.of(drained_nodes)
+        yield family.sample(counts.get(state, 0))
+    yield _HELD.sample(sum(job.held for job in waiting))
+    yield _CORES.sample(sum(share.cores for share in shares))
+    yield _ACCELERATORS.sample(sum(len(share.devices) for share in shares))
+    yield _NODES.sample(len({share.node for share in shares}))
+    yield _UNREACHABLE.sample(sum(not job.reachable for job in live))
+    yield _DRAINED.sample(drained_nodes)
     if waiting:
-        yield _OLDEST.of(min(job.submitted_at for job in waiting))
+        yield _OLDEST.sample(min(job.submitted_at for job in waiting))
     for job in holders:
         labels = (str(job.id), job.run_id, job.owner, job.team)
-        yield from (_JOB_NODE.of(1, share.node, *labels) for share in job.placement)
+        yield from (_JOB_NODE.sample(1, share.node, *labels) for share in job.placement)

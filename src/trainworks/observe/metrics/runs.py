@@ -9,9 +9,10 @@ from typing import Literal
 
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
-from trainworks.plan.run.energy import run_energy
+from trainworks.plan.cost.energy import run_energy
 from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank
-from trainworks.record.resolved import Plan, ResolvedRun, StepTimeGroups
+from trainworks.record.resolved import Plan, ResolvedRun
+from trainworks.record.step_time import StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None
@@ -141,13 +142,13 @@ def _metric(
     return _RunMetric(MetricFamily(f"trainworks_run_{name}", text, kind, labels, source), read)
 
 
-def _latest(key: str) -> Callable[[RunSnapshot], float | None]:
-    def read(run: RunSnapshot) -> float | None:
-        row: Mapping[str, object] = run.latest or {}
-        value = row.get(key)
-        return float(value) if isinstance(value, int | float) else None
+def _number(row: Mapping[str, object] | None, key: str) -> float | None:
+    value = (row or {}).get(key)
+    return float(value) if isinstance(value, int | float) else None
 
-    return read
+
+def _latest(key: str) -> Callable[[RunSnapshot], float | None]:
+    return lambda run: _number(run.latest, key)
 
 
 def _slowest(key: Literal["rank", "extra_s"]) -> Callable[[RunSnapshot], float | None]:
@@ -155,12 +156,7 @@ def _slowest(key: Literal["rank", "extra_s"]) -> Callable[[RunSnapshot], float |
 
 
 def _held_out(key: str) -> Callable[[RunSnapshot], float | None]:
-    def read(run: RunSnapshot) -> float | None:
-        found: Mapping[str, object] = run.evaluation[1] if run.evaluation else {}
-        value = found.get(key)
-        return float(value) if isinstance(value, int | float) else None
-
-    return read
+    return lambda run: _number(run.evaluation[1] if run.evaluation else None, key)
 
 
 def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
@@ -169,17 +165,8 @@ def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
 
 def _parts(run: RunSnapshot) -> Mapping[str, float]:
     """Mean of every part over the recent steps."""
-    sums: dict[str, float] = {}
-    for row in run.recent:
-        values: Mapping[str, object] = row
-        for part in STEP_PARTS:
-            value = values.get(part)
-            sums[part] = sums.get(part, 0.0) + (float(value) if isinstance(value, int | float) else 0.0)
+    sums = {part: sum(_number(row, part) or 0.0 for row in run.recent) for part in STEP_PARTS if run.recent}
     return {part.removesuffix("_s"): total / len(run.recent) for part, total in sums.items()}
-
-
-def _planned_parts(plan: Plan) -> Mapping[str, float]:
-    return {name.removesuffix("_s"): value for name, value in plan.step_time.groups.model_dump().items()}
 
 
 def _checkpoint_interval(run: RunSnapshot) -> float | None:
@@ -195,8 +182,9 @@ def _training_step(run: RunSnapshot) -> float | None:
     return sum(parts[part.removesuffix("_s")] for part in StepTimeGroups.model_fields) if parts else None
 
 
-def _mfu(run: RunSnapshot) -> float | None:
-    return None if run.plan is None or run.tokens_per_s is None else run.plan.mfu(run.tokens_per_s)
+def _data_wait(run: RunSnapshot) -> float | None:
+    step_s = _training_step(run)
+    return _parts(run)["data"] / step_s if step_s else None
 
 
 def _planned_energy(run: RunSnapshot) -> float | None:
@@ -241,7 +229,12 @@ _METRICS = (
     _metric("learning_rate", _latest("lr"), "Learning rate of the last step.", "metrics.jsonl"),
     _metric("tokens_per_second", attrgetter("tokens_per_s"), "Throughput of the whole job.", _RECENT),
     _metric("planned_tokens_per_second", _planned(attrgetter("tokens_per_s")), "Planned throughput.", _PLAN),
-    _metric("mfu_ratio", _mfu, "Model FLOPs utilization, 0 to 1.", _RECENT),
+    _metric(
+        "mfu_ratio",
+        lambda run: None if run.plan is None or run.tokens_per_s is None else run.plan.mfu(run.tokens_per_s),
+        "Model FLOPs utilization, 0 to 1.",
+        _RECENT,
+    ),
     _metric(
         "planned_mfu_ratio", _planned(lambda plan: plan.mfu(plan.tokens_per_s)), "Planned utilization, 0 to 1.", _PLAN
     ),
@@ -268,10 +261,16 @@ _METRICS = (
     _metric("step_part_seconds", _parts, "Mean time of a part of a step; the parts add up.", _RECENT, label="part"),
     _metric(
         "planned_step_part_seconds",
-        _planned(_planned_parts),
+        _planned(lambda plan: {name.removesuffix("_s"): s for name, s in plan.step_time.groups.model_dump().items()}),
         "Planned time of a part of a step; the parts add up.",
         _PLAN,
         label="part",
+    ),
+    _metric(
+        "data_wait_ratio",
+        _data_wait,
+        "Share of `training_step_seconds` for which the ranks wait for their batch, mean over the ranks, 0 to 1.",
+        _RECENT,
     ),
     _metric("slowest_rank", _slowest("rank"), "Rank that the others waited for in the last interval.", _INTERVAL),
     _metric(
@@ -342,12 +341,7 @@ _METRICS = (
         "Time of the last step at the present pace.",
         _RECENT,
     ),
-    _metric(
-        "deadline_timestamp_seconds",
-        attrgetter("deadline_at"),
-        "Latest acceptable end.",
-        "run file: `goal`",
-    ),
+    _metric("deadline_timestamp_seconds", attrgetter("deadline_at"), "Latest acceptable end.", "run file: `goal`"),
     _metric("cost_usd", attrgetter("cost_usd"), "Price of the accelerators so far.", f"{_LEDGER}, and the run file"),
     _metric(
         "budget_usd",
@@ -362,19 +356,19 @@ RUN_FAMILIES = (RUN_INFO, RUN_STATE, *(metric.family for metric in _METRICS))
 def run_samples(run: RunSnapshot) -> Iterator[MetricSample]:
     """Every metric of a run that has a value now."""
     yield _info(run)
-    yield RUN_STATE.of(1, run.run, run.state)
+    yield RUN_STATE.sample(1, run.run, run.state)
     for metric in _METRICS:
         value = metric.read(run)
         if isinstance(value, Mapping):
-            yield from (metric.family.of(each, run.run, key) for key, each in value.items())
+            yield from (metric.family.sample(each, run.run, key) for key, each in value.items())
         elif value is not None:
-            yield metric.family.of(value, run.run)
+            yield metric.family.sample(value, run.run)
 
 
 def _info(run: RunSnapshot) -> MetricSample:
     resolved, plan, workload = run.resolved, run.plan, run.resolved.run_file.workload
     accelerators = resolved.host.accelerators
-    return RUN_INFO.of(
+    return RUN_INFO.sample(
         1,
         run.run,
         resolved.run_file.name,

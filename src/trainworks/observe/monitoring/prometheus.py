@@ -1,4 +1,4 @@
-"""Configuration of Prometheus and Alertmanager, and the lists of nodes that Prometheus reads.
+"""Configuration of Prometheus and Alertmanager: the nodes that they watch, and the exporter on those of Kubernetes.
 
 The keys are those of Prometheus 2.42 and Alertmanager 0.25 (Debian 12); later versions read them, too.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainworks.host.listening import EXPORTER_ADDRESS, ListenAddress
-from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.jobs.formats.manifest import container_security, to_yaml
 
 RULE_FILES = ("recording.yml", "alerts.yml")
 EXPORTER_PORTS = {"trainworks": EXPORTER_ADDRESS.port, "node": 9100}
@@ -44,7 +43,12 @@ def prometheus_config(setup: MonitoringSetup) -> str:
     if setup.kubernetes:
         jobs.append(_dcgm_pods())
     if setup.slurmctld is not None:
-        jobs += [_slurm(path, setup.slurmctld) for path in ("jobs", "nodes", "partitions", "scheduler")]
+        # Slurm's own metrics, from 25.11 on. Source: https://slurm.schedmd.com/metrics.html.
+        targets = [{"targets": [setup.slurmctld]}]
+        jobs += [
+            {"job_name": f"slurm-{path}", "metrics_path": f"/metrics/{path}", "static_configs": targets}
+            for path in ("jobs", "nodes", "partitions", "scheduler")
+        ]
     return to_yaml(
         {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},
@@ -55,8 +59,8 @@ def prometheus_config(setup: MonitoringSetup) -> str:
     )
 
 
-def _scrape(job: str, setup: MonitoringSetup) -> dict[str, Any]:
-    own: dict[str, Any] = {}
+def _scrape(job: str, setup: MonitoringSetup) -> Mapping[str, object]:
+    own: dict[str, object] = {}
     if job == "trainworks":
         own["honor_labels"] = True  # the queue says on which node a job is, which is not the node of the exporter
         if setup.token_file is not None:
@@ -85,7 +89,7 @@ def _scrape(job: str, setup: MonitoringSetup) -> dict[str, Any]:
     }
 
 
-def _dcgm_pods() -> dict[str, Any]:
+def _dcgm_pods() -> Mapping[str, object]:
     """The pods of NVIDIA's DCGM exporter, as its Helm chart and the GPU operator label them."""
     labels = ["__meta_kubernetes_pod_label_app", "__meta_kubernetes_pod_label_app_kubernetes_io_name"]
     return {
@@ -99,31 +103,22 @@ def _dcgm_pods() -> dict[str, Any]:
     }
 
 
-def _slurm(path: str, address: str) -> dict[str, Any]:
-    """Slurm's own metrics, from 25.11 on. Source: https://slurm.schedmd.com/metrics.html."""
-    targets = [{"targets": [address]}]
-    return {"job_name": f"slurm-{path}", "metrics_path": f"/metrics/{path}", "static_configs": targets}
+def target_files(nodes: Iterable[str], labels: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Lists of the exporters of these nodes, by file name; Prometheus notices when they change.
 
-
-def target_files(nodes: Iterable[str]) -> dict[str, str]:
-    """Lists of the exporters of these nodes, by file name; Prometheus notices when they change."""
+    Args:
+        nodes: names or addresses.
+        labels: of their metrics.
+    """
     names = sorted(set(nodes))
-    return {
-        _TARGETS.format(job): json.dumps([{"targets": [str(ListenAddress(name, port)) for name in names]}], indent=2)
-        + "\n"
-        for job, port in EXPORTER_PORTS.items()
-    }
-
-
-def target_files_of_this_machine(name: str) -> dict[str, str]:
-    """Lists of the exporters of this machine alone, at the address where they listen by default, under its name."""
-    return {
-        _TARGETS.format(job): json.dumps(
-            [{"targets": [str(ListenAddress(EXPORTER_ADDRESS.host, port))], "labels": {"node": name}}], indent=2
-        )
-        + "\n"
-        for job, port in EXPORTER_PORTS.items()
-    }
+    files = {}
+    for job, port in EXPORTER_PORTS.items():
+        group = {
+            "targets": [str(ListenAddress(name, port)) for name in names],
+            **({"labels": labels} if labels else {}),
+        }
+        files[_TARGETS.format(job)] = json.dumps([group], indent=2) + "\n"
+    return files
 
 
 def alertmanager_config(setup: MonitoringSetup) -> str:
@@ -144,7 +139,10 @@ def alertmanager_config(setup: MonitoringSetup) -> str:
                 "repeat_interval": "12h",
                 "routes": [
                     *([{"matchers": [f'{OWNER}="zabbix"'], "receiver": "zabbix"}] if setup.zabbix else []),
-                    *map(_route_of_team, setup.teams),
+                    *(
+                        {"matchers": [f'team="{team}"'], "receiver": _team_receiver(team), "continue": True}
+                        for team in setup.teams
+                    ),
                     *severities,
                 ],
             },
@@ -158,23 +156,104 @@ def alertmanager_config(setup: MonitoringSetup) -> str:
                 _receiver("page", setup.page),
                 _receiver("ticket", setup.ticket),
                 *([_receiver("zabbix", None)] if setup.zabbix else []),
-                *(_receiver(_of_team(team), url) for team, url in setup.teams.items()),
+                *(_receiver(_team_receiver(team), url) for team, url in setup.teams.items()),
             ],
         }
     )
 
 
-def _route_of_team(team: str) -> dict[str, Any]:
-    return {"matchers": [f'team="{team}"'], "receiver": _of_team(team), "continue": True}
-
-
-def _of_team(team: str) -> str:
+def _team_receiver(team: str) -> str:
     return f"team-{team}"
 
 
-def _inhibit(source: str, target: str, equal: str, *only: str) -> dict[str, Any]:
+def _inhibit(source: str, target: str, equal: str, *only: str) -> Mapping[str, object]:
     return {"source_matchers": [source, *only], "target_matchers": [target, *only], "equal": [equal]}
 
 
-def _receiver(name: str, url: str | None) -> dict[str, Any]:
+def _receiver(name: str, url: str | None) -> Mapping[str, object]:
     return {"name": name} | ({} if url is None else {"webhook_configs": [{"url": url, "send_resolved": True}]})
+
+
+_NAMESPACE = "trainworks-monitoring"
+_NAME = "trainworks-exporter"
+_TOKEN = "/etc/trainworks"  # noqa: S105, a folder
+_SCRATCH = "/tmp"  # noqa: S108, in the container
+_USER = 1000
+_HEADER = f"""\
+# kubectl create namespace {_NAMESPACE}
+# kubectl create secret generic {_NAME} --namespace {_NAMESPACE} --from-literal=token="$(openssl rand -hex 32)"
+# The pods use the network of their node: the namespace needs the Pod Security standard `privileged`.
+# Let Prometheus read that token, and run it under the service account `{_NAMESPACE}/prometheus`.
+"""
+
+
+def exporter_manifest(image: str) -> str:
+    """Manifest of the DaemonSet, ready for `kubectl apply`, and of the rights that Prometheus needs.
+
+    The queue and the runs are not here: one exporter beside the queue has them.
+
+    Args:
+        image: image with Trainworks; with `trainworks[amd]` for nodes with AMD's GPUs.
+    """
+    return _HEADER + "---\n".join(to_yaml(document) for document in (_daemon_set(image), *_rights_of_prometheus()))
+
+
+def _daemon_set(image: str) -> Mapping[str, object]:
+    labels = {"app.kubernetes.io/name": _NAME}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": _NAME, "namespace": _NAMESPACE, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(image)},
+        },
+    }
+
+
+def _pod(image: str) -> Mapping[str, object]:
+    port = EXPORTER_PORTS["trainworks"]
+    arguments = ["--listen", f"0.0.0.0:{port}", "--collect", "gpus,fabric,health", "--token-file", f"{_TOKEN}/token"]
+    container = {
+        "name": "exporter",
+        "image": image,
+        "command": ["trainworks", "exporter", *arguments],
+        # NVIDIA's runtime gives a container the libraries of the driver, and no GPU is taken from the scheduler.
+        "env": [
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+            {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
+        ],
+        "ports": [{"name": "metrics", "containerPort": port}],
+        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": container_security() | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [
+            {"name": "token", "mountPath": _TOKEN, "readOnly": True},
+            {"name": "tmp", "mountPath": _SCRATCH},
+        ],
+    }
+    return {
+        "hostNetwork": True,
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": _USER, "seccompProfile": {"type": "RuntimeDefault"}},
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [container],
+        "volumes": [{"name": "token", "secret": {"secretName": _NAME}}, {"name": "tmp", "emptyDir": {}}],
+    }
+
+
+def _rights_of_prometheus() -> list[Mapping[str, object]]:
+    """A service account that may list nodes and pods, and nothing else."""
+    name, group = "trainworks-prometheus", "rbac.authorization.k8s.io"
+    rule = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]}
+    account = {"kind": "ServiceAccount", "name": "prometheus", "namespace": _NAMESPACE}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "prometheus", "namespace": _NAMESPACE}},
+        {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": [rule]},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
+            "subjects": [account],
+        },
+    ]

@@ -1,50 +1,24 @@
-"""Rules of Prometheus: alerts, recorded series, and unit tests of the alerts for `promtool test rules`."""
+"""Rules of Prometheus: alerts, recorded series, their tests for `promtool test rules`, and the counters they read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import re
+from collections.abc import Collection, Mapping
 
+from trainworks.config.source import read_package_data
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.observe.monitoring.alert import AlertCase, AlertRule, with_labels
-from trainworks.observe.monitoring.node_alerts import NODE_ALERTS
+from trainworks.observe.metrics.gpus import GPU_FAMILIES
+from trainworks.observe.monitoring.alerts import ALERTS, RUN_ALERTS, AlertCase, AlertRule, with_labels
+from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.prometheus import OWNER
-from trainworks.observe.monitoring.run_alerts import RUN_ALERTS
 
-ALERTS = (*RUN_ALERTS, *NODE_ALERTS)
 _TEAM_OF_RUN = (
     "{{ with printf \"last_over_time(trainworks_job_node_info{run='%s'}[1d])\" $labels.run | query }}"
     '{{ . | first | label "team" }}{{ end }}'
 )
 """Template of a label: the team that the queue had of a run; a job that has failed is on no node any more."""
-RECORDED = {
-    "run:trainworks_step_slowdown:ratio": (
-        "max by (run) (trainworks_run_training_step_seconds / trainworks_run_planned_step_seconds)",
-        "Measured over planned time of a step, without what the plan does not have.",
-    ),
-    "run:trainworks_mfu:ratio": ("max by (run) (trainworks_run_mfu_ratio)", "Model FLOPs utilization."),
-    "run:trainworks_deadline_slack:seconds": (
-        "min by (run) (trainworks_run_deadline_timestamp_seconds - trainworks_run_expected_finish_timestamp_seconds)",
-        "Time between the expected finish and the deadline; negative if it will be missed.",
-    ),
-    "node:trainworks_gpu_power:watts": (
-        "sum by (node) (max by (node, UUID) (DCGM_FI_DEV_POWER_USAGE))",
-        "Power draw of the GPUs of a node.",
-    ),
-    "run:trainworks_gpu_power:watts": (
-        "sum by (run, team) (max by (run, team, node) (trainworks_job_node_info)"
-        " * on (node) group_left () node:trainworks_gpu_power:watts)",
-        "Power draw of the GPUs of all nodes on which a run holds a share; a shared node counts for each of its runs.",
-    ),
-    "run:trainworks_cost:usd": (
-        "sum by (run, team) (max by (run) (trainworks_run_cost_usd)"
-        " * on (run) group_right () max by (run, team) (trainworks_job_node_info))",
-        "Price of the accelerators of a run so far, with the team that the queue knows.",
-    ),
-    "node:trainworks_gpu_sm_active:ratio": (
-        "avg by (node) (max by (node, UUID) (DCGM_FI_PROF_SM_ACTIVE))",
-        "Mean activity of the SMs of a node.",
-    ),
+RECORDED: dict[str, tuple[str, str]] = {
+    name: (row["expr"], row["meaning"]) for name, row in read_package_data(__package__, "recording").items()
 }
 """Name of a recorded series -> expression, meaning."""
 
@@ -83,7 +57,7 @@ def _labels(alert: AlertRule, of_zabbix: Collection[str]) -> dict[str, str]:
     return {"severity": alert.severity, **owner, **({"team": _TEAM_OF_RUN} if alert in RUN_ALERTS else {})}
 
 
-def _rule(alert: AlertRule, of_zabbix: Collection[str], docs: str | None) -> dict[str, Any]:
+def _rule(alert: AlertRule, of_zabbix: Collection[str], docs: str | None) -> Mapping[str, object]:
     return {
         "alert": alert.name,
         "expr": alert.expr,
@@ -93,8 +67,8 @@ def _rule(alert: AlertRule, of_zabbix: Collection[str], docs: str | None) -> dic
     }
 
 
-def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str], docs: str | None) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"eval_time": case.at, "alertname": alert.name}
+def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str], docs: str | None) -> Mapping[str, object]:
+    wanted: dict[str, object] = {"eval_time": case.at, "alertname": alert.name}
     if case is alert.fires:
         labels = {name: text for name, text in _labels(alert, of_zabbix).items() if text != _TEAM_OF_RUN}
         labels |= case.labels
@@ -102,3 +76,20 @@ def _test(alert: AlertRule, case: AlertCase, of_zabbix: Collection[str], docs: s
         wanted["exp_alerts"] = [{"exp_labels": labels, "exp_annotations": texts}]
     series = [{"series": name, "values": values} for name, values in case.series.items()]
     return {"interval": "1m", "input_series": series, "alert_rule_test": [wanted]}
+
+
+_DCGM = re.compile(r"\bDCGM_FI_\w+")
+
+
+def dcgm_counters() -> str:
+    """The file for its option `--collectors`: field, type of Prometheus, text.
+
+    Source: https://github.com/NVIDIA/dcgm-exporter/blob/main/etc/default-counters.csv
+    """
+    panels = (panel for dashboard in DASHBOARDS for panel in dashboard.panels)
+    queries = [expr for panel in panels for expr in panel.queries.values()]
+    texts = [*queries, *(alert.expr for alert in ALERTS), *(expr for expr, _ in RECORDED.values())]
+    wanted = set(_DCGM.findall(" ".join(texts)))
+    read = [family for family in GPU_FAMILIES if family.name in wanted]
+    rows = [f"{family.name}, {family.kind}, {family.help.replace(',', ';')}" for family in read]
+    return "\n".join(["# Field, type, text: what the alerts and dashboards of Trainworks read", *rows]) + "\n"

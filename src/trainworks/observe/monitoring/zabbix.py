@@ -9,20 +9,61 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Literal
 from uuid import UUID
 
+from trainworks.config.source import read_package_data
+from trainworks.config.spec import Frozen
 from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.observe.monitoring.alert import AlertRule, with_labels
-from trainworks.observe.monitoring.zabbix_triggers import (
-    DISCOVERIES,
-    ITEMS,
-    TRIGGERS,
-    Discovered,
-    ZabbixItem,
-    ZabbixTrigger,
-)
+from trainworks.observe.monitoring.alerts import AlertRule, with_labels
+
+Discovered = Literal["", "GPU", "RUN", "CHECK"]
+"""What a trigger or an item exists for: the node, or each GPU, run or health check that a scrape names."""
+
+
+class ZabbixItem(Frozen):
+    """A value that Zabbix keeps: one series of a scrape."""
+
+    key: str
+    series: str
+    """Pattern of Prometheus; `{#GPU}` and the like stand for what was discovered."""
+    name: str
+    units: str = ""
+    absent: int | None = None
+    """Value when the scrape does not have the series; None keeps the last one."""
+    count: bool = False
+    """True if the value is the number of series that match."""
+
+
+class ZabbixTrigger(Frozen):
+    """An alert in Zabbix' language."""
+
+    alert: str
+    expression: str
+    """`{key}` stands for an item with its host."""
+    after: tuple[str, ...] = ()
+    """Alerts that mute it, of the same thing or of the node."""
+
+
+class ZabbixGroup(Frozen):
+    """Items and triggers of the node, or of each thing that a discovery finds."""
+
+    title: str = ""
+    """Title of the discovery; empty for the node, as the next two."""
+    metric: str = ""
+    """Metric of a scrape that has a series for each of the things."""
+    label: str = ""
+    """Label of that metric with the name of the thing."""
+    items: tuple[ZabbixItem, ...]
+    triggers: tuple[ZabbixTrigger, ...]
+
+
+GROUPS: dict[Discovered, ZabbixGroup] = {
+    kind: ZabbixGroup(**content) for kind, content in read_package_data(__package__, "zabbix").items()
+}
+IN_ZABBIX = frozenset(trigger.alert for group in GROUPS.values() for trigger in group.triggers)
+"""Alerts that the template has."""
 
 _TEMPLATE = "Trainworks"
 _SCRAPE = "trainworks.metrics"
@@ -45,8 +86,8 @@ def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int, 
         "template": _TEMPLATE,
         "name": _TEMPLATE,
         "groups": [{"name": "Templates/Applications"}],
-        "items": [_scrape(scrape_interval_s), *(_item(item, "") for item in ITEMS[""])],
-        "discovery_rules": [_discovery(kind, alerts, docs) for kind in DISCOVERIES],
+        "items": [_scrape(scrape_interval_s), *(_item(item, "") for item in GROUPS[""].items)],
+        "discovery_rules": [_discovery(kind, alerts, docs) for kind in GROUPS if kind],
         "macros": [
             {"macro": "{$TRAINWORKS.TOKEN}", "type": "SECRET_TEXT", "description": "Token of the exporter."},
             {"macro": "{$TRAINWORKS.URL}", "value": f"http://{{HOST.CONN}}:{EXPORTER_ADDRESS.port}/metrics"},
@@ -56,12 +97,12 @@ def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int, 
         "version": "6.0",
         "groups": [{"uuid": _uuid("group"), "name": "Templates/Applications"}],
         "templates": [content],
-        "triggers": [_trigger(trigger, "", alerts, docs) for trigger in TRIGGERS[""]],
+        "triggers": [_trigger(trigger, "", alerts, docs) for trigger in GROUPS[""].triggers],
     }
     return to_yaml({"zabbix_export": export})
 
 
-def _scrape(interval_s: int) -> dict[str, Any]:
+def _scrape(interval_s: int) -> Mapping[str, object]:
     return {
         "uuid": _uuid(_SCRAPE),
         "name": "Metrics",
@@ -77,7 +118,7 @@ def _scrape(interval_s: int) -> dict[str, Any]:
     }
 
 
-def _item(item: ZabbixItem, kind: Discovered) -> dict[str, Any]:
+def _item(item: ZabbixItem, kind: Discovered) -> Mapping[str, object]:
     missing = {"error_handler": "DISCARD_VALUE"}
     if item.absent is not None:
         missing = {"error_handler": "CUSTOM_VALUE", "error_handler_params": str(item.absent)}
@@ -96,27 +137,27 @@ def _item(item: ZabbixItem, kind: Discovered) -> dict[str, Any]:
     }
 
 
-def _discovery(kind: Discovered, alerts: Mapping[str, AlertRule], docs: str | None) -> dict[str, Any]:
-    title, metric, label = DISCOVERIES[kind]
+def _discovery(kind: Discovered, alerts: Mapping[str, AlertRule], docs: str | None) -> Mapping[str, object]:
+    group = GROUPS[kind]
     key = f"trainworks.{kind.lower()}.discovery"
     return {
         "uuid": _uuid(key),
-        "name": title,
+        "name": group.title,
         "type": "DEPENDENT",
         "key": key,
         "delay": "0",
         "lifetime": "1d",
-        "item_prototypes": [_item(item, kind) for item in ITEMS[kind]],
-        "trigger_prototypes": [_trigger(trigger, kind, alerts, docs) for trigger in TRIGGERS[kind]],
+        "item_prototypes": [_item(item, kind) for item in group.items],
+        "trigger_prototypes": [_trigger(trigger, kind, alerts, docs) for trigger in group.triggers],
         "master_item": {"key": _SCRAPE},
-        "lld_macro_paths": [{"lld_macro": _macro(kind), "path": f"$.labels['{label}']"}],
-        "preprocessing": [{"type": "PROMETHEUS_TO_JSON", "parameters": [metric]}],
+        "lld_macro_paths": [{"lld_macro": _macro(kind), "path": f"$.labels['{group.label}']"}],
+        "preprocessing": [{"type": "PROMETHEUS_TO_JSON", "parameters": [group.metric]}],
     }
 
 
 def _trigger(
     trigger: ZabbixTrigger, kind: Discovered, alerts: Mapping[str, AlertRule], docs: str | None
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     alert = alerts[trigger.alert]
     content = {
         "uuid": _uuid(trigger.alert),
@@ -128,13 +169,11 @@ def _trigger(
         "tags": [{"tag": "alert", "value": alert.name}],
     }
     if trigger.after:
-        content["dependencies"] = [_dependency(name, kind, alerts) for name in trigger.after]
+        found = {each.alert: (each, place) for place in ("", kind) for each in GROUPS[place].triggers}
+        content["dependencies"] = [
+            {"name": _name(alerts[name]), "expression": _expression(*found[name])} for name in trigger.after
+        ]
     return content
-
-
-def _dependency(name: str, kind: Discovered, alerts: Mapping[str, AlertRule]) -> dict[str, str]:
-    found = {each.alert: (each, place) for place in ("", kind) for each in TRIGGERS[place]}
-    return {"name": _name(alerts[name]), "expression": _expression(*found[name])}
 
 
 def _name(alert: AlertRule) -> str:

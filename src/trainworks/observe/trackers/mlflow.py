@@ -60,7 +60,7 @@ class MLflowTracker(Tracker):
     @property
     def place(self) -> str:
         """Address of the run's page, without the user and password that the environment may have in it."""
-        return f"{without_user(self._uri)}/#/experiments/{self.state.get('experiment_id')}/runs/{self._id}"
+        return f"{strip_user(self._uri)}/#/experiments/{self.state.get('experiment_id')}/runs/{self._id}"
 
     @property
     def _id(self) -> str:
@@ -69,15 +69,13 @@ class MLflowTracker(Tracker):
     def open(self) -> None:
         """Create the run, or set the earlier one to RUNNING."""
         if not self._id:
-            experiment = self._experiment(self._options.experiment or self._run.experiment)
+            name = self._options.experiment or self._run.experiment
+            known = self._client.get_experiment_by_name(name)
+            experiment = str(known.experiment_id if known else self._client.create_experiment(name))
             found = self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._run.key}'", max_results=1)
             run = found[0] if found else self._create(experiment)
             self.state = {"run_id": run.info.run_id, "experiment_id": experiment}
         self._client.update_run(self._id, status="RUNNING")
-
-    def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _create(self, experiment: str) -> Any:
         return self._client.create_run(
@@ -140,11 +138,8 @@ class MLflowTracker(Tracker):
         """Set the status and the time of the end."""
         self._client.set_terminated(self._id, _ENDS.get(state, "FAILED"), _milliseconds(t))
 
-    def close(self) -> None:
-        """Nothing: every call is a request of its own."""
 
-
-def without_user(uri: str) -> str:
+def strip_user(uri: str) -> str:
     """A URI without user and password."""
     return _USER.sub("", uri)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from zlib import crc32
 
 from trainworks.config.track import MLflow, TensorBoard, Track, TrackerName, WeightsAndBiases
-from trainworks.observe.libraries import TRACKER_LIBRARIES, check_library
+from trainworks.observe.following import TRACKER_LIBRARIES, check_library
 from trainworks.observe.trackers.feed import OpenTracker
-from trainworks.observe.trackers.mlflow import MLflowTracker, without_user
+from trainworks.observe.trackers.mlflow import MLflowTracker, strip_user
 from trainworks.observe.trackers.tensorboard import TensorBoardTracker
 from trainworks.observe.trackers.tracker import TrackedRun, Tracker
 from trainworks.observe.trackers.wandb import WandBTracker
@@ -42,7 +42,7 @@ def sent_name(name: TrackerName, options: Track) -> str:
         "wandb": os.environ.get("WANDB_BASE_URL"),
     }
     address = addresses[name]
-    return f"{name}-{crc32(without_user(address).encode()):08x}" if address else name
+    return f"{name}-{crc32(strip_user(address).encode()):08x}" if address else name
 
 
 def _open(

@@ -33,8 +33,8 @@ class TensorBoardTracker(Tracker):
         self, run: TrackedRun, state: Mapping[str, str | int], options: TensorBoard, working_folder: Path
     ) -> None:
         super().__init__(run, state)
-        parent = working_folder / options.folder / run.name if options.folder else run.folder / "observe" / self.name
-        self._folder = parent
+        own = run.folder / "observe" / self.name
+        self._folder = working_folder / options.folder / run.name if options.folder else own
 
     @property
     def place(self) -> str:
@@ -72,20 +72,9 @@ class TensorBoardTracker(Tracker):
         again = [event_file.restart(points[0].t, points[0].step)] if repeated else []
         self._append(b"".join([*again, *(event_file.scalars(one.t, one.step, one.values) for one in points)]))
 
-    def send_artifact(self, path: Path, name: str) -> bool:
-        """False: TensorBoard has no artifacts."""
-        return False
-
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
-        """False: TensorBoard has no model registry."""
-        return False
-
     def finish(self, state: str, t: float) -> None:
         """Write the end of the session."""
         self._append(event_file.session_end(t, succeeded=state == "SUCCEEDED"))
-
-    def close(self) -> None:
-        """Nothing: the file is closed after every call."""
 
     def _append(self, records: bytes) -> None:
         with naming_full_disk(self._file), self._file.open("rb+") as file:

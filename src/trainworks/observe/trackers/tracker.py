@@ -1,4 +1,4 @@
-"""The interface of a tracker: a sink of parameters, metrics with steps, artifacts and the end of one run."""
+"""The interface of a tracker, a sink of parameters, metrics, artifacts and the end of one run; and what it has got."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+from trainworks.config.track import TrackerName
+from trainworks.results import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +77,44 @@ class Tracker(ABC):
                 work.
         """
 
-    @abstractmethod
     def send_artifact(self, path: Path, name: str) -> bool:
         """Send a file; returns False if the tracker has no artifacts."""
+        return False
 
-    @abstractmethod
     def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
-        """Register the model of a checkpoint; returns False if the options do not ask for it."""
+        """Register the model of a checkpoint; returns False without a registry, or if the options do not ask."""
+        return False
 
     @abstractmethod
     def finish(self, state: str, t: float) -> None:
         """Record the final state of the run: SUCCEEDED, FAILED, STOPPED or LOST."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027, a tracker may hold no connection
         """Release connections; the run itself may continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerContent:
+    """Content of one tracker."""
+
+    tracker: TrackerName
+    place: str
+    """Where to look at the run."""
+    num_points: int
+    """Steps that it has."""
+    new_points: int
+    """Steps that were sent now."""
+    last_step: int
+    artifacts: tuple[str, ...]
+    registered_step: int | None
+    """Step of the checkpoint that was registered as a model."""
+    ended: str | None
+    """Final state of the run; None while it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackReport(Result):
+    """Content of the trackers of a run."""
+
+    run: str
+    trackers: tuple[TrackerContent, ...]

@@ -70,10 +70,6 @@ class WandBTracker(Tracker):
         self._session.log_artifact(artifact)
         return True
 
-    def register(self, checkpoint: Path, step: int, lineage: Mapping[str, str]) -> bool:
-        """False: `track` has no key for a registered model of W&B."""
-        return False
-
     def finish(self, state: str, t: float) -> None:
         """Record the final state, and how the run ended."""
         self._session.summary["state"] = state

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +113,8 @@ def parse_trace(text: str, *, name: str) -> JobTrace:
     Raises:
         UsageError: a column or value is missing, unknown or out of its limits, with its line.
     """
-    lines = [(number, line) for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1) if _counts(line)]
+    numbered = enumerate(text.removeprefix("\ufeff").splitlines(), 1)
+    lines = [(number, line) for number, line in numbered if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
         raise UsageError("the trace has no jobs", place=f"{name}:1", hint=f"its header is `{','.join(COLUMNS)}`")
     header = _cells(lines[0][1], f"{name}:{lines[0][0]}")
@@ -128,18 +129,12 @@ def parse_trace(text: str, *, name: str) -> JobTrace:
 
 def trace_text(jobs: Sequence[TraceJob]) -> str:
     """The CSV text of some jobs, with all columns; `parse_trace` reads it."""
-    return "".join(",".join(cells) + "\n" for cells in _written(jobs))
-
-
-def _written(jobs: Sequence[TraceJob]) -> Iterator[list[str]]:
-    yield list(COLUMNS)
+    lines = [",".join(COLUMNS)]
     for job in jobs:
         values = [getattr(job, column) for column in COLUMNS]
-        yield ["" if value is None else f"{value:d}" if isinstance(value, bool) else f"{value}" for value in values]
-
-
-def _counts(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith("#")
+        cells = ("" if value is None else f"{value:d}" if isinstance(value, bool) else f"{value}" for value in values)
+        lines.append(",".join(cells))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _cells(line: str, place: str) -> list[str]:
@@ -178,20 +173,12 @@ def _cell(column: str, cell: str, place: str) -> Any:
         raise UsageError(f"invalid {column} `{cell}`: it must be {limit}", place=f"{place}  {column}") from None
 
 
-def _number(low: float, *, above: bool = False) -> Callable[[str], float]:
+def _number(
+    low: float, high: float = _LARGEST_S, *, above: bool = False, kind: type[float] = float
+) -> Callable[[str], float]:
     def read(cell: str) -> float:
-        value = float(cell)
-        if not low <= value <= _LARGEST_S or (above and value == low):
-            raise ValueError
-        return value
-
-    return read
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def read(cell: str) -> int:
-        value = int(cell)
-        if not low <= value <= high:
+        value = kind(cell)
+        if not low <= value <= high or (above and value == low):
             raise ValueError
         return value
 
@@ -207,10 +194,13 @@ def _yes_or_no(cell: str) -> bool:
 _REQUIRED = ("submit_s", "accelerators", "duration_s")
 COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "submit_s": (_number(0), "a number of seconds from 0, of any clock"),
-    "accelerators": (_integer(1, 10**6), "a whole number from 1 to 1,000,000"),
+    "accelerators": (_number(1, 1e6, kind=int), "a whole number from 1 to 1,000,000"),
     "duration_s": (_number(0, above=True), "a number of seconds above 0"),
     "team": (str, "a name"),
-    "priority": (_integer(-(10**6), 10**6), "a whole number from -1,000,000 to 1,000,000, the higher the sooner"),
+    "priority": (
+        _number(-1e6, 1e6, kind=int),
+        "a whole number from -1,000,000 to 1,000,000, the higher the sooner",
+    ),
     "deadline_s": (_number(0, above=True), "a number of seconds after the submission, above 0"),
     "preemptible": (_yes_or_no, "1 or 0"),
     "checkpoint_s": (_number(0, above=True), "a number of seconds above 0"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainworks.errors import UsageError
-from trainworks.plan.capacity.answer import CapacityAnswer, capacity_for, most_nodes
+from trainworks.plan.capacity.answer import CapacityAnswer, Target, capacity_for, most_nodes, num_deadlines
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.policy import Elastic, Spot
 from trainworks.plan.capacity.policy_comparison import (
@@ -19,7 +19,6 @@ from trainworks.plan.capacity.policy_comparison import (
     point_of,
     policies,
 )
-from trainworks.plan.capacity.service import Target, num_deadlines
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
 from trainworks.units import WEEK_S

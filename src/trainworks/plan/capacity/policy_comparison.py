@@ -2,21 +2,24 @@
 
 cost per week = fixed nodes * accelerators of a node * 168 h * fixed price
               + sum over elastic classes of (accelerator-hours bought / span of the trace * 168 h * price)
+
+A price is what the user gives, else the median of what the catalogue has seen.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trainworks.plan.capacity.answer import CapacityAnswer
+from trainworks.catalog.catalog import find_row, load_catalog
+from trainworks.catalog.facts import Node, Offer
+from trainworks.errors import UsageError
+from trainworks.plan.assumptions import GIVEN, assumed
+from trainworks.plan.capacity.answer import CapacityAnswer, Service, Target, service_of
 from trainworks.plan.capacity.jobs import JobTrace
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, Spot
-from trainworks.plan.capacity.service import Service, Target, service_of
 from trainworks.plan.capacity.simulation import replay
 from trainworks.plan.pareto import pareto
 from trainworks.plan.trace import Traced, computed, fact, total
@@ -80,13 +83,18 @@ def policies(trace: JobTrace, limits: CapacityLimits, answer: CapacityAnswer) ->
     base = Policy(node_accelerators=limits.node_accelerators, fixed_nodes=0, seed=limits.seed)
     mean, enough = answer.load.mean.value / limits.node_accelerators, round(answer.nodes.value)
     alone = [replace(base, fixed_nodes=nodes) for nodes in _alone(limits, mean, enough)]
+    sizes = sorted({round(share * mean) for share in _FIXED_SHARES})
+    if limits.fixed_nodes is not None:
+        sizes = [limits.fixed_nodes]
+    # Backlog and patience from which on nodes are ordered: in time for the target.
+    rules = [(backlog_s, math.inf) for backlog_s in _BACKLOGS_S]
+    if answer.target.unit == "s":
+        rules.append((math.inf, max(0.0, answer.target.value - limits.on_demand.start_latency_s)))
     mixed = [
         replace(base, fixed_nodes=nodes, on_demand=on_demand, spot=spot, backlog_s=backlog_s, patience_s=patience_s)
-        for nodes in _beside(limits, mean)
+        for nodes in sizes
         for on_demand, spot in _elastic(limits, mean)
-        for backlog_s, patience_s in (
-            _rules(answer.target, limits.on_demand.start_latency_s) if nodes else [(0.0, math.inf)]
-        )
+        for backlog_s, patience_s in (rules if nodes else [(0.0, math.inf)])
     ]
     return [policy for policy in dict.fromkeys([*alone, *mixed]) if _carries(trace, policy)]
 
@@ -100,13 +108,6 @@ def _alone(limits: CapacityLimits, mean: float, enough: int) -> list[int]:
     return sorted({*steps, enough})
 
 
-def _beside(limits: CapacityLimits, mean: float) -> list[int]:
-    """Sizes beside elastic nodes."""
-    if limits.fixed_nodes is not None:
-        return [limits.fixed_nodes]
-    return sorted({round(share * mean) for share in _FIXED_SHARES})
-
-
 def _elastic(limits: CapacityLimits, mean: float) -> Iterator[tuple[Elastic, Spot]]:
     """On-demand nodes, few or many; spot nodes; and both, as far as they may be bought."""
     on_demand, spot = limits.on_demand, limits.spot
@@ -116,28 +117,20 @@ def _elastic(limits: CapacityLimits, mean: float) -> Iterator[tuple[Elastic, Spo
     yield from dict.fromkeys(pair for pair in pairs if pair[0].max_nodes or pair[1].max_nodes)
 
 
-def _rules(target: Traced, latency_s: float) -> list[tuple[float, float]]:
-    """Backlog and patience from which on nodes are ordered: in time for the target."""
-    patience = [(math.inf, max(0.0, target.value - latency_s))] if target.unit == "s" else []
-    return [*((backlog_s, math.inf) for backlog_s in _BACKLOGS_S), *patience]
-
-
 def _carries(trace: JobTrace, policy: Policy) -> bool:
     """True if the nodes can hold the largest job and the mean load, without and with the preemptible jobs."""
     nodes = policy.fixed_nodes + policy.on_demand.max_nodes
     largest = max(policy.fixed_nodes, policy.on_demand.max_nodes)
     work_s = trace.accelerators * trace.duration_s / trace.span_s / policy.node_accelerators
     steady = ~trace.preemptible
+    most = [int(trace.accelerators[jobs].max(initial=0)) for jobs in (steady, trace.preemptible)]
+    needs = [pool_need(count, policy.node_accelerators)[0] if count else 0 for count in most]
     return (
-        _nodes_of_largest(trace, steady, policy) <= largest
-        and _nodes_of_largest(trace, trace.preemptible, policy) <= max(largest, policy.spot.max_nodes)
+        needs[0] <= largest
+        and needs[1] <= max(largest, policy.spot.max_nodes)
         and float(work_s[steady].sum()) <= nodes
         and float(work_s.sum()) <= nodes + policy.spot.max_nodes
     )
-
-
-def _nodes_of_largest(trace: JobTrace, jobs: NDArray[np.bool_], policy: Policy) -> int:
-    return pool_need(int(trace.accelerators[jobs].max()), policy.node_accelerators)[0] if jobs.any() else 0
 
 
 def point_of(trace: JobTrace, policy: Policy, prices: CapacityPrices) -> PolicyReplay:
@@ -186,3 +179,64 @@ def cost_of(point: PolicyReplay, prices: CapacityPrices) -> Traced:
         price = prices.of(name)
         parts[key] = (paid_hours * price).named(f"{name} cost per week", "USD", hours=paid_hours, price=price)
     return total(*parts.values()).named("cost per week", "USD", **parts)
+
+
+_SHOWN = 3
+
+
+def prices_for(
+    node: Node | None, *, on_demand: float | None = None, spot: float | None = None, fixed: float | None = None
+) -> CapacityPrices:
+    """USD per accelerator hour of each class of nodes; spot falls back to the on-demand price.
+
+    Uses offers of that node, else of its accelerator, and the median of several zones. The fixed price is
+    on demand * (1 - committed-use discount).
+
+    Args:
+        node: of the catalogue; None where only its number of accelerators is known, so that prices must be given.
+        on_demand: replaces the catalogue's.
+        spot: replaces the catalogue's.
+        fixed: of own or reserved nodes.
+
+    Raises:
+        UsageError: a required price is unknown.
+    """
+    offers: list[Offer] = []
+    if node is not None:
+        known = load_catalog().offers.values()
+        offers = [offer for offer in known if offer.node == node.name]
+        offers = offers or [offer for offer in known if offer.accelerator == node.accelerator]
+    on_demand_offers = {o.name: o.usd_per_hour / o.accelerators for o in offers if o.usd_per_hour is not None}
+    price = _price("on-demand price", on_demand, on_demand_offers)
+    if price is None:
+        unknown = f"no on-demand price of `{node.name}` is known" if node else "without `--node` no price is known"
+        raise UsageError(unknown, place="--price", hint="give USD per accelerator hour: `--price 3.50`")
+    spot_offers = {
+        offer.name: median(each) / offer.accelerators for offer in offers if (each := offer.spot_usd_per_hour)
+    }
+    interruptible = _price("spot price", spot, spot_offers)
+    discount = assumed("committed-use discount")
+    committed = (price * (1 - discount)).named("fixed price", "USD/h", asked=price, discount=discount)
+    return CapacityPrices(
+        fixed=_price("fixed price", fixed, {}) or committed,
+        spot=interruptible or price.named("spot price", "USD/h", asked=price),
+        on_demand=price,
+    )
+
+
+def _price(name: str, given: float | None, offers: Mapping[str, float]) -> Traced | None:
+    if given is not None:
+        return fact(name, given, "USD/h", source=GIVEN)
+    if not offers:
+        return None
+    prices = list(offers.values())
+    return fact(name, median(prices), "USD/h", source=_source(list(offers)), low=min(prices), high=max(prices))
+
+
+def _source(names: list[str]) -> str:
+    dates = sorted({figure.date for name in names for figure in find_row(name, "offers").figures})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    if len(names) == 1:
+        return f"offer {names[0]}, {when}"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"median of {len(names)} offers, {when}: {', '.join(names[:_SHOWN])}{more}"

@@ -22,16 +22,106 @@ import math
 import random
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trainworks.errors import UsageError
-from trainworks.plan.capacity.checkpointing import kept_s, slowdown
-from trainworks.plan.capacity.elastic import ElasticPool
 from trainworks.plan.capacity.jobs import JobTrace
-from trainworks.plan.capacity.outcome import JobRun, Replay
-from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
+from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Elastic, Policy, kept_s, slowdown
 from trainworks.queueing.backfill import ends_in_time
 from trainworks.queueing.node_pool import NodePool, PoolNeed, pool_need
 from trainworks.queueing.snapshot import queue_key
+
+
+class ElasticPool(NodePool):
+    """Nodes that come and go. Jobs can be assigned to an ordered node before it is ready."""
+
+    def __init__(self, node_accelerators: int, terms: Elastic) -> None:
+        super().__init__(node_accelerators)
+        self.terms = terms
+        self.paid_s = 0.0
+        """Paid time of all nodes that have left."""
+        self.most_nodes = 0
+        self.ready_s: dict[int, float] = {}
+        self._ordered_s: dict[int, float] = {}
+        self._idle_since_s: dict[int, float] = {}
+        self._num_ordered = 0
+
+    @property
+    def room(self) -> int:
+        """Nodes that can still be ordered."""
+        return self.terms.max_nodes - len(self.free)
+
+    def missing(self, need: PoolNeed) -> int:
+        """Nodes to order for a job that `find` has no place for."""
+        count, each = need
+        return count - self.num_empty if each == self.node_accelerators else 1
+
+    def order(self, count: int, now_s: float) -> list[int]:
+        """New nodes, paid from now on."""
+        nodes = list(range(self._num_ordered, self._num_ordered + count))
+        self._num_ordered += count
+        for node in nodes:
+            self.add(node)
+            self._ordered_s[node] = now_s
+            self.ready_s[node] = now_s + self.terms.start_latency_s
+        self.most_nodes = max(self.most_nodes, len(self.free))
+        return nodes
+
+    def idle_until_s(self, node: int, now_s: float) -> float:
+        """Time at which a node that became empty now is returned if no job takes it."""
+        self._idle_since_s[node] = now_s
+        return max(now_s + self.terms.idle_timeout_s, self._ordered_s[node] + self.terms.min_billing_s)
+
+    def is_idle_since(self, node: int, since_s: float) -> bool:
+        """True if the node is still here and has been empty since then."""
+        return self.is_empty(node) and self._idle_since_s[node] == since_s
+
+    def leave(self, node: int, now_s: float) -> None:
+        """An empty node is given back or taken back, and its bill is paid."""
+        self.paid_s += max(now_s - self._ordered_s.pop(node), self.terms.min_billing_s)
+        self.remove(node)
+        del self.ready_s[node]
+        self._idle_since_s.pop(node, None)
+
+
+class JobRun(NamedTuple):
+    """A job on its nodes, from its start to its end or interruption."""
+
+    job: int
+    pool: str
+    start_s: float
+    end_s: float
+    nodes: tuple[int, ...]
+    each: int
+    """Accelerators on every node."""
+    setup_s: float
+    """Before the first work."""
+    stretch: float
+    """Seconds for one second of work."""
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators on all its nodes."""
+        return len(self.nodes) * self.each
+
+
+@dataclass(slots=True)
+class Replay:
+    """Waiting and end times of the jobs, by their index in the trace, and the capacity used."""
+
+    wait_s: list[float]
+    """Time in the queue and for starting nodes, before the first start and after every interruption."""
+    end_s: list[float]
+    runs: list[JobRun] = field(default_factory=list)
+    bought_accelerator_s: dict[str, float] = field(default_factory=dict)
+    """Paid, by class of nodes; of the fixed nodes until the last job has ended."""
+    most_nodes: dict[str, int] = field(default_factory=dict)
+    """Largest number of nodes at one time, by class."""
+    wasted_accelerator_s: float = 0.0
+    """Accelerator-seconds of restarts, lost work, and checkpoints taken because of spot nodes."""
+    interruptions: int = 0
+
 
 _DEPTH = 100
 """Jobs of the queue that one pass looks at."""
@@ -118,7 +208,7 @@ class _Simulation:
 
     # Events
 
-    def _at(self, time_s: float, kind: int, act: Callable[..., None], *subject: int | str | float) -> None:
+    def _schedule(self, time_s: float, kind: int, act: Callable[..., None], *subject: int | str | float) -> None:
         self.num_events += 1
         heapq.heappush(self.events, (time_s, kind, self.num_events, act, subject))
 
@@ -127,7 +217,7 @@ class _Simulation:
         self.since_s[job] = self.now_s
         self.queued_accelerator_s += self._work(job)
         if self.policy.patience_s < math.inf:
-            self._at(self.now_s + self.policy.patience_s, _TAKES, self._look_at_queue)
+            self._schedule(self.now_s + self.policy.patience_s, _TAKES, self._look_at_queue)
 
     def _look_at_queue(self) -> None:
         """A job's patience is over. The event only triggers the pass over the queue that follows every event."""
@@ -141,7 +231,6 @@ class _Simulation:
         self.result.wasted_accelerator_s += (run.setup_s + (run.stretch - 1) * self.left_s[job]) * run.accelerators
 
     def _leave(self, run: JobRun) -> None:
-        """A job frees its nodes: at its end, or because one of them was taken back."""
         del self.running[run.pool][run.job]
         self.result.runs.append(run._replace(end_s=self.now_s))
         self.result.wait_s[run.job] += min(run.start_s, self.now_s) - self.since_s[run.job]
@@ -149,14 +238,13 @@ class _Simulation:
         if run.pool != FIXED:
             for node in filter(self.pools[run.pool].is_empty, run.nodes):
                 until_s = self.elastic[run.pool].idle_until_s(node, self.now_s)
-                self._at(until_s, _GIVES, self._give_back_idle, run.pool, node, self.now_s)
+                self._schedule(until_s, _GIVES, self._give_back_idle, run.pool, node, self.now_s)
 
     def _give_back_idle(self, name: str, node: int, since_s: float) -> None:
         if self.elastic[name].is_idle_since(node, since_s):
             self.elastic[name].leave(node, self.now_s)
 
     def _take_back(self, node: int) -> None:
-        """A spot node's life is over."""
         if node not in self.elastic[SPOT].free:
             return
         for run in [run for run in self.running[SPOT].values() if node in run.nodes]:
@@ -211,7 +299,6 @@ class _Simulation:
         return max(pool.free_accelerators for pool in self.pools.values())
 
     def _place(self, job: int, reserved: _Reservation | None, blocked: set[str]) -> tuple[str, list[int]] | None:
-        """NodePool and nodes on which the job can start now."""
         need = self.needs[job]
         for name in self.allowed[job]:
             pool = self.pools[name]
@@ -250,7 +337,7 @@ class _Simulation:
         stretch = slowdown(self.policy.spot, len(nodes), self.checkpoint_s[job]) if name == SPOT else 1.0
         end_s = start_s + (setup_s + self.left_s[job] * stretch)
         self.running[name][job] = JobRun(job, name, start_s, end_s, tuple(nodes), each, setup_s, stretch)
-        self._at(end_s, _GIVES, self._end, job, name)
+        self._schedule(end_s, _GIVES, self._end, job, name)
 
     # Elastic nodes
 
@@ -259,7 +346,9 @@ class _Simulation:
         room, allowed_accelerator_s = self._room(), self._allowed_backlog()
         while index < len(queue) and index < _DEPTH and room:
             job = queue[index][2]
-            is_due = self.queued_accelerator_s > allowed_accelerator_s or self._is_pressing(job)
+            # At any backlog, nodes are ordered for a job that fits nowhere else or has waited long enough.
+            is_pressing = FIXED not in self.allowed[job] or self.now_s >= self.since_s[job] + self.policy.patience_s
+            is_due = is_pressing or self.queued_accelerator_s > allowed_accelerator_s
             name = self._ordered_from(job, blocked) if is_due and self.allowed[job] != _FIXED_ALONE else None
             if name is not None:
                 self.reserved = None  # it may be the job that had one
@@ -278,10 +367,6 @@ class _Simulation:
         at_hand = sum(len(pool.free) for pool in self.pools.values()) * self.policy.node_accelerators
         return self.policy.backlog_s * at_hand if at_hand else 0.0
 
-    def _is_pressing(self, job: int) -> bool:
-        """True if nodes are ordered for the job at any backlog: it fits nowhere else, or has waited long enough."""
-        return FIXED not in self.allowed[job] or self.now_s >= self.since_s[job] + self.policy.patience_s
-
     def _ordered_from(self, job: int, blocked: set[str]) -> str | None:
         for name in self.allowed[job]:
             if name == FIXED or name in blocked or self._shuns(job, name):
@@ -291,11 +376,10 @@ class _Simulation:
         return None
 
     def _ordered(self, job: int, name: str) -> list[int]:
-        """Nodes for a job, the missing ones ordered now."""
         pool, need = self.elastic[name], self.needs[job]
         if not pool.find(need):
             for node in pool.order(pool.missing(need), self.now_s):
                 if name == SPOT:
                     life_s = self.random.expovariate(1 / self.policy.spot.mean_life_s)
-                    self._at(pool.ready_s[node] + life_s, _GIVES, self._take_back, node)
+                    self._schedule(pool.ready_s[node] + life_s, _GIVES, self._take_back, node)
         return pool.find(need)

@@ -132,7 +132,6 @@ def _sampled(name: str, team: Team, weeks: int, seed: int) -> Iterator[TraceJob]
 
 
 def _hour_of_week(chance: random.Random, working_hours_share: float) -> float:
-    """Submission time in hours since Monday, 0:00."""
     if chance.random() < working_hours_share:
         day, hour = divmod(chance.uniform(0, _WORKING_H), 9)
         return 24 * day + 9 + hour

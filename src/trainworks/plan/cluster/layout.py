@@ -15,9 +15,9 @@ from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.degrees import fixed_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Compression, Recompute
+from trainworks.plan.parameters import chunk_counts
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.space import LARGEST_INTERLEAVE, NEVER_SEARCHED, Fixed
-from trainworks.plan.states import chunk_counts
 
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
@@ -151,7 +151,7 @@ def roomier_batch(world_size: int, global_batch: int) -> int | None:
 def why_nothing(job: AnyJob, fixed: Fixed, rejected: Sequence[str], *, global_batch: int) -> LayoutError:
     """The error of a search that found no layout to price, with the decision to change; `rejected` are its reasons."""
     world_size = job.cluster.num_accelerators
-    for blamed in (*_of_compression(fixed), *_of_mesh(job, fixed, global_batch), *_of_options(job, fixed)):
+    for blamed in (*_check_compression(fixed), *_check_mesh(job, fixed, global_batch), *_check_options(job, fixed)):
         return blamed
     degrees = {name: fixed[name] for name in ("tp", "pp", "cp") if name in fixed}
     inner = int(np.prod(list(degrees.values()) or [1]))
@@ -173,7 +173,7 @@ def why_nothing(job: AnyJob, fixed: Fixed, rejected: Sequence[str], *, global_ba
     return LayoutError(f"no layout of {world_size} accelerators{has}{reasons}", field="", hint=hint)
 
 
-def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutError]:
+def _check_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutError]:
     world_size = job.cluster.num_accelerators
     whole = divisors(world_size)
     if isinstance(job.shape, ConvNetShape):
@@ -194,7 +194,7 @@ def _of_mesh(job: AnyJob, fixed: Fixed, global_batch: int) -> Iterator[LayoutErr
         yield LayoutError(f"dp ({dp}) does not divide {global_batch} sequences", field="tp", hint=hint)
 
 
-def _of_compression(fixed: Fixed) -> Iterator[LayoutError]:
+def _check_compression(fixed: Fixed) -> Iterator[LayoutError]:
     if fixed.get("gradient_compression") == Compression.POWERSGD:
         cut = [f"{name} {fixed[name]}" for name in ("tp", "pp", "cp", "zero") if fixed.get(name, 0) > (name != "zero")]
         if cut:
@@ -224,8 +224,7 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
     }
 
 
-def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
-    """Options that are never offered together."""
+def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     if fixed.get("micro_batch", 1) > (largest := job.largest_micro_batch):
         yield _blame("micro_batch", fixed, f"is more than {largest}, the largest that is searched", "less")
     if fixed.get("recompute") == Recompute.SELECTIVE and job.software.fused_attention:
@@ -241,11 +240,10 @@ def _of_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     if fixed.get("zero") == 2 and fixed.get("pp", 1) > 1:
         yield _blame("zero", fixed, "would scatter the gradients of every micro-batch of a pipeline", "1 or 3")
     if fixed.get("interleave", 1) > 1 and not isinstance(job.shape, ConvNetShape):
-        yield from _of_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
+        yield from _check_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
 
 
-def _of_chunks(layers: int, fixed: Fixed, whole: list[int]) -> Iterator[LayoutError]:
-    """Chunks share the layers evenly."""
+def _check_chunks(layers: int, fixed: Fixed, whole: list[int]) -> Iterator[LayoutError]:
     chunks, stages = fixed["interleave"], [fixed["pp"]] if "pp" in fixed else whole
     possible = {size for pp in stages if pp > 1 for size in chunk_counts(layers, pp, layers)}
     if chunks in possible:

@@ -46,7 +46,7 @@ def _observations(measurement: ClusterMeasurement) -> Iterator[Observation]:
     elif measurement.benchmark is not None:
         yield from _benchmark(measurement.benchmark, measurement)
     for rate in measurement.rates:
-        yield _of_rate(rate.rate, rate.of_expected, 1.0)
+        yield _observe_rate(rate.rate, rate.of_expected, 1.0)
 
 
 def _step(step: MeasuredStep, measurement: ClusterMeasurement) -> Observation:
@@ -62,18 +62,17 @@ def _benchmark(benchmark: Calibration, measurement: ClusterMeasurement) -> Itera
     device = device_rates(cluster.accelerator, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))
     for gemm in benchmark.gemms:
         predicted_s = float(product_s(gemm.m, gemm.n, gemm.k, device)[()])
-        yield _of_rate("products", predicted_s, 2.0 * gemm.m * gemm.n * gemm.k / gemm.flops_per_s)
+        yield _observe_rate("products", predicted_s, 2.0 * gemm.m * gemm.n * gemm.k / gemm.flops_per_s)
     if benchmark.num_ranks > 1:
         ranks = np.array([float(benchmark.num_ranks)])
         size = np.array([float(_PROBE_BYTES)])
         predicted_s = float(collective_s("all_reduce", size, ranks, np.ones(1), link_rates(cluster))[0])
         ring = 2 * (benchmark.num_ranks - 1) / benchmark.num_ranks
         measured_s = benchmark.all_reduce_latency_s + ring * _PROBE_BYTES / benchmark.all_reduce_bytes_per_s
-        yield _of_rate("scale_up", predicted_s, measured_s)
+        yield _observe_rate("scale_up", predicted_s, measured_s)
 
 
-def _of_rate(name: str, predicted_s: float, measured_s: float) -> Observation:
-    """A benchmark of one rate, without training software."""
+def _observe_rate(name: str, predicted_s: float, measured_s: float) -> Observation:
     return Observation(np.array([predicted_s if rate == name else 0.0 for rate in RATES]), measured_s, None)
 
 
@@ -87,9 +86,11 @@ def with_learning(plan: Plan, finished: Sequence[FinishedRun], *, software: str)
     """
     if plan.expected is None or not finished:
         return plan
-    observations = [Observation(_by_rate(run.by_rate_s), run.measured_s, run.software, run.spread) for run in finished]
+    observations = [
+        Observation(_rate_matrix(run.by_rate_s), run.measured_s, run.software, run.spread) for run in finished
+    ]
     belief = believe(observations, software=software, prior=CALIBRATED_PRIOR)
-    parts = _by_rate(plan.expected.by_rate_s)
+    parts = _rate_matrix(plan.expected.by_rate_s)
     factor = float((parts * belief.factors).sum() / parts.sum())
     terms = {name: seconds * factor for name, seconds in plan.step_time.model_dump().items()}
     step_time = type(plan.step_time).model_validate(terms)
@@ -102,5 +103,5 @@ def with_learning(plan: Plan, finished: Sequence[FinishedRun], *, software: str)
     return plan.model_copy(update=changes)
 
 
-def _by_rate(seconds: Mapping[str, float]) -> Array:
+def _rate_matrix(seconds: Mapping[str, float]) -> Array:
     return np.array([seconds.get(rate, 0.0) for rate in RATES])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
-from trainworks.plan.cluster.published_runs import above_published, outside_measured
 from trainworks.plan.cluster.scaling import (
     TABLE_LENGTH,
     PlanRequest,
@@ -21,9 +22,11 @@ from trainworks.plan.cluster.scaling import (
     scales,
 )
 from trainworks.plan.job import AnyJob
-from trainworks.plan.prediction import Prediction, predictions
+from trainworks.plan.prediction import Prediction
 from trainworks.plan.search import SearchResult, search_layouts
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
+from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, not_compared
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.resolved import PlannedEvaluation
 from trainworks.results import Result
@@ -84,6 +87,18 @@ class ClusterPlan(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class CalibrationResult(Result):
+    """The plan of the measured layout before and after the calibration."""
+
+    before: ClusterPlan
+    after: ClusterPlan
+    measured_s: float | None
+    """The measured step time; None for a benchmark record."""
+    path: Path
+    """File that the measurement was appended to."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayoutComparison(Result):
     """The plan of one layout beside the plan of the search."""
 
@@ -112,16 +127,7 @@ def plan_request(
             raise does_not_fit(request, result)
         reasons = [rejection.reason for rejection in result.rejections]
         raise why_nothing(request.job, request.fixed, reasons, global_batch=batch)
-    rows = predictions(
-        request.job,
-        result.layouts,
-        result.times,
-        result.memories,
-        global_batch=batch,
-        belief=request.belief,
-        selection=request.selection,
-        families=result.families[:TABLE_LENGTH],
-    )
+    rows = request.predictions(request.job, result)
     cluster = request.job.cluster
     other_scales = scales(request)
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
@@ -137,7 +143,9 @@ def plan_request(
         _calibration_note(measurements),
         above_published(request.job, rows[0].mfu),
         *outside_measured(request.job, cluster.num_accelerators),
-        _uncounted_note(request),
+        "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
+        if request.evaluation is not None and request.evaluation.steps == "all"
+        else None,
     ]
     return ClusterPlan(
         job=request.job,
@@ -154,7 +162,6 @@ def plan_request(
 
 
 def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
-    """The fastest layout, where a plainer one is proposed."""
     saved = 1 - fastest.step_time_s / proposed.step_time_s
     if saved < _NAMED_SAVING:
         return None
@@ -162,12 +169,6 @@ def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
         f"{fastest.layout.describe()} is predicted {saved:.1%} faster: too little for what it adds, since every "
         "complication of a layout has to save 1 % of the step"
     )
-
-
-def _uncounted_note(request: PlanRequest) -> str | None:
-    if request.evaluation is None or request.evaluation.steps != "all":
-        return None
-    return "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
 
 
 def _calibration_note(measurements: Sequence[ClusterMeasurement]) -> str | None:
@@ -197,3 +198,54 @@ def _batch_advice(request: PlanRequest, best: Prediction, *, evaluated: int) -> 
         step = format_step_time(fewer.best.step_time_s)
         text += f"{fewer.num_nodes:,} of the {cluster.num_nodes:,} nodes take {step} a step; "
     return f"{text}`global_batch: {batch}` may be faster"
+
+
+_EXTRAPOLATED = 10
+_LONGEST_LISTED = 16384
+"""Tokens of a sequence from which on MFU says how attention is counted."""
+_BITS = {"fp8": 8, "fp4": 4}
+_SIMILAR = 2
+"""Largest ratio of two numbers of accelerators whose runs are compared."""
+
+
+def outside_measured(job: AnyJob, world_size: int) -> list[str]:
+    """Ways in which a job lies outside of the compared runs; each widens the interval."""
+    found = not_compared(job)
+    ranges = {"accelerators": (world_size, LARGEST_WORLD), "tokens": (job.sequence_length, LONGEST)}
+    for name, (value, largest) in ranges.items():
+        if value > largest:
+            found.append(f"{value} {name} are more than the {largest} of any compared run")
+    return found
+
+
+def extrapolation(world_size: int) -> str | None:
+    """A warning for a cluster of over ten times the largest compared run; None for a smaller one."""
+    if world_size <= _EXTRAPOLATED * LARGEST_WORLD:
+        return None
+    times = f"{world_size / LARGEST_WORLD:,.0f} times the {LARGEST_WORLD:,}"
+    return f"{world_size:,} accelerators are {times} of the largest compared run: every figure is an extrapolation"
+
+
+def above_published(job: AnyJob, mfu: float) -> str | None:
+    """A note on a plan above the best published run of that part, precision and scale; None where there is none.
+
+    Args:
+        job: on its cluster; of convolutional networks, encoders and long sequences no run is listed.
+        mfu: model FLOPs over the dense peak, as planned.
+    """
+    if isinstance(job.shape, ConvNetShape) or not job.shape.causal or job.sequence_length >= _LONGEST_LISTED:
+        return None
+    count, part = job.cluster.num_accelerators, job.cluster.accelerator.name
+    kind = (part, _BITS.get(job.precision, 16), bool(job.shape.experts))
+    similar = [
+        run
+        for run in load_catalog().runs.values()
+        if (run.accelerator, run.bits, run.experts) == kind and count / _SIMILAR <= run.accelerators <= count * _SIMILAR
+    ]
+    best = max(similar, key=lambda run: run.mfu, default=None)
+    if best is None or mfu <= best.mfu:
+        return None
+    source = find_row(best.name, "runs").figures[0].source
+    scale = f"{count // _SIMILAR:,} to {count * _SIMILAR:,} of this part in {kind[1]} bits"
+    figures = f"{best.name}, {100 * best.mfu:.0f} %"
+    return f"MFU {100 * mfu:.0f} % is above the best published run on {scale}: {figures} ({source})"

@@ -15,11 +15,11 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.layout import fixed_at
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction, predictions
-from trainworks.plan.run.evaluation import planned_evaluation
+from trainworks.plan.run.steps import planned_evaluation
 from trainworks.plan.search import TIGHT_SHARE, Rejection, SearchResult, limit_bytes, search, search_layouts
 from trainworks.plan.space import Fixed, Space
 from trainworks.plan.uncertainty import Belief
-from trainworks.record.resolved import PlannedEvaluation, StepTimeTerms
+from trainworks.record.resolved import PlannedEvaluation
 from trainworks.units import HOUR_S, format_count, format_duration, format_gib
 
 LIKELY = 0.9
@@ -30,7 +30,6 @@ _ROUND = (1, 3, 5, 7, 9, 15)
 _NEAR, _NEAREST = 0.75, 3
 TABLE_LENGTH = 10
 """Families of layouts that a plan lists, and among which the proposed one is chosen."""
-_TERMS = tuple(name.removesuffix("_s") for name in StepTimeTerms.model_fields)
 _LARGEST_SCALE = 8
 """Largest multiple of the described cluster to plan, where that one misses the goal."""
 
@@ -60,10 +59,9 @@ class PlanRequest:
 
     def evaluations(self, best: Prediction) -> PlannedEvaluation | None:
         """Number and cost of the evaluations in a layout; None without any, and of all of data that are not counted."""
-        terms = {f"{term}_s": best.terms_s.get(term, 0.0) for term in _TERMS}
         return planned_evaluation(
             self.evaluation,
-            StepTimeTerms(**terms),
+            best.step_time,
             global_batch=self.global_batch,
             num_steps=self.steps,
             held_out_samples=None,
@@ -73,6 +71,19 @@ class PlanRequest:
         """Time of all steps and evaluations, which take as long in proportion to a step as predicted."""
         planned = self.evaluations(best)
         return step_time_s * (self.steps + (planned.total_s / best.step_time_s if planned else 0.0))
+
+    def predictions(self, job: AnyJob, result: SearchResult) -> list[Prediction]:
+        """Every layout that a search kept for the job, or for the same job on another number of nodes."""
+        return predictions(
+            job,
+            result.layouts,
+            result.times,
+            result.memories,
+            global_batch=self.global_batch,
+            belief=self.belief,
+            selection=self.selection,
+            families=result.families[:TABLE_LENGTH],
+        )
 
     @property
     def has_goal(self) -> bool:
@@ -143,17 +154,7 @@ def _scale(request: PlanRequest, num_nodes: int) -> Scale | None:
     if searched is None:
         return None
     job, result = searched
-    batch = request.global_batch
-    best = predictions(
-        job,
-        result.layouts,
-        result.times,
-        result.memories,
-        global_batch=batch,
-        belief=request.belief,
-        selection=request.selection,
-        families=result.families[:TABLE_LENGTH],
-    )[0]
+    best = request.predictions(job, result)[0]
     num_accelerators, run_time_s = job.cluster.num_accelerators, request.run_time_s(best, best.step_time_s)
     hours = run_time_s / HOUR_S * num_accelerators
     return Scale(
@@ -194,7 +195,7 @@ def describe_goal(request: PlanRequest, chance: float, rows: list[Scale]) -> str
     goals = [] if request.goal.deadline is None else [re.sub(r" 0[hms]$", "", format_duration(request.goal.deadline))]
     goals += [] if request.goal.budget is None else [f"{request.goal.budget:,.0f} USD"]
     num_nodes = request.job.cluster.num_nodes
-    parts = [f"met with a chance of {format_chance(chance)} on {_nodes(num_nodes)}"]
+    parts = [f"met with a chance of {format_chance(chance)} on {num_nodes:,} node{'s' if num_nodes > 1 else ''}"]
     for least in (0.5, LIKELY):
         first = next((row for row in rows if row.chance >= least), None)
         if first is None or first.num_nodes == num_nodes or (first.num_nodes > num_nodes and chance >= least):
@@ -213,10 +214,6 @@ def format_chance(chance: float) -> str:
     return "over 99 %" if chance > 0.99 else f"{math.floor(100 * chance + 1e-9)} %"
 
 
-def _nodes(count: int) -> str:
-    return f"{count:,} node{'s' if count > 1 else ''}"
-
-
 def _node_counts(num_nodes: int) -> Iterator[int]:
     """1, 2, 3, 4, 6, 8, 12 ... and the whole cluster, ascending; up to several times the cluster."""
     counts = {num_nodes, 1} | {base << shift for base in (2, 3) for shift in range(20)}
@@ -225,7 +222,7 @@ def _node_counts(num_nodes: int) -> Iterator[int]:
 
 def is_tight(job: AnyJob, prediction: Prediction) -> bool:
     """Whether a layout that fits is within 3 % of the limit."""
-    return prediction.memory.device_bytes > TIGHT_SHARE * limit_bytes(job)
+    return prediction.memory.total_bytes > TIGHT_SHARE * limit_bytes(job)
 
 
 def describe_rejection(rejection: Rejection) -> str:
@@ -243,8 +240,8 @@ def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProbl
     if not request.advise:
         return EnvironmentProblem("\n".join(lines))
     least = _least_memory(request, result)
-    stage = f" on stage {least.memory.stage}" if least.layout.pp > 1 else ""
-    nearest = f"nearest: {format_gib(least.memory.device_bytes)}{stage} with {least.layout.describe()}"
+    stage = f" on stage {least.stage}" if least.layout.pp > 1 else ""
+    nearest = f"nearest: {format_gib(least.memory.total_bytes)}{stage} with {least.layout.describe()}"
     nodes = _smallest_fit(request)
     step = (
         f"{nodes:,} nodes of this kind are the fewest on which it fits"
@@ -267,14 +264,13 @@ def offloading_note(request: PlanRequest, best: Prediction) -> str | None:
     without = _least_memory(request, search(space, keep=1))
     what = " and ".join(f"the {parts[name]}" for name in unasked)
     needed, capacity = (
-        format_gib(size) for size in (without.memory.device_bytes, request.job.cluster.accelerator.memory_bytes)
+        format_gib(size) for size in (without.memory.total_bytes, request.job.cluster.accelerator.memory_bytes)
     )
     whose = "this layout does not fit" if request.fixed else "no layout fits"
     return f"{whose} without offloading {what}: {needed} of {capacity}"
 
 
 def _least_memory(request: PlanRequest, result: SearchResult) -> Prediction:
-    """The layout that came nearest to fitting."""
     job, layouts = request.job, result.nearest
     return predictions(
         job,

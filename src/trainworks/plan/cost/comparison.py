@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
-from trainworks.plan.cost.break_even import break_even_hours
 from trainworks.plan.cost.energy import carbon, energy
-from trainworks.plan.cost.owning import OwnershipCost, own
+from trainworks.plan.cost.owning import OwnershipCost, break_even_hours, own
 from trainworks.plan.cost.renting import (
     Contract,
     contracts,
@@ -131,10 +130,21 @@ def compare(
     """
     given = given or {}
     fitting = offers_for(cluster, offers)
-    owning = _owning(cluster, hours_per_year or hours, given, colocated=colocated)
-    owned = _owned(owning, cluster, hours, whole_year=hours_per_year is None)
+    try:
+        owning = own(cluster, hours_per_year=hours_per_year or hours, given=given, colocated=colocated)
+    except UsageError:
+        owning = None
+    count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
+    owned = None if owning is None else owning.per_year
+    if owning is not None and hours_per_year is not None:
+        each = owning.per_accelerator_hour
+        owned = (each * count * hours).named("owning", "USD", each=each, hours=hours)
     used = None if owning is None else energy(cluster, hours, given)
-    market = _market(fitting, cluster, hours)
+    price, market, against = market_price(fitting), None, None
+    if price is not None:
+        market = (price * count * hours).named("rent at the market price", "USD", price=price, hours=hours)
+    if market is not None and owned is not None:
+        against = (market - owned).named("renting above owning", "USD", market=market, owned=owned)
     return CostComparison(
         cluster=cluster,
         hours=hours,
@@ -144,46 +154,13 @@ def compare(
         energy=used,
         carbon=None if used is None else carbon(used, grid_name),
         market=market,
-        against=_against(market, owned),
+        against=against,
     )
 
 
-def per_million(cost: Traced, count: Traced, noun: str) -> Traced:
+def usd_per_million(cost: Traced, count: Traced, noun: str) -> Traced:
     """USD per million of what a run works off: `tokens`, `images`."""
     return (cost / count * 1000000).named(f"{cost.name} per million {noun}", "USD", cost=cost, count=count)
-
-
-def _owning(
-    cluster: ClusterDescription, hours_per_year: Traced, given: Mapping[str, float], *, colocated: bool
-) -> OwnershipCost | None:
-    try:
-        return own(cluster, hours_per_year=hours_per_year, given=given, colocated=colocated)
-    except UsageError:
-        return None
-
-
-def _owned(
-    owning: OwnershipCost | None, cluster: ClusterDescription, hours: Traced, *, whole_year: bool
-) -> Traced | None:
-    if owning is None or whole_year:
-        return None if owning is None else owning.per_year
-    count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
-    each = owning.per_accelerator_hour
-    return (each * count * hours).named("owning", "USD", each=each, hours=hours)
-
-
-def _market(fitting: Sequence[Offer], cluster: ClusterDescription, hours: Traced) -> Traced | None:
-    price = market_price(fitting)
-    if price is None:
-        return None
-    count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
-    return (price * count * hours).named("rent at the market price", "USD", price=price, hours=hours)
-
-
-def _against(market: Traced | None, owned: Traced | None) -> Traced | None:
-    if market is None or owned is None:
-        return None
-    return (market - owned).named("renting above owning", "USD", market=market, owned=owned)
 
 
 def _line(

@@ -1,4 +1,4 @@
-"""Electricity and carbon of a cluster.
+"""Electricity and carbon of a cluster, and of the accelerators of a run.
 
     energy = N * P * u * PUE * h        carbon = energy * i
 
@@ -13,12 +13,15 @@ Left out: what the making of the hardware emitted, the network's switches, and c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trainworks.catalog.catalog import find_row, grid, has, names, reference_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.trace import Traced, fact
+from trainworks.plan.trace import Traced, fact, with_changed
+from trainworks.record.resolved import Plan
+from trainworks.record.step_time import StepTimeTerms
 
 AVERAGE_GRID = "World"
 NODE_POWER = "node power"
@@ -39,8 +42,7 @@ def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = 
     Raises:
         UsageError: neither the node's nor the accelerator's power is published.
     """
-    given = given or {}
-    if NODE_POWER in given:
+    if given is not None and NODE_POWER in given:
         return fact(NODE_POWER, given[NODE_POWER], "W", source=GIVEN)
     known = _published(cluster)
     if known is not None:
@@ -53,7 +55,7 @@ def node_power(cluster: ClusterDescription, given: Mapping[str, float] | None = 
         )
     each = fact("accelerator power", part.power_w, "W", source=_power_source(part.name, "accelerators"))
     count = fact("accelerators per node", cluster.accelerators_per_node, "", source=f"`{cluster.name}`")
-    over = assumed("node power over accelerators", given.get("node power over accelerators"))
+    over = assumed("node power over accelerators", given)
     return (count * each * over).named(NODE_POWER, "W", count=count, each=each, over=over)
 
 
@@ -81,11 +83,10 @@ def energy(cluster: ClusterDescription, hours: Traced, given: Mapping[str, float
     Raises:
         UsageError: the power is not published.
     """
-    given = given or {}
     nodes = node_count(cluster)
     power = node_power(cluster, given)
-    training = assumed("power while training", given.get("power while training"))
-    PUE = assumed("PUE", given.get("PUE"))
+    training = assumed("power while training", given)
+    PUE = assumed("PUE", given)
     return (nodes * power * training * PUE * hours).named("energy", "Wh", power=power, training=training, hours=hours)
 
 
@@ -111,3 +112,39 @@ def carbon(energy_wh: Traced, grid_name: str | None = None) -> Traced:
         high=ends[-1],
     )
     return (energy_wh / 1000 * intensity).named("carbon", "kg CO2e", intensity=intensity)
+
+
+_SHARES = [f"accelerator power while {doing}" for doing in ("computing", "waiting", "idle")]
+_PLAN = "the plan"
+
+
+def run_energy(plan: Plan, power_limit_w: float) -> Traced:
+    """Energy of the accelerators for the whole run, J, by what they do in it.
+
+        E = P (c n t_c + w n t_w + i (T - n (t_c + t_w)))
+
+    Symbols:
+        P    power limit of all accelerators, W     c, w, i   shares of it while they compute, wait and are idle
+        n    steps                                  t_c       products of a step: forward, backward, recomputation, head
+        T    time from the launch to the last step  t_w       the rest of a step: communication, bubble, optimizer, host
+
+    Waiting kernels of collectives keep the clocks high, so waiting is not idle. Start and checkpoints count as idle.
+
+    The range has all three shares at their low or at their high ends.
+
+    Args:
+        plan: of the run.
+        power_limit_w: of all accelerators together.
+    """
+    step_time, groups = plan.step_time, plan.step_time.groups
+    bubble_s = step_time.bubble_s if isinstance(step_time, StepTimeTerms) else 0.0
+    computing = fact("computing", groups.compute_s - bubble_s, "s", source=_PLAN)
+    waiting = fact("waiting", step_time.total_s - computing.value, "s", source=_PLAN)
+    steps = fact("steps", plan.num_steps, "", source=_PLAN)
+    rest = fact("rest", max(0.0, plan.run_time_s - plan.num_steps * step_time.total_s), "s", source=_PLAN)
+    limit = fact("power limit", power_limit_w, "W", source="the driver")
+    c, w, i = (assumed(name) for name in _SHARES)
+    energy = (limit * (c * steps * computing + w * steps * waiting + i * rest)).named("energy", "J", c=c, w=w, i=i)
+    low = with_changed(energy, {share.name: share.low or share.value for share in (c, w, i)}).value
+    high = with_changed(energy, {share.name: share.high or share.value for share in (c, w, i)}).value
+    return replace(energy, low=low, high=high)

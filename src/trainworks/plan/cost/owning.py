@@ -75,13 +75,18 @@ def own(
     nodes, power = node_count(cluster), node_power(cluster, given)
     price = _server_price(power, given)
     servers = (nodes * price).named("servers", "USD", price=price)
-    share = _assumed("network share of capex", given)
+    share = assumed("network share of capex", given)
     width = _network_width(cluster)
     network = (servers * share / (1 - share) * width).named("network", "USD", share=share, width=width)
     capex = (servers + network).named("capex", "USD")
-    capital = _capital(servers, network, given)
-    maintenance = _maintenance(capex, given)
-    staff = _staff(nodes, given)
+    residual, years = assumed("residual value", given), assumed("years of use", given)
+    capital = ((servers * (1 - residual) + network) / years).named(
+        "capital per year", "USD/year", residual=residual, years=years
+    )
+    maintenance = (capex * assumed("maintenance", given)).named("maintenance per year", "USD/year")
+    few, many = assumed("staff, few nodes", given), assumed("staff, many nodes", given)
+    salary = assumed("salary", given)
+    staff = (maximum(few, many * nodes) * salary).named("staff per year", "USD/year", few=few, many=many)
     place = _place(nodes, power, given, colocated=colocated)
     idle = _electricity(nodes, power, given, idle=True)
     fixed = (capital + maintenance + staff + place + idle).named(
@@ -98,10 +103,6 @@ def own(
     return OwnershipCost(capex, fixed, running, year, hour)
 
 
-def _assumed(name: str, given: Mapping[str, float]) -> Traced:
-    return assumed(name, given.get(name))
-
-
 def _network_width(cluster: ClusterDescription) -> Traced:
     """NIC bandwidth per accelerator over that of the node that the accelerator is usually sold in; 1 where unknown."""
     name, part = "network width", cluster.accelerator
@@ -115,44 +116,48 @@ def _network_width(cluster: ClusterDescription) -> Traced:
 def _server_price(power: Traced, given: Mapping[str, float]) -> Traced:
     if SERVER_PRICE in given:
         return fact(SERVER_PRICE, given[SERVER_PRICE], "USD", source=GIVEN)
-    per_watt = _assumed("server price per power", given)
+    per_watt = assumed("server price per power", given)
     return (power * per_watt).named(SERVER_PRICE, "USD", power=power, per_watt=per_watt)
-
-
-def _capital(servers: Traced, network: Traced, given: Mapping[str, float]) -> Traced:
-    residual = _assumed("residual value", given)
-    years = _assumed("years of use", given)
-    return ((servers * (1 - residual) + network) / years).named(
-        "capital per year", "USD/year", residual=residual, years=years
-    )
-
-
-def _maintenance(capex: Traced, given: Mapping[str, float]) -> Traced:
-    share = _assumed("maintenance", given)
-    return (capex * share).named("maintenance per year", "USD/year")
-
-
-def _staff(nodes: Traced, given: Mapping[str, float]) -> Traced:
-    few = _assumed("staff, few nodes", given)
-    many = _assumed("staff, many nodes", given)
-    salary = _assumed("salary", given)
-    return (maximum(few, many * nodes) * salary).named("staff per year", "USD/year", few=few, many=many)
 
 
 def _place(nodes: Traced, power: Traced, given: Mapping[str, float], *, colocated: bool) -> Traced:
     if not colocated:
         return fact("place per year", 0.0, "USD/year", source="your own room, whose price is left out")
-    rent = _assumed("colocation", given)
+    rent = assumed("colocation", given)
     return (nodes * power / 1000 * rent * 12).named("place per year", "USD/year", power=power, colocation=rent)
 
 
 def _electricity(nodes: Traced, power: Traced, given: Mapping[str, float], *, idle: bool) -> Traced:
     """Electricity of an idle year, or the additional electricity of an hour of training."""
-    resting, training = _assumed("power while idle", given), _assumed("power while training", given)
-    pue, electricity = _assumed("PUE", given), _assumed("electricity", given)
+    resting, training = assumed("power while idle", given), assumed("power while training", given)
+    pue, electricity = assumed("PUE", given), assumed("electricity", given)
     kilowatts = nodes * power / 1000
     if idle:
         yearly = kilowatts * resting * pue * HOURS_OF_A_YEAR * electricity
         return yearly.named("idle electricity", "USD/year", power=power, idle=resting)
     hourly = kilowatts * (training - resting) * pue * electricity
     return hourly.named("electricity of an hour", "USD/h", power=power, idle=resting, training=training)
+
+
+def break_even_hours(owning: OwnershipCost, rent: Traced) -> Traced | None:
+    """Hours h of training a year at which owning costs as much as renting.
+
+    fixed + running * h = rent * h, so that h = fixed / (rent - running).
+
+    Args:
+        owning: costs of the cluster when owned.
+        rent: of the same cluster, USD/h.
+
+    Returns:
+        The hours, possibly more than a year has; None if an hour's electricity alone costs more than its rent.
+    """
+    if rent.value <= owning.running.value:
+        return None
+    name = f"break-even hours against {rent.name.removesuffix(' per hour')}"
+    hours = owning.fixed / (rent - owning.running)
+    return hours.named(name, "h", fixed=owning.fixed, rent=rent, running=owning.running)
+
+
+def fits_in_year(hours: Traced | None) -> bool:
+    """True if a year has that many hours; otherwise owning never pays."""
+    return hours is not None and hours.value <= HOURS_OF_A_YEAR

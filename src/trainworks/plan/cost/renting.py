@@ -47,14 +47,15 @@ def offers_for(cluster: ClusterDescription, offers: Iterable[Offer]) -> list[Off
     same = [offer for offer in offers if offer.accelerator == cluster.accelerator.name and contracts(offer)]
     instance = cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None
     named = [offer for offer in same if offer.node == instance]
-    fitting = named if instance and named else [offer for offer in same if _fits(offer, cluster)]
-    return sorted(fitting, key=lambda offer: (_cheapest(offer), offer.name))
-
-
-def _fits(offer: Offer, cluster: ClusterDescription) -> bool:
     joined = min(cluster.scale_up_domain, cluster.accelerators_per_node)
-    divides = cluster.num_accelerators % offer.accelerators == 0
-    return divides and (offer.accelerators >= joined or sold_per_accelerator(offer))
+    fitting = [
+        offer
+        for offer in same
+        if cluster.num_accelerators % offer.accelerators == 0
+        and (offer.accelerators >= joined or sold_per_accelerator(offer))
+    ]
+    fitting = named if instance and named else fitting
+    return sorted(fitting, key=lambda offer: (_cheapest(offer), offer.name))
 
 
 def sold_per_accelerator(offer: Offer) -> bool:
@@ -83,7 +84,7 @@ def accelerator_price(cluster: ClusterDescription, offers: Iterable[Offer]) -> T
     if offer is None:
         return None
     size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
-    price = _on_demand(offer)
+    price = _on_demand_price(offer)
     return (price / size).named(f"{offer.name}, on-demand", "USD/h", price=price, size=size)
 
 
@@ -109,15 +110,12 @@ def rent(
     Raises:
         UsageError: the offer has no such contract, or a spot job lives too short to make progress.
     """
-    given = given or {}
     price = price_per_hour(offer, contract=contract, num_accelerators=num_accelerators, given=given, wasted=wasted)
-    paid = _paid(hours, given) if contract == "reserved" else hours
+    paid = hours
+    if contract == "reserved":
+        term = assumed("committed term", given)
+        paid = maximum(hours, term).named("hours paid", "h", hours=hours, term=term)
     return (price * paid).named(f"{offer.name}, {contract}", "USD", price=price, hours=paid)
-
-
-def _paid(hours: Traced, given: Mapping[str, float]) -> Traced:
-    term = assumed("committed term", given.get("committed term"))
-    return maximum(hours, term).named("hours paid", "h", hours=hours, term=term)
 
 
 def price_per_hour(
@@ -132,21 +130,20 @@ def price_per_hour(
     if contract not in contracts(offer):
         available = ", ".join(contracts(offer)) or "nothing"
         raise UsageError(f"{offer.name} has no {contract} price", hint=f"it has {available}")
-    given = given or {}
     accelerators = fact("accelerators", num_accelerators, "", source="asked for")
     size = fact(f"accelerators of {offer.name}", offer.accelerators, "", source=_source(offer, "accelerators"))
     count, name = ceil(accelerators / size), f"{offer.name}, {contract} per hour"
     if contract == "spot":
         spot, waste = _spot(offer), wasted or spot_waste(given)
         return (spot / (1 - waste) * count).named(name, "USD/h", size=size, spot=spot, waste=waste)
-    price = _on_demand(offer)
+    price = _on_demand_price(offer)
     if contract == "on-demand":
         return (price * count).named(name, "USD/h", size=size, price=price)
-    discount = assumed("committed-use discount", given.get("committed-use discount"))
+    discount = assumed("committed-use discount", given)
     return (price * (1 - discount) * count).named(name, "USD/h", size=size, price=price, discount=discount)
 
 
-def _on_demand(offer: Offer) -> Traced:
+def _on_demand_price(offer: Offer) -> Traced:
     price = offer.usd_per_hour or 0.0
     return fact(f"{offer.name} price", price, "USD/h", source=_source(offer, "on demand"))
 
@@ -171,10 +168,9 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
     Raises:
         UsageError: a spot job lives so short that it makes no progress.
     """
-    given = given or {}
     interval = spot_interval(given)
-    save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
-    restart = assumed("spot restart", given.get("spot restart"))
+    save, life = (assumed(name, given) for name in ("spot save", "spot life"))
+    restart = assumed("spot restart", given)
     waste = (save / interval + (interval / 2 + restart) / life).named(
         "spot waste", "", save=save, interval=interval, restart=restart, life=life
     )
@@ -189,8 +185,7 @@ def spot_waste(given: Mapping[str, float] | None = None) -> Traced:
 
 def spot_interval(given: Mapping[str, float] | None = None) -> Traced:
     """The optimal interval between the saves of a spot job, whose preemptions are its failures."""
-    given = given or {}
-    save, life = (assumed(name, given.get(name)) for name in ("spot save", "spot life"))
+    save, life = (assumed(name, given) for name in ("spot save", "spot life"))
     return replace(optimal_interval(stall=save, mttf=life, write=_WRITTEN, shortest=_NO_MINIMUM), name="spot interval")
 
 
@@ -200,7 +195,7 @@ def effective_discount(offer: Offer, given: Mapping[str, float] | None = None) -
         return None
     spot = _spot(offer)
     waste = spot_waste(given)
-    price = _on_demand(offer)
+    price = _on_demand_price(offer)
     return (1 - spot / (1 - waste) / price).named(
         f"{offer.name} effective discount", "", spot=spot, waste=waste, price=price
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainworks.catalog.facts import Offer
 from trainworks.plan.assumptions import assumed
-from trainworks.plan.cost.comparison import CostComparison, per_million
+from trainworks.plan.cost.comparison import CostComparison, usd_per_million
 from trainworks.plan.cost.renting import notice_s
 from trainworks.plan.trace import Traced, walk
 from trainworks.results import Result
@@ -37,7 +37,7 @@ class CostReport(Result):
             return self.comparison.roots
         return [
             *self.comparison.roots,
-            *(per_million(line.first, count, self.noun) for line in self.comparison.lines),
+            *(usd_per_million(line.first, count, self.noun) for line in self.comparison.lines),
         ]
 
 
@@ -101,15 +101,15 @@ def _node_notes(comparison: CostComparison, offers: Sequence[Offer]) -> Iterator
 
 
 def _reservation_notes(comparison: CostComparison, given: Mapping[str, float]) -> Iterator[str]:
-    term = assumed("committed term", given.get("committed term")).value
-    discount = assumed("committed-use discount", given.get("committed-use discount")).value
+    term = assumed("committed term", given).value
+    discount = assumed("committed-use discount", given).value
     text = f"reserved is {discount:.0%} below on demand, an assumption, and paid for the whole term of {term:,.0f} h"
     idle = term - comparison.hours.value
     yield f"{text}; {idle:,.0f} h of it are idle here" if idle > 0 else text
 
 
 def _spot_notes(comparison: CostComparison, given: Mapping[str, float]) -> Iterator[str]:
-    life, save = (assumed(name, given.get(name)).value for name in ("spot life", "spot save"))
+    life, save = (assumed(name, given).value for name in ("spot life", "spot save"))
     waste = next(line.costs["spot"] for line in comparison.lines if "spot" in line.costs)
     share = waste.inputs["price"].inputs["waste"].value
     yield f"spot counts {share:.0%} waste: a job lives {format_duration(life)} between preemptions (--spot-life)"

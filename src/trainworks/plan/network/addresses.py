@@ -97,8 +97,12 @@ def address_plan(design: NetworkDesign, support: SupportNetworks) -> tuple[Addre
     ]
     if any(at + count > end for _, count, at, end in wanted):
         return ()
-    ranges = [_range("management", what, count, MANAGEMENT, at) for what, count, at, _ in wanted if count]
-    ranges.append(_range("storage", "nodes", nodes, STORAGE, FIRST_NODE))
+    ranges = [
+        AddressRange("management", what, count, MANAGEMENT.network_address + at, MANAGEMENT)
+        for what, count, at, _ in wanted
+        if count
+    ]
+    ranges.append(AddressRange("storage", "nodes", nodes, STORAGE.network_address + FIRST_NODE, STORAGE))
     rails = rails_network(design) if is_ethernet(design) else None
     if rails is not None:
         _, first = rail_addresses(rails, node=0, rail=0, rails=design.nics)
@@ -129,7 +133,3 @@ def is_ethernet(design: NetworkDesign) -> bool:
     """Whether the NICs of the compute network have IP addresses, as those of RoCE do."""
     name = design.cluster.network.lower()
     return any(word in name for word in ("roce", "ethernet", "tcp"))
-
-
-def _range(network: str, devices: str, count: int, subnet: IPv4Network, at: int) -> AddressRange:
-    return AddressRange(network, devices, count, subnet.network_address + at, subnet)

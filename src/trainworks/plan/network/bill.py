@@ -111,15 +111,10 @@ def bill_as_csv(lines: Iterable[OrderLine]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["part", "item", "count", "each_usd", "total_usd", "each_w", "total_w"])
     for line in lines:
-        usd, watts = (
-            (each, None if each is None else line.count * each) for each in (line.each_usd, _whole(line.each_w))
-        )
+        each_w = None if line.each_w is None else round(line.each_w)
+        usd, watts = ((each, None if each is None else line.count * each) for each in (line.each_usd, each_w))
         table.writerow([line.part, line.item, line.count, *usd, *watts])
     return text.getvalue()
-
-
-def _whole(watts: float | None) -> int | None:
-    return None if watts is None else round(watts)
 
 
 def _item(name: str, plural: str, count: int, each_usd: float | None) -> LineItem:

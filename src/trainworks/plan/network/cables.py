@@ -52,8 +52,6 @@ class _End:
 
 
 class _Ports:
-    """Hands out the ports of every device, each once."""
-
     def __init__(self, count: int, split: int) -> None:
         self._count, self._split = count, split
         self._first: Counter[str] = Counter()
@@ -91,7 +89,11 @@ def cable_plan(design: NetworkDesign, *, nodes_per_rack: int | None = None) -> I
     else:
         links = _tree_links(design, fabric)
     for tier, number, start, end in links:
-        length = None if nodes_per_rack is None else _length_m(start.place, end.place, nodes_per_rack)
+        length = None
+        if nodes_per_rack is not None:
+            racks = abs(int(start.place) // nodes_per_rack - int(end.place) // nodes_per_rack)
+            needed = _ENDS_M + racks * _RACK_M if racks else _ENDS_M / 2
+            length = next((length for length in _LENGTHS_M if length >= needed), _LENGTHS_M[-1])
         yield Cable(tier, number + 1, start.device, start.port, end.device, end.port, length)
 
 
@@ -116,12 +118,6 @@ def cables_as_csv(design: NetworkDesign, *, nodes_per_rack: int | None = None) -
     table.writerow(names)
     table.writerows([getattr(row, name) for name in names] for row in cable_plan(design, nodes_per_rack=nodes_per_rack))
     return text.getvalue()
-
-
-def _length_m(start: float, end: float, nodes_per_rack: int) -> int:
-    racks = abs(int(start) // nodes_per_rack - int(end) // nodes_per_rack)
-    needed = _ENDS_M + racks * _RACK_M if racks else _ENDS_M / 2
-    return next((length for length in _LENGTHS_M if length >= needed), _LENGTHS_M[-1])
 
 
 def _slots(design: NetworkDesign) -> Iterator[tuple[int, int, str]]:
@@ -249,7 +245,6 @@ def _global_links(design: NetworkDesign, fabric: GroupNetwork, ports: _Ports) ->
 
 
 def _grid_links(fabric: GridNetwork) -> Iterator[_Link]:
-    """Each node to the next along every axis."""
     used: Counter[int] = Counter()
     number = 0
     for node in range(fabric.nodes):

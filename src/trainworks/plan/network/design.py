@@ -17,7 +17,7 @@ from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
-from trainworks.plan.network.switches import Ports, fitting_switches
+from trainworks.plan.network.switches import Ports, find_switch, fitting_switches
 from trainworks.plan.network.topologies import TOPOLOGIES, Topology, TopologyRequest, TopologyResult, build, rails_of
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 
@@ -114,7 +114,15 @@ class NetworkDesign:
     @property
     def switches(self) -> Mapping[str, int]:
         """Switches by tier."""
-        return _switches(self)
+        fabric, copies = self.fabric, self.copies
+        if isinstance(fabric, GridNetwork):
+            return {}
+        if isinstance(fabric, GroupNetwork):
+            names = ("leaf", "spine") if fabric.spines else ("switch", "")
+            counts = {names[0]: fabric.count * fabric.members, names[1]: fabric.count * fabric.spines}
+        else:
+            counts = {"leaf" if fabric.up else "switch": fabric.leaves, "spine": fabric.spines, "core": fabric.cores}
+        return {name: copies * count for name, count in counts.items() if count}
 
     @property
     def num_switches(self) -> int:
@@ -124,7 +132,23 @@ class NetworkDesign:
     @property
     def cables(self) -> Mapping[str, int]:
         """Cables by the tiers they join. A cable between switches carries as many links as a port is split into."""
-        return _cables(self)
+        fabric, copies = self.fabric, self.copies
+        if isinstance(fabric, GridNetwork):
+            return {"node-node": fabric.cables}
+        endpoint_cables = self.endpoints + self.spare_cables
+        if isinstance(fabric, GroupNetwork):
+            local = "leaf-spine" if fabric.spines else "local"
+            first = "node-leaf" if fabric.spines else "node-switch"
+            counts = {first: endpoint_cables, local: fabric.local_links, "global": fabric.global_links}
+        else:
+            split = self.split
+            up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
+            counts = {
+                "node-leaf" if up else "node-switch": endpoint_cables,
+                "leaf-spine": copies * up,
+                "spine-core": copies * core,
+            }
+        return {name: count for name, count in counts.items() if count}
 
     @property
     def num_cables(self) -> int:
@@ -139,7 +163,12 @@ class NetworkDesign:
     @property
     def bisection_links(self) -> float:
         """Links of a NIC's speed between two halves of the nodes."""
-        return min(_cut_links(self), self.endpoints / 2)
+        fabric, most = self.fabric, self.endpoints / 2
+        if isinstance(fabric, GridNetwork):
+            return min(float(fabric.bisection_links), most)
+        if isinstance(fabric, GroupNetwork):
+            return min(fabric.pair_links * (fabric.count // 2) * -(-fabric.count // 2), most)
+        return most if self.sets == 1 else min(self.copies / self.planes * fabric.leaf_spine_links / 2, most)
 
     @property
     def bisection_bytes_per_s(self) -> float:
@@ -150,50 +179,6 @@ class NetworkDesign:
     def oversubscription(self) -> float:
         """Bandwidth of half of the NICs over that of the bisection; 1 if non-blocking."""
         return self.endpoints / 2 / self.bisection_links
-
-
-def _switches(design: NetworkDesign) -> dict[str, int]:
-    fabric, copies = design.fabric, design.copies
-    if isinstance(fabric, GridNetwork):
-        return {}
-    if isinstance(fabric, GroupNetwork):
-        names = ("leaf", "spine") if fabric.spines else ("switch", "")
-        counts = {names[0]: fabric.count * fabric.members, names[1]: fabric.count * fabric.spines}
-    else:
-        counts = {"leaf" if fabric.up else "switch": fabric.leaves, "spine": fabric.spines, "core": fabric.cores}
-    return {name: copies * count for name, count in counts.items() if count}
-
-
-def _cables(design: NetworkDesign) -> dict[str, int]:
-    fabric, copies = design.fabric, design.copies
-    if isinstance(fabric, GridNetwork):
-        return {"node-node": fabric.cables}
-    endpoint_cables = design.endpoints + design.spare_cables
-    if isinstance(fabric, GroupNetwork):
-        local = "leaf-spine" if fabric.spines else "local"
-        first = "node-leaf" if fabric.spines else "node-switch"
-        counts = {first: endpoint_cables, local: fabric.local_links, "global": fabric.global_links}
-    else:
-        split = design.split
-        up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
-        counts = {
-            "node-leaf" if up else "node-switch": endpoint_cables,
-            "leaf-spine": copies * up,
-            "spine-core": copies * core,
-        }
-    return {name: count for name, count in counts.items() if count}
-
-
-def _cut_links(design: NetworkDesign) -> float:
-    """Links that a cut between two halves of the nodes crosses, in units of a NIC; not limited by the NICs."""
-    fabric = design.fabric
-    if isinstance(fabric, GridNetwork):
-        return float(fabric.bisection_links)
-    if isinstance(fabric, GroupNetwork):
-        return fabric.pair_links * (fabric.count // 2) * -(-fabric.count // 2)
-    if design.sets == 1:
-        return design.endpoints / 2
-    return design.copies / design.planes * fabric.leaf_spine_links / 2
 
 
 # Choosing, and refusing
@@ -207,7 +192,7 @@ def design_network(
     switch: Switch | None = None,
     spare_slots: int = 0,
 ) -> NetworkDesign:
-    """The network of a cluster.
+    """The network of a cluster; topology, switch and spare slots that are left out are those that it says.
 
     `auto` is the topology with the fewest switches of those that serve (`serves`); of equal ones that with the fewest
     tiers, then that whose rails are nearest.
@@ -225,7 +210,11 @@ def design_network(
     Raises:
         UsageError: the topology is unknown or cannot hold so many nodes, or the switch does not fit the NICs.
     """
-    topology = _plain(topology)
+    named = (cluster.topology if topology == "auto" else topology).strip().lower().replace("_", "-").replace(" ", "-")
+    named = named.replace("optimized", "optimised")
+    topology = _SPELLINGS.get(named, named)
+    switch = find_switch(cluster.switch) if switch is None and cluster.switch is not None else switch
+    spare_slots = spare_slots or cluster.spare_slots
     taper = cluster.oversubscription if oversubscription is None else oversubscription
     _check(topology, taper, spare_slots)
     slots, rails = cluster.num_nodes + spare_slots, rails_of(cluster)
@@ -275,12 +264,6 @@ _SPELLINGS = {
 }
 _FAT_TREES = ("fat-tree", "clos", "folded-clos", "leaf-spine")
 """Other names of spine-leaf, which a larger cluster needs with three tiers."""
-
-
-def _plain(topology: str) -> str:
-    """The name in small letters, with hyphens and British spelling."""
-    words = topology.strip().lower().replace("_", "-").replace(" ", "-").replace("optimized", "optimised")
-    return _SPELLINGS.get(words, words)
 
 
 def _chosen(topology: str, request: TopologyRequest) -> Topology:
@@ -356,7 +339,6 @@ def _design(topology: Topology, request: TopologyRequest, built: TopologyResult)
 
 
 def _refusal(topology: Topology, request: TopologyRequest) -> UsageError:
-    """Error for an impossible network, with a possible one as the hint."""
     built, nodes = build(topology, request), request.cluster.num_nodes
     if built.ports is None:
         nics = request.cluster.nics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from trainworks.plan.network.bill import (
     NetworkPrices,
@@ -18,11 +19,12 @@ from trainworks.plan.network.bill import (
 )
 from trainworks.plan.network.cables import cables_as_csv
 from trainworks.plan.network.design import NetworkDesign
-from trainworks.plan.network.figures import figures_of
-from trainworks.plan.network.messages import Message
+from trainworks.plan.network.grids import GridNetwork
+from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.support import SupportNetworks
-from trainworks.plan.network.traffic import Placement, message_time
-from trainworks.plan.trace import Traced
+from trainworks.plan.network.traffic import Message, Placement, message_time
+from trainworks.plan.network.trees import TreeNetwork, leaf_ports
+from trainworks.plan.trace import Traced, ceil, computed, fact, maximum, total
 from trainworks.results import Result
 
 
@@ -64,3 +66,124 @@ class NetworkPlan(Result):
         money = [bill_total(bill), *(item.total_usd for item in bill), switch_power(self.design, self.prices)]
         known = [*figures_of(self.design), *times, *scattered, *filter(None, money)]
         return [*known, *self.support.figures, usual_share()]
+
+
+_DOWN = "the most links down that are at most that many to one link up"
+_UP = "of those that leave no taper too large, the one with the fewest switches (plan/network/trees.py)"
+_SPINES = "the smallest divisor of a leaf's links up that has links for all leaves of a pod (plan/network/trees.py)"
+_CORES = "links up of the spines with one place in their pods, over the links of a switch, rounded up"
+_GROUPS = "whole groups for all endpoints (plan/network/groups.py)"
+
+
+def figures_of(design: NetworkDesign) -> list[Traced]:
+    """Switches and cables by tier and together, bisection, oversubscription, hops and the largest cluster."""
+    given = _given(design)
+    nic = fact("bandwidth of a NIC", design.endpoint_bytes_per_s, "bytes/s", source=design.cluster.name)
+    endpoints = (given["nodes"] * given["nics"]).named("endpoints", "", nodes=given["nodes"], nics=given["nics"])
+    cut = computed("links of the worst cut", design.bisection_links, "", by=_cut_rule(design), endpoints=endpoints)
+    bisection = (cut * nic).named("bisection", "bytes/s", cut=cut, nic=nic)
+    blocking = (endpoints / 2 / cut).named("oversubscription", "", cut=cut)
+    hops = computed("worst hops", design.hops_worst, "", by="switches, or NICs, on the longest of the shortest paths")
+    tiers = _tiers(design, given)
+    return [*_sum("switches", tiers), *_cables(design, tiers), bisection, blocking, hops, *_largest(design, given)]
+
+
+def _given(design: NetworkDesign) -> dict[str, Traced]:
+    """Inputs of the counts, by their symbols in formulas."""
+    named = design.cluster.name
+    inputs = {
+        "nodes": fact("nodes", design.nodes, "", source=named),
+        "nics": fact("NICs of a node", design.nics, "", source=named),
+        "spare": fact("spare slots", design.spare_slots, "", source="asked for"),
+        "rails": fact("rails", design.rails, "", source=f"NICs with the same place in nodes of {named}"),
+        "planes": fact("planes", design.planes, "", source=f"topology {design.topology}"),
+        "taper": fact("oversubscription of a leaf", design.taper, "", source="asked for, at most"),
+    }
+    if design.ports is not None:
+        name = design.ports.switch.name
+        ports = fact("ports of a switch", design.ports.switch.ports, "", source=name)
+        split = fact("links of a port", design.ports.split, "", source=f"the NIC's speed on a port of {name}")
+        inputs["links"] = (ports * split).named("links of a switch", "", ports=ports, split=split)
+    return inputs
+
+
+def _cut_rule(design: NetworkDesign) -> str:
+    if isinstance(design.fabric, GridNetwork):
+        return "2 * parallel cables * nodes / longest side (plan/network/grids.py)"
+    if isinstance(design.fabric, GroupNetwork):
+        return "links of a pair of groups * groups^2 / 4, at most half of the endpoints (plan/network/groups.py)"
+    return "half of the links up from all leaves, at most half of the endpoints (plan/network/design.py)"
+
+
+def _tiers(design: NetworkDesign, given: Mapping[str, Traced]) -> dict[str, Traced]:
+    fabric, counts = design.fabric, design.switches
+    if isinstance(fabric, GridNetwork):
+        return {}
+    if isinstance(fabric, GroupNetwork):
+        inputs: dict[str, Any] = dict(given)
+        return {name: computed(f"{name} switches", n, "", by=_GROUPS, **inputs) for name, n in counts.items()}
+    if not fabric.up:
+        return {"switch": _one_tier(design, given)}
+    leaf = _leaves(design, fabric, given)
+    up = computed("links up of a leaf", fabric.up, "", by=_UP, links=given["links"], taper=given["taper"])
+    upper = {name: rule for name, rule in (("spine", _SPINES), ("core", _CORES)) if name in counts}
+    return {"leaf": leaf} | {
+        name: computed(f"{name} switches", counts[name], "", by=rule, leaves=leaf, up=up, links=given["links"])
+        for name, rule in upper.items()
+    }
+
+
+def _one_tier(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
+    if design.topology == "rail-only":
+        return given["rails"].named("edge switches", "")
+    links, nics, spare = given["links"], given["nics"], given["spare"]
+    together = maximum(1, -ceil(-links * given["rails"] / ((given["nodes"] + spare) * nics))).named(
+        "rails that fit on a switch", "", links=links, nics=nics, spare=spare
+    )
+    return ceil(given["rails"] / together).named("edge switches", "", together=together)
+
+
+def _leaves(design: NetworkDesign, fabric: TreeNetwork, given: Mapping[str, Traced]) -> Traced:
+    """Leaf switches by formula; as counted if full pods need a few more."""
+    nodes, nics, spare, rails = (given[name] for name in ("nodes", "nics", "spare", "rails"))
+    full_down = leaf_ports(fabric.ports, design.taper)[0]
+    down = computed("links down of a full leaf", full_down, "", by=_DOWN, links=given["links"], taper=given["taper"])
+    if design.topology in ("rail-optimised", "rail-only", "multi-plane"):
+        full = (-ceil(-down * rails / nics)).named("nodes of a full leaf", "", down=down, nics=nics)
+        sets = ceil((nodes + spare) / full).named("sets of leaves", "", full=full, spare=spare)
+        leaves = (given["planes"] * rails * sets).named("leaf switches", "", sets=sets)
+    else:
+        leaves = maximum(2, ceil((nodes + spare) * nics / down)).named(
+            "leaf switches", "", down=down, nics=nics, spare=spare
+        )
+    if leaves.value == design.switches["leaf"]:
+        return leaves
+    rule = "the same leaves in each pod"
+    return computed("leaf switches in whole pods", design.switches["leaf"], "", by=rule, needed=leaves)
+
+
+def _cables(design: NetworkDesign, tiers: Mapping[str, Traced]) -> list[Traced]:
+    inputs: dict[str, Any] = dict(tiers)
+    kinds = {
+        f"{name.replace('-', '_')}_cables": computed(
+            f"{name} cables",
+            count,
+            "",
+            by="ends of what it joins, several links to a cable where ports are split",
+            **inputs,
+        )
+        for name, count in design.cables.items()
+    }
+    return _sum("cables", kinds)
+
+
+def _sum(name: str, parts: Mapping[str, Traced]) -> list[Traced]:
+    return [total(*parts.values()).named(name, "", **parts)] if parts else []
+
+
+def _largest(design: NetworkDesign, given: Mapping[str, Traced]) -> list[Traced]:
+    if design.max_nodes is None:
+        return []
+    rule = "the topology's limit with this switch (plan/network/topologies.py)"
+    nodes = computed("largest nodes", design.max_nodes, "", by=rule, links=given["links"], taper=given["taper"])
+    return [(nodes * given["nics"]).named("largest endpoints", "", nodes=nodes, nics=given["nics"])]

@@ -11,7 +11,7 @@ device on the management network. The number of ports of the storage system is u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.trace import Traced, ceil, fact, minimum
@@ -34,13 +34,7 @@ class SupportNetworks:
     @property
     def figures(self) -> tuple[Traced, ...]:
         """All that can be explained."""
-        return (
-            self.storage_leaves,
-            self.storage_spines,
-            self.storage_cables,
-            self.management_switches,
-            self.management_cables,
-        )
+        return tuple(getattr(self, each.name) for each in fields(self) if each.name != "racks")
 
 
 def support_networks(design: NetworkDesign, *, nodes_per_rack: int = NODES_PER_RACK) -> SupportNetworks:

@@ -82,7 +82,12 @@ def ports_for(cluster: ClusterDescription, switch: Switch | None = None, *, plan
         UsageError: the ports are slower than the NIC, no switch fits, or its ports cannot be split that often.
     """
     speed = nic_bytes_per_s(cluster) / planes
-    chosen = switch or _closest(cluster)
+    chosen = switch or next(iter(fitting_switches(cluster)), None)
+    if chosen is None:
+        raise UsageError(
+            f"no switch for {cluster.network} NICs of {_rate(speed * planes)} is in the catalogue",
+            hint="a provider's own network is built already; describe a switch to compare: `64x 400 Gb/s`",
+        )
     splits = _SPLITS.get(chosen.network, (1,))
     split = next((split for split in splits if chosen.port_bytes_per_s / split * _TOLERANCE >= speed), None)
     if split is None:
@@ -111,16 +116,6 @@ def fitting_switches(cluster: ClusterDescription) -> list[Switch]:
         if (each.network == fabric or cluster.network == "unnamed") and each.port_bytes_per_s * _TOLERANCE >= speed
     ]
     return sorted(fitting, key=lambda each: (each.announced, each.port_bytes_per_s, each.ports))
-
-
-def _closest(cluster: ClusterDescription) -> Switch:
-    fitting = fitting_switches(cluster)
-    if not fitting:
-        raise UsageError(
-            f"no switch for {cluster.network} NICs of {_rate(nic_bytes_per_s(cluster))} is in the catalogue",
-            hint="a provider's own network is built already; describe a switch to compare: `64x 400 Gb/s`",
-        )
-    return fitting[0]
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -86,7 +86,6 @@ def _star(request: TopologyRequest) -> TopologyResult:
 
 
 def _clos(request: TopologyRequest, tiers: int) -> TopologyResult:
-    """Nodes on leaves in their order."""
     ports = ports_for(request.cluster, request.switch)
     down = leaf_ports(ports.count, request.taper)[0]
     most = down * most_leaves(ports.count, tiers) // request.cluster.nics

@@ -1,4 +1,4 @@
-"""Time of a collective over a designed network.
+"""Collectives of a job, or some usual ones, and the time of each over a designed network.
 
 A non-blocking network has the times of `collectives.py`. A blocking one gives each node a share of its NICs:
 
@@ -16,19 +16,24 @@ the nodes; without switches, that of every NIC that a ring passes, there and bac
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import UsageError
+from trainworks.plan.activations import element_bytes
 from trainworks.plan.collectives import collective_s
+from trainworks.plan.job import AnyJob
 from trainworks.plan.network.design import NetworkDesign, design_network
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
-from trainworks.plan.network.messages import Message
+from trainworks.plan.prediction import Prediction
 from trainworks.plan.rates import link_rates
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
+from trainworks.units import format_bytes
 
 Placement = Literal["in order", "scattered"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
@@ -37,6 +42,52 @@ _HOP_S = {"InfiniBand": 200e-9}
 _OTHER_HOP_S = 700e-9
 _NIC_HOP_S = 600e-9
 _HOP_SOURCE = "assumption: 200 ns through an InfiniBand switch, 700 ns through an Ethernet switch, 600 ns through a NIC"
+
+MESSAGE_BYTES = (1e6, 64e6, 1e9)
+"""Sizes that say most of a network: its latency, what layers send, its bandwidth."""
+
+_NAMES = {"all_reduce": "all-reduce", "all_to_all": "all-to-all"}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A collective of a job."""
+
+    name: str
+    kind: Literal["all_reduce", "all_to_all"]
+    size_bytes: float
+    """The buffer of each rank."""
+    ranks: int
+    stride: int = 1
+    """Distance of neighbours in the order of ranks."""
+
+
+def usual_messages(cluster: ClusterDescription) -> list[Message]:
+    """Both collectives of all accelerators, in each of `MESSAGE_BYTES`."""
+    return [
+        Message(f"{_NAMES[kind]} of {format_bytes(size)}", kind, size, cluster.num_accelerators)
+        for kind in ("all_reduce", "all_to_all")
+        for size in MESSAGE_BYTES
+    ]
+
+
+def messages_of_job(job: AnyJob, planned: Prediction) -> list[Message]:
+    """Largest messages of a layout: its gradients, and with experts the tokens to them.
+
+    Gradients are those of the fullest rank, as if reduced in one piece: `zero` cuts them, and adds gathers of weights.
+    The tokens are those of one block and one of its four all-to-alls: e k M h / t bytes.
+    """
+    layout, messages = planned.layout, []
+    copies = layout.dp_replicate * layout.dp_shard * layout.cp
+    shards = layout.dp_shard * layout.cp if layout.zero >= 2 else 1
+    gradients = float(planned.memory.gradients_bytes) * shards
+    if copies > 1:
+        messages.append(Message("gradient all-reduce", "all_reduce", gradients, copies, layout.tp))
+    if not isinstance(job.shape, ConvNetShape) and job.shape.experts and layout.ep > 1:
+        tokens = layout.micro_batch * job.sequence_length / layout.cp
+        routed = element_bytes(job.precision) * tokens * job.shape.hidden * job.shape.experts_per_token / layout.tp
+        messages.append(Message("expert all-to-all", "all_to_all", routed, layout.ep))
+    return messages
 
 
 def placement_share(design: NetworkDesign, placement: Placement) -> float:
@@ -75,7 +126,7 @@ def effective_cluster(
     return _with_share(cluster, design, placement_share(design, placement))
 
 
-def as_designed(cluster: ClusterDescription) -> ClusterDescription:
+def apply_design(cluster: ClusterDescription) -> ClusterDescription:
     """The cluster with the share of spread ranks that its designed network has, for a layout plan.
 
     It stays as described for a single node, and where no switch of the catalogue fits the NICs.
@@ -105,9 +156,11 @@ def message_time(design: NetworkDesign, message: Message, placement: Placement =
     """
     all_to_all = message.kind == "all_to_all"
     share = all_to_all_share(design) if all_to_all else placement_share(design, placement)
-    seconds = _seconds(design, message, share)
+    size, ranks, stride = (np.array([float(value)]) for value in (message.size_bytes, message.ranks, message.stride))
+    links = link_rates(_with_share(design.cluster, design, share))
+    seconds = float(collective_s(message.kind, size, ranks, stride, links)[0]) + _latency_s(design, message)
     if all_to_all:
-        seconds = max(seconds, _through_nodes_s(design, message))
+        seconds = max(seconds, _all_to_all_s(design, message))
     return computed(
         message.name if placement == "in order" else f"{message.name}, scattered",
         seconds,
@@ -116,25 +169,16 @@ def message_time(design: NetworkDesign, message: Message, placement: Placement =
         size=fact("message", message.size_bytes, "bytes", source="asked for, or the job's layout"),
         ranks=fact("ranks", message.ranks, "", source="asked for, or the job's layout"),
         share=computed("share of the NICs", share, "", by="the network's worst cut for this traffic"),
-        hop=fact("latency of a hop", _hop_s(design), "s", source=_hop_source(design)),
+        hop=_hop(design),
     )
 
 
-def _hop_s(design: NetworkDesign) -> float:
-    if design.switch is None:
-        return _NIC_HOP_S
-    return design.switch.latency_s or _HOP_S.get(design.switch.network, _OTHER_HOP_S)
-
-
-def _hop_source(design: NetworkDesign) -> str:
-    known = design.switch is not None and design.switch.latency_s is not None
-    return design.switch.name if known and design.switch else _HOP_SOURCE
-
-
-def _seconds(design: NetworkDesign, message: Message, share: float) -> float:
-    size, ranks, stride = (np.array([float(value)]) for value in (message.size_bytes, message.ranks, message.stride))
-    seconds = collective_s(message.kind, size, ranks, stride, link_rates(_with_share(design.cluster, design, share)))
-    return float(seconds[0]) + _latency_s(design, message)
+def _hop(design: NetworkDesign) -> Traced:
+    seconds, source = _NIC_HOP_S, _HOP_SOURCE
+    if (switch := design.switch) is not None:
+        seconds = switch.latency_s or _HOP_S.get(switch.network, _OTHER_HOP_S)
+        source = _HOP_SOURCE if switch.latency_s is None else switch.name
+    return fact("latency of a hop", seconds, "s", source=source)
 
 
 def _domains(design: NetworkDesign, message: Message) -> int:
@@ -146,7 +190,7 @@ def _domains(design: NetworkDesign, message: Message) -> int:
 
 def _latency_s(design: NetworkDesign, message: Message) -> float:
     """Latency behind the first switch, which the latency of collectives includes."""
-    hop_s, fabric, domains = _hop_s(design), design.fabric, _domains(design, message)
+    hop_s, fabric, domains = _hop(design).value, design.fabric, _domains(design, message)
     if domains == 1:
         return 0.0
     if isinstance(fabric, GridNetwork):
@@ -154,7 +198,7 @@ def _latency_s(design: NetworkDesign, message: Message) -> float:
     return hop_s * (design.hops_worst - 1) * float(np.log2(domains))
 
 
-def _through_nodes_s(design: NetworkDesign, message: Message) -> float:
+def _all_to_all_s(design: NetworkDesign, message: Message) -> float:
     """Time of an all-to-all on the scale-up links, so that every byte stays on its rail."""
     by_rail = design.topology in ("star", "rail-only", "rail-optimised", "multi-plane") and design.num_switches > 1
     if not by_rail or _domains(design, message) == 1:

@@ -62,11 +62,6 @@ class TreeNetwork:
         return self.leaves * self.up
 
     @property
-    def spine_core_links(self) -> int:
-        """Links between spines and cores, as many as come up from the leaves; none without cores."""
-        return self.leaf_spine_links if self.cores else 0
-
-    @property
     def spine_up(self) -> int:
         """Links to cores of each spine."""
         return self.leaf_spine_links // self.spines if self.cores else 0

@@ -1,4 +1,4 @@
-"""Default failure rates and recovery times, from the published fleet of that kind of accelerator."""
+"""What fails in a job, how often and at what cost; the defaults are those of the published fleet of its kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,41 @@ from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator, Fleet
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.reliability.failures import Failures
 from trainworks.plan.trace import Traced, fact, maximum
+
+_SYNCHRONOUS = fact("checkpoint write", 0.0, "s", source="checkpoints are synchronous")
+_NO_NOTICE = fact("notice", 0.0, "s", source="none given")
+_NO_WAIT = fact("wait for capacity", 0.0, "s", source="none given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """Failure rates of a job, and the cost of each failure; times in seconds."""
+
+    num_nodes: Traced
+    node_mttf: Traced
+    """Mean time to a failure that takes the node away for repair."""
+    save: Traced
+    """C: time that training stops for each checkpoint."""
+    restart: Traced
+    repair: Traced
+    detect: Traced
+    """Time from a failure until its detection."""
+    other_mttf: Traced | None = None
+    """Mean time of the job to a failure that leaves all nodes usable."""
+    capacity_life: Traced | None = None
+    """Mean life of preemptible capacity."""
+    notice: Traced = _NO_NOTICE
+    """Warning before the capacity is taken; long enough for a checkpoint, no work is lost."""
+    capacity_wait: Traced = _NO_WAIT
+    """Mean wait for new capacity, without accelerators."""
+    write: Traced = _SYNCHRONOUS
+    """Time from the stall until the checkpoint can be restored."""
+
+    @property
+    def saves_before_preemption(self) -> bool:
+        """True if the notice is long enough for a checkpoint."""
+        return self.capacity_life is not None and self.notice.value >= self.save.value + self.write.value
 
 
 def fleet_of(accelerator: Accelerator) -> Fleet | None:
@@ -29,7 +62,7 @@ def usual_failures(
     notice_s: float | None = None,
     capacity_wait_s: float | None = None,
     node_mttf_s: float | None = None,
-    detection_s: float | None = None,
+    detect_s: float | None = None,
     restart_s: float | None = None,
     repair_s: float | None = None,
 ) -> Failures:
@@ -47,7 +80,7 @@ def usual_failures(
         notice_s: warning before it is taken.
         capacity_wait_s: mean wait for new capacity.
         node_mttf_s: mean time between failures of one node, of all kinds.
-        detection_s: from a failure until its detection.
+        detect_s: from a failure until its detection.
         restart_s: from having all nodes until training resumes.
         repair_s: of a node.
     """
@@ -55,7 +88,7 @@ def usual_failures(
     fleet = fleet_of(accelerator)
     every = usual_node_mttf(accelerator, node_mttf_s)
     share = 1.0 if fleet is None or fleet.hardware_share is None else fleet.hardware_share
-    hardware, other = _by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
+    hardware, other = _split_by_kind(every, nodes, share, "" if fleet is None else _source(fleet))
     rest = {} if write is None else {"write": write}
     named = {"capacity life": capacity_life_s, "notice": notice_s, "capacity wait": capacity_wait_s}
     for name, value in named.items():
@@ -66,7 +99,7 @@ def usual_failures(
         node_mttf=hardware,
         other_mttf=other,
         save=save,
-        detection=assumed("failure detection", detection_s),
+        detect=assumed("failure detection", detect_s),
         restart=assumed("restart", restart_s),
         repair=assumed("node repair", repair_s),
         **rest,
@@ -87,23 +120,13 @@ def _source(fleet: Fleet) -> str:
     return f"fleet {fleet.name}: {rate.cited}"
 
 
-def _by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[Traced, Traced | None]:
+def _split_by_kind(every: Traced, nodes: Traced, share: float, source: str) -> tuple[Traced, Traced | None]:
     """Mean times to a failure of a node's hardware, and to any other of the whole job."""
     if share == 1:
         return every, None
     hardware = fact("hardware share", share, "", source=source)
     hardware_mttf = (every / hardware).named("node hardware MTTF", "s", node_mttf=every)
     return hardware_mttf, (every / (1 - hardware) / nodes).named("other MTTF", "s", node_mttf=every)
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTimes:
-    """Duration of one checkpoint."""
-
-    stall: Traced
-    """Time that training stops."""
-    write: Traced
-    """Time from the stall until the checkpoint can be restored: the write in the background."""
 
 
 def save_times(
@@ -113,10 +136,12 @@ def save_times(
     num_accelerators: int,
     replicas: int = 1,
     step: Traced | None = None,
-    stall_s: float | None = None,
+    save_s: float | None = None,
     write_s: float | None = None,
-) -> SaveTimes:
-    """Times of a checkpoint copied to host memory during the next step and written in the background.
+) -> tuple[Traced, Traced]:
+    """Stall and write of a checkpoint copied to host memory during the next step and written in the background.
+
+    Training stops for the stall; the write lasts from its end until the checkpoint can be restored.
 
         stall    start + max(0, checkpoint * replicas / accelerators / copy rate - step)
         write    checkpoint / nodes / rate of one node
@@ -127,21 +152,21 @@ def save_times(
         num_accelerators: accelerators that hold the state.
         replicas: copies of the state among them.
         step: time of the step that hides the copy; by default nothing hides it.
-        stall_s: replaces the first formula.
+        save_s: replaces the first formula.
         write_s: replaces the second; 0 is a synchronous save.
     """
-    stall = None if stall_s is None else fact("save stall", stall_s, "s", source=GIVEN)
+    stall = None if save_s is None else fact("save stall", save_s, "s", source=GIVEN)
     write = None if write_s is None else fact("checkpoint write", write_s, "s", source=GIVEN)
     if checkpoint is None:
         stall = stall or replace(assumed("checkpoint start"), name="save stall")
-        return SaveTimes(stall, write or replace(assumed("checkpoint stall"), name="checkpoint write"))
+        return stall, write or replace(assumed("checkpoint stall"), name="checkpoint write")
     stall = stall or _copy_stall(checkpoint, replicas, num_accelerators, step)
     nodes = fact("nodes", num_nodes, "", source="of the cluster")
     rate_per_node = assumed("checkpoint rate per node")
     write = write or (checkpoint / nodes / rate_per_node).named(
         "checkpoint write", "s", checkpoint=checkpoint, rate_per_node=rate_per_node
     )
-    return SaveTimes(stall, write)
+    return stall, write
 
 
 def _copy_stall(checkpoint: Traced, num_replicas: int, num_accelerators: int, step: Traced | None) -> Traced:
@@ -154,29 +179,24 @@ def _copy_stall(checkpoint: Traced, num_replicas: int, num_accelerators: int, st
     )
 
 
-def usual_write_s(checkpoint_bytes: float, num_nodes: int) -> float:
-    """Seconds that nodes take to write a checkpoint together, at the assumed rate of each."""
-    return checkpoint_bytes / num_nodes / assumed("checkpoint rate per node").value
-
-
 def planned_failures(
     cluster: ClusterDescription,
     checkpoint: Traced | None,
     *,
     replicas: int = 1,
     step: Traced | None = None,
-    stall_s: float | None = None,
+    save_s: float | None = None,
     write_s: float | None = None,
     **given: float | None,
 ) -> Failures:
     """Failures of a planned run with its checkpoints: arguments of `save_times` and of `usual_failures`."""
-    times = save_times(
+    save, write = save_times(
         checkpoint,
         cluster.num_nodes,
         num_accelerators=cluster.num_accelerators,
         replicas=replicas,
         step=step,
-        stall_s=stall_s,
+        save_s=save_s,
         write_s=write_s,
     )
-    return usual_failures(cluster.accelerator, cluster.num_nodes, save=times.stall, write=times.write, **given)
+    return usual_failures(cluster.accelerator, cluster.num_nodes, save=save, write=write, **given)

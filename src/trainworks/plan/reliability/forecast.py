@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import ArgumentError
 from trainworks.plan.assumptions import GIVEN, assumed
-from trainworks.plan.reliability.defaults import fleet_of, planned_failures
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures, fleet_of, planned_failures
 from trainworks.plan.reliability.goodput import (
     ExpectedRun,
     expected,
@@ -148,8 +147,13 @@ def forecast(
         outcome=outcome,
         by_spares=outcomes,
         deadline_s=deadline_s,
-        figures=(*_expected_figures(mean), needed, *_simulated_figures(outcome, mean, options, deadline_s)),
-        notes=(*job.notes, *_notes(job, options, failures, mean), *_elastic_notes(scenario, options)),
+        figures=(
+            *(mean.job_mttf, mean.interval, mean.runtime_goodput, mean.run_time, mean.ettr, mean.failures),
+            mean.preemptions,
+            needed,
+            *_simulated_figures(outcome, mean, options, deadline_s),
+        ),
+        notes=(*job.notes, *_notes(job, options, failures, mean, scenario)),
     )
 
 
@@ -159,13 +163,13 @@ def _failures(job: GoodputJob, options: GoodputOptions) -> Failures:
         job.checkpoint,
         replicas=job.replicas,
         step=job.step,
-        stall_s=options.save_s,
+        save_s=options.save_s,
         write_s=options.write_s,
         capacity_life_s=options.capacity_life_s,
         notice_s=options.notice_s,
         capacity_wait_s=options.capacity_wait_s,
         node_mttf_s=job.node_mttf_s if options.node_mttf_s is None else options.node_mttf_s,
-        detection_s=options.detect_s,
+        detect_s=options.detect_s,
         restart_s=options.restart_s,
         repair_s=options.repair_s,
     )
@@ -203,14 +207,6 @@ def _replicas(job: GoodputJob, options: GoodputOptions) -> tuple[int, int]:
     return elastic_replicas(nodes, each, fewest)
 
 
-def _elastic_notes(scenario: Scenario, options: GoodputOptions) -> list[str]:
-    """Note on an elastic job that cannot spare a replica."""
-    if options.fewest_nodes is None or scenario.min_replicas < scenario.replicas:
-        return []
-    left = scenario.num_nodes - scenario.replica_nodes
-    return [f"--elastic changes nothing: without one replica {left} nodes are left"]
-
-
 def _rows(needed: Traced) -> list[int]:
     """Numbers of spares to simulate: 0, 1, 2, 4 ... and those needed, without those with which the job hardly runs."""
     most = round(needed.value)
@@ -222,8 +218,6 @@ def _rows(needed: Traced) -> list[int]:
 def _simulate(
     scenario: Scenario, rows: Sequence[int], options: GoodputOptions, progress: Callable[[float, str], None]
 ) -> dict[int, SimulationOutcome]:
-    """Outcomes by number of spares."""
-
     def simulated(index: int, spares: int) -> SimulationOutcome:
         return simulate(
             replace(scenario, spares=spares),
@@ -235,22 +229,9 @@ def _simulate(
     return {spares: simulated(index, spares) for index, spares in enumerate(rows)}
 
 
-def _expected_figures(mean: ExpectedRun) -> tuple[Traced, ...]:
-    return (
-        mean.job_mttf,
-        mean.interval,
-        mean.runtime_goodput,
-        mean.run_time,
-        mean.ettr,
-        mean.failures,
-        mean.preemptions,
-    )
-
-
 def _simulated_figures(
     outcome: SimulationOutcome, mean: ExpectedRun, options: GoodputOptions, deadline_s: float | None
 ) -> tuple[Traced, ...]:
-    """Figures of the simulation, with their inputs."""
     by = f"simulation of {options.trials:,} runs, seed {options.seed}"
     values = {f"p{share}": outcome.quantile_s(share / 100) for share in (10, 50, 90)}
     low, high = values["p10"], values["p90"]
@@ -266,7 +247,9 @@ def _simulated_figures(
     return tuple(figures)
 
 
-def _notes(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: ExpectedRun) -> list[str]:
+def _notes(
+    job: GoodputJob, options: GoodputOptions, failures: Failures, mean: ExpectedRun, scenario: Scenario
+) -> list[str]:
     notes = []
     if mean.failures.value < _FEW:
         notes.append(
@@ -291,4 +274,7 @@ def _notes(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: E
     if job.work_spread:
         low, high = job.work.inputs["step_time"].low or 0.0, job.work.inputs["step_time"].high or 0.0
         notes.append(f"the step time is sampled, too: {format_duration(low)} to {format_duration(high)} with 80 %")
+    if options.fewest_nodes is not None and scenario.min_replicas == scenario.replicas:
+        left = scenario.num_nodes - scenario.replica_nodes
+        notes.append(f"--elastic changes nothing: without one replica {left} nodes are left")
     return notes

@@ -30,7 +30,7 @@ from itertools import count, islice
 
 from trainworks.errors import UsageError
 from trainworks.plan.reliability.checkpoint_interval import optimal_interval
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures
 from trainworks.plan.trace import Traced, computed, exp, expm1, fact, total
 from trainworks.units import format_duration
 
@@ -48,8 +48,6 @@ class ExpectedRun:
 
     job_mttf: Traced
     interval: Traced
-    goodput_with_nodes: Traced
-    """Productive share of the time in which no node is waited for."""
     waiting: Traced
     """Share of the time in which the job waits for a node."""
     runtime_goodput: Traced
@@ -76,7 +74,6 @@ def _mean_time(name: str, failures: Failures, **others: Traced | None) -> Traced
 
 
 def _interruption_mttf(failures: Failures) -> Traced:
-    """Mean time to the first failure or preemption."""
     if failures.capacity_life is None:
         return job_mttf(failures)
     life = failures.capacity_life
@@ -178,7 +175,6 @@ def expected(
     return ExpectedRun(
         job_mttf=job_mttf(failures),
         interval=interval,
-        goodput_with_nodes=with_nodes,
         waiting=waiting,
         runtime_goodput=goodput,
         run_time=replace(run_time, name="run time"),
@@ -192,14 +188,19 @@ def _goodput_with_nodes(failures: Failures, interval: Traced) -> Traced:
     """Productive share of the time with all nodes."""
     mttf = _interruption_mttf(failures)
     recovery = _recovery(failures)
-    _check_saves(failures.save.value, interval.value)
+    if interval.value < _LEAST_WORK * failures.save.value:
+        every, takes = format_duration(interval.value), format_duration(failures.save.value)
+        raise UsageError(
+            f"a checkpoint every {every} that takes {takes} leaves no time to work",
+            hint="save less often, or faster",
+        )
     _check_progress(failures, failures.save.value + interval.value, recovery.value + failures.write.value)
     name, save, write, life = "goodput with nodes at hand", failures.save, failures.write, failures.capacity_life
     times = {"interval": interval, "save": save, "write": write, "mttf": mttf}
     if life is None:
         share = interval / (mttf * exp((recovery + write) / mttf) * expm1((interval + save) / mttf))
         return share.named(name, "", **times)
-    at_once = _at_once(failures, life)
+    at_once = _undisturbed_share(failures, life)
     if not failures.saves_before_preemption:
         share = interval * at_once * exp(-write / mttf) / (mttf * expm1((interval + save) / mttf))
         return share.named(name, "", at_once=at_once, **times)
@@ -210,10 +211,10 @@ def _goodput_with_nodes(failures: Failures, interval: Traced) -> Traced:
 
 
 def _recovery(failures: Failures) -> Traced:
-    return (failures.detection + failures.restart).named("recovery", "s", detection=failures.detection)
+    return (failures.detect + failures.restart).named("recovery", "s", detection=failures.detect)
 
 
-def _at_once(failures: Failures, life: Traced) -> Traced:
+def _undisturbed_share(failures: Failures, life: Traced) -> Traced:
     """Share of interruptions whose recovery is not interrupted, with preemptible capacity."""
     mttf, recovery = _interruption_mttf(failures), _recovery(failures)
     preempted = mttf / life
@@ -229,7 +230,7 @@ def _counts(failures: Failures, duration: Traced) -> tuple[Traced, Traced]:
     exposed = duration
     life, save, write = failures.capacity_life, failures.save, failures.write
     if failures.saves_before_preemption:
-        at_once = _at_once(failures, life)
+        at_once = _undisturbed_share(failures, life)
         exposed = (duration / (1 + at_once * (save + write) / life)).named(
             "time exposed", "s", held=duration, at_once=at_once, save=save, write=write, life=life
         )
@@ -239,17 +240,7 @@ def _counts(failures: Failures, duration: Traced) -> tuple[Traced, Traced]:
     )
 
 
-def _check_saves(save_s: float, interval_s: float) -> None:
-    if interval_s < _LEAST_WORK * save_s:
-        every, takes = format_duration(interval_s), format_duration(save_s)
-        raise UsageError(
-            f"a checkpoint every {every} that takes {takes} leaves no time to work",
-            hint="save less often, or faster",
-        )
-
-
 def _check_progress(failures: Failures, cycle_s: float, recovery_s: float) -> None:
-    """Refuse a job of which the formula leaves next to nothing."""
     mttf_s = _interruption_mttf(failures).value
     loses_s = job_mttf(failures).value if failures.saves_before_preemption else mttf_s
     if cycle_s / loses_s + recovery_s / mttf_s > _LARGEST_EXPONENT:

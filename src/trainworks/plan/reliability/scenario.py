@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainworks.errors import UsageError
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures
 from trainworks.plan.uncertainty import Z80
 from trainworks.units import format_duration
 
@@ -75,7 +75,7 @@ class Scenario:
     """Speed of a job that has one, as a share."""
     slow_found_s: float = math.inf
     """Time until a straggler is found and replaced, after a save."""
-    preempt_s: float = math.inf
+    capacity_life_s: float = math.inf
     """Mean life of the capacity, which is taken away as a whole."""
     notice_s: float = 0.0
     """Warning before; long enough for a checkpoint, it saves all work."""
@@ -85,7 +85,28 @@ class Scenario:
     """Wait before the first start."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        if self.num_nodes < 1 or not 1 <= self.min_replicas <= self.replicas <= self.num_nodes:
+            counts = f"{self.num_nodes} nodes, {self.min_replicas} to {self.replicas} replicas"
+            raise UsageError(f"{counts}: nodes >= replicas >= fewest replicas >= 1 is needed")
+        for name in (
+            "work_s",
+            "interval_s",
+            "node_mttf_s",
+            "other_mttf_s",
+            "slow_mttf_s",
+            "slow_speed",
+            "capacity_life_s",
+        ):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"`{name}` must be greater than 0, got {getattr(self, name):g}")
+        if self.spares < 0 or self.slow_speed > 1:
+            raise UsageError(f"{self.spares} spares or a straggler's speed of {self.slow_speed:g} cannot be")
+        if (self.interval_s + self.save_s) * (1 + _ROUNDING) < self.write_s:
+            raise UsageError(
+                f"a checkpoint every {format_duration(self.interval_s + self.save_s)} cannot be kept up: "
+                f"writing one takes {format_duration(self.write_s)}",
+                hint="save less often, or write faster",
+            )
 
     @property
     def replica_nodes(self) -> int:
@@ -96,23 +117,6 @@ class Scenario:
     def saves_before_preemption(self) -> bool:
         """True if the notice is long enough for a checkpoint."""
         return self.notice_s >= self.save_s + self.write_s
-
-
-def _check(scenario: Scenario) -> None:
-    if scenario.num_nodes < 1 or not 1 <= scenario.min_replicas <= scenario.replicas <= scenario.num_nodes:
-        counts = f"{scenario.num_nodes} nodes, {scenario.min_replicas} to {scenario.replicas} replicas"
-        raise UsageError(f"{counts}: nodes >= replicas >= fewest replicas >= 1 is needed")
-    for name in ("work_s", "interval_s", "node_mttf_s", "other_mttf_s", "slow_mttf_s", "slow_speed", "preempt_s"):
-        if not getattr(scenario, name) > 0:
-            raise UsageError(f"`{name}` must be greater than 0, got {getattr(scenario, name):g}")
-    if scenario.spares < 0 or scenario.slow_speed > 1:
-        raise UsageError(f"{scenario.spares} spares or a straggler's speed of {scenario.slow_speed:g} cannot be")
-    if (scenario.interval_s + scenario.save_s) * (1 + _ROUNDING) < scenario.write_s:
-        raise UsageError(
-            f"a checkpoint every {format_duration(scenario.interval_s + scenario.save_s)} cannot be kept up: "
-            f"writing one takes {format_duration(scenario.write_s)}",
-            hint="save less often, or write faster",
-        )
 
 
 def scenario_of(failures: Failures, *, work_s: float, interval_s: float, **more: Any) -> Scenario:
@@ -126,10 +130,10 @@ def scenario_of(failures: Failures, *, work_s: float, interval_s: float, **more:
         other_mttf_s=math.inf if other is None else other.value,
         save_s=failures.save.value,
         write_s=failures.write.value,
-        detect_s=failures.detection.value,
+        detect_s=failures.detect.value,
         restart_s=failures.restart.value,
         repair_s=failures.repair.value,
-        preempt_s=math.inf if life is None else life.value,
+        capacity_life_s=math.inf if life is None else life.value,
         notice_s=failures.notice.value,
         capacity_wait_s=failures.capacity_wait.value,
         **more,
@@ -203,5 +207,5 @@ class SimulationOutcome:
     def shares(self) -> dict[str, float]:
         """Share of all wall-clock time by cause, work first; adds up to 1."""
         total = self.wall_s.sum()
-        parts: dict[str, Any] = {"work": self.work_s} | self.badput_s
+        parts = {"work": self.work_s, **self.badput_s}
         return {name: float(seconds.sum() / total) for name, seconds in parts.items()}

@@ -6,7 +6,6 @@ Symbols: N parameters of the model, P of the adapters, s ranks that share them, 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +22,8 @@ from trainworks.plan.parameters import (
     num_expert_layers,
     output_parameters,
 )
+from trainworks.plan.run.memory import RunMemories
 from trainworks.record.model_shape import ModelShape
-
-if TYPE_CHECKING:
-    from trainworks.plan.run.memory import RunMemories
 
 _NF4_BYTES = 0.5 + 4 / 64
 """Per weight: a code of 4 bits, and a scale in fp32 for each block of 64."""
@@ -38,12 +35,13 @@ def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
     Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
     """
     sizes = attention_sizes(shape) | ({} if shape.experts else mlp_sizes(shape))
-    chosen = [name for name in sizes if not adapter.targets or _is_named(name, adapter.targets)]
+    chosen = [
+        name
+        for name in sizes
+        if not adapter.targets
+        or any(f".{name}".endswith(f".{each}") or f".{each}".endswith(f".{name}") for each in adapter.targets)
+    ]
     return shape.layers * adapter.rank * sum(sum(sizes[name]) for name in chosen)
-
-
-def _is_named(name: str, targets: tuple[str, ...]) -> bool:
-    return any(f".{name}".endswith(f".{target}") or f".{target}".endswith(f".{name}") for target in targets)
 
 
 def adapted_memories(
@@ -105,17 +103,13 @@ def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: La
     shards, expert_shards = (
         np.where(layouts.zero >= 3, np.maximum(1.0, each), 1.0) for each in (ranks, ranks * layouts.tp / layouts.ep)
     )
-    routed = _experts(shape)
+    routed = num_expert_layers(shape) * shape.experts * expert_parameters(shape)
     dense, in_4_bits = shape.num_parameters - routed, 0
     if adapter.base == "nf4":
         in_4_bits = dense - embedding_parameters(shape) - output_parameters(shape)
     experts: Array = per_weight * routed / layouts.ep / expert_shards
     others = (per_weight * (dense - in_4_bits) / shards + _NF4_BYTES * in_4_bits) / layouts.tp
     return (others + experts) / layouts.pp
-
-
-def _experts(shape: ModelShape) -> int:
-    return num_expert_layers(shape) * shape.experts * expert_parameters(shape)
 
 
 def adapted_times(

@@ -14,7 +14,6 @@ from trainworks.plan.run.pricing import RunJob
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.plan.search import AnySpace, fits, limit_bytes, search_first, spaces
 from trainworks.plan.space import ListedSpace
-from trainworks.record.memory import MemoryTerms
 from trainworks.record.resolved import PlannedLayout
 from trainworks.units import format_bytes
 
@@ -80,11 +79,7 @@ def largest_micro_batch(job: RunJob, written: Layout | None) -> int:
 
 
 def _spaces(job: RunJob, written: Layout | None) -> Sequence[AnySpace]:
-    """Everything that the run file leaves open; offloading, which a CPU has no use for, where nothing else fits.
-
-    Raises:
-        LayoutError: the written layout does not fit the ranks, the batch or the model.
-    """
+    """Everything that the run file leaves open; offloading, which a CPU has no use for, where nothing else fits."""
     on_cpu = job.device == "cpu"
     batch = job.workload.global_batch
     if written is None:
@@ -115,7 +110,6 @@ _OPEN = {
 
 
 def _filled(decided: Mapping[str, int], choices: Sequence[tuple[str, list[int]]], global_batch: int) -> Layouts:
-    """Every combination of the choices with what is decided."""
     grids = np.meshgrid(*(np.array(values, np.float64) for _, values in choices), indexing="ij")
     named: dict[str, Values] = {name: grid.ravel() for (name, _), grid in zip(choices, grids, strict=True)}
     return Layouts.of(global_batch=global_batch, **{**decided, **named})
@@ -129,15 +123,10 @@ def _too_large(job: RunJob, nearest: Layouts | None) -> TrainworksError:
         nearest = layouts_of([with_replicas])  # or the reason why the batch cannot be shared
     memory = job.memories(nearest).terms()
     usable = limit_bytes(job)
+    terms = sorted(memory.model_dump().items(), key=lambda term: -term[1])[:2]
+    largest = [f"{format_bytes(value)} are {_NAMES.get(name, name.removesuffix('_bytes'))}" for name, value in terms]
     return EnvironmentProblem(
         f"the model does not fit: {format_bytes(memory.total_bytes)} per rank at least, "
-        f"{format_bytes(usable)} usable; {_largest(memory)}",
+        f"{format_bytes(usable)} usable; {' and '.join(largest)}",
         hint="make the model or the sequence shorter, shard it over more ranks, or start fewer ranks per node",
     )
-
-
-def _largest(memory: MemoryTerms) -> str:
-    """The two terms that take most."""
-    terms = sorted(memory.model_dump().items(), key=lambda term: -term[1])[:2]
-    named = [f"{format_bytes(value)} are {_NAMES.get(name, name.removesuffix('_bytes'))}" for name, value in terms]
-    return " and ".join(named)

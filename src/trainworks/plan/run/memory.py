@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,9 +13,15 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.parameters import dense_layer_parameters, expert_layer_parameters, expert_parameters
+from trainworks.plan.parameters import (
+    dense_blocks,
+    dense_layer_parameters,
+    expert_layer_parameters,
+    expert_parameters,
+    stage_blocks,
+    stage_parameters,
+)
 from trainworks.plan.software import Software, worker_software
-from trainworks.plan.states import dense_blocks, stage_blocks, stage_parameters
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 
@@ -52,8 +59,8 @@ class RunMemories(Memories):
         """The same: the program and the allocator's share are among its terms."""
         return self.total_bytes
 
-    def terms(self, index: int = 0) -> MemoryTerms:
-        """One of the layouts' memory."""
+    def terms(self, index: int = 0, coefficients: Coefficients = COEFFICIENTS) -> MemoryTerms:
+        """Memory of one layout in whole bytes; its terms have their own columns."""
         return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in MemoryTerms.model_fields})
 
 
@@ -79,7 +86,7 @@ def run_memories(
     On a CPU the optimizer and the activations are already in the host's memory, so offloading them saves nothing.
     """
     software = replace(worker_software(device, dropout=dropout, moment_bytes=moment_bytes), autocast=autocast)
-    layouts = held_as(shape, layouts, precision, device)
+    layouts = effective_layouts(shape, layouts, precision, device)
     memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     if device == "cpu":
         rank = _largest_rank(shape, layouts)
@@ -120,7 +127,7 @@ def checkpoint_bytes(num_trained: int, moment_bytes: float = 8.0) -> int:
     return round((4 + moment_bytes) * num_trained)
 
 
-def held_as(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:
+def effective_layouts(shape: ModelShape, layouts: Layouts, precision: str, device: str) -> Layouts:
     """The layouts as memory sees them: zero is that of FSDP2, by the worker's rule; no offloading where it saves
     nothing.
 
@@ -189,16 +196,16 @@ def _idle_heap_bytes(
     recomputed   of all blocks but one: the next one does not reuse what the last one freed
     buffers      of gathered units
     """
-    sizes = {"sequence_length": sequence_length, "precision": precision, "software": software}
     e = element_bytes(precision)
-    full = activation_bytes(shape, layouts, **sizes, recompute=Recompute.NONE)  # type: ignore[arg-type]
-    kept = activation_bytes(shape, layouts, **sizes)  # type: ignore[arg-type]
+    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    stored = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
+    full, kept = stored(software=software, recompute=Recompute.NONE), stored(software=software)
     again = (rank.blocks - 1.0) * (full - kept)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     piece = np.minimum(software.loss_chunk_bytes, 4 * tokens * shape.vocabulary / layouts.tp)
     mapped = np.where(piece >= _MAPPED_BYTES, 2 * piece, 0.0)
     width = (2.0 if shape.gated_mlp else 1.0) * shape.feed_forward
-    live = stream_bytes(shape, layouts, **sizes) + e * tokens * width / layouts.tp  # type: ignore[arg-type]
+    live = stream + e * tokens * width / layouts.tp
     moving = memories.activations_bytes + np.maximum(0.0, memories.logits_bytes - mapped) + live
     buffers = np.where(layouts.zero > 0, _UNIT_BUFFERS * e * (rank.ends + rank.unit), 0.0)
     idle: Array = _UNUSED_SHARE * moving + again + buffers

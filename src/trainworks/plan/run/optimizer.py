@@ -7,7 +7,7 @@ from trainworks.plan.parameters import embedding_parameters, head_matmul_paramet
 from trainworks.record.model_shape import ModelShape
 
 _BLOCK = 256
-"""Weights that share a scale (`worker.optimizers.adamw8`)."""
+"""Weights that share a scale (`worker.update_rules`)."""
 _ITERATIONS = 5
 """Newton-Schulz iterations of Muon (torch's default)."""
 

@@ -1,9 +1,13 @@
-"""A workload on ranks at hand, as a job of the planner: measured rates in place of those of the catalogue."""
+"""A workload on ranks at hand, as a job of the planner: measured rates in place of those of the catalogue.
+
+Preference tuning (DPO) changes memory and time: samples are pairs, and a frozen reference reads them first. Symbols: N
+parameters of the model, s ranks that share them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,31 +15,43 @@ from numpy.typing import NDArray
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
+from trainworks.config.finetune import Adapter
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import Workload
+from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
-from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.run.adapters import adapted_flops_per_token, adapted_memories, adapted_times, adapter_parameters
-from trainworks.plan.run.memory import RunMemories, held_as, run_memories
-from trainworks.plan.run.optimizer import moment_bytes, update_factor
-from trainworks.plan.run.preference import (
-    in_sequences,
-    reference_flops_per_token,
-    with_reference_memory,
-    with_reference_time,
+from trainworks.plan.layouts import Layouts
+from trainworks.plan.memory import Memories
+from trainworks.plan.run.adapters import (
+    adapted_flops_per_token,
+    adapted_memories,
+    adapted_states,
+    adapted_times,
+    adapter_parameters,
 )
+from trainworks.plan.run.memory import RunMemories, effective_layouts, run_memories
+from trainworks.plan.run.optimizer import moment_bytes, update_factor
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import Software, worker_software
-from trainworks.plan.step_time import TrainingJob, predict_step_times
-from trainworks.plan.uncertainty import parts_s
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import StepTimeTerms
+from trainworks.record.step_time import StepTimeTerms
+
+_HEAD = 5 / 3
+"""Products of the output matrix by those of plain training: two of forward, as backward computes the logits again, two
+of backward, and one of the reference; of three."""
+
+
+def count_in_sequences(layouts: Layouts, workload: Workload) -> Layouts:
+    """The layouts with micro-batches in sequences, of which a pair has two."""
+    return replace(layouts, micro_batch=layouts.micro_batch * workload.sequences_per_sample)
+
 
 _ENOUGH_TOKENS = 8192
 """Tokens per micro-batch above which matrix products do not get faster."""
@@ -80,32 +96,6 @@ def calibration_request(
     )
 
 
-def cluster_of_ranks(processes: Processes, *, memory_per_rank_bytes: int) -> ClusterDescription:
-    """The ranks of a run, described as a cluster whose accelerators they are; its rates are those of a calibration."""
-    rank = Accelerator(
-        name=processes.device,
-        vendor="measured",
-        launched=0,
-        memory_bytes=memory_per_rank_bytes,
-        usable_bytes=round(_HOST_SHARE * memory_per_rank_bytes) if processes.device == "cpu" else None,
-        memory_bytes_per_s=0.0,
-        peak_flops_per_s={},
-        scale_up="measured",
-        scale_up_bytes_per_s=0.0,
-        host_bytes_per_s=0.0,
-    )
-    return ClusterDescription(
-        name=f"{processes.world_size} ranks at hand",
-        accelerator=rank,
-        num_nodes=processes.nodes,
-        accelerators_per_node=processes.processes_per_node,
-        scale_up_domain=processes.processes_per_node,
-        scale_up_bytes_per_s=0.0,
-        node_bytes_per_s=0.0,
-        network="measured",
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob(TrainingJob):
     """A workload as the worker trains it on the ranks of a run.
@@ -136,8 +126,12 @@ class RunJob(TrainingJob):
         return replace(self, calibration=calibration, baseline_bytes=baseline)
 
     def memories(self, layouts: Layouts) -> RunMemories:
-        """Peak memory of the fullest rank of every layout."""
-        layouts, moments = in_sequences(layouts, self.workload), moment_bytes(self.workload.optimizer, self.shape)
+        """Peak memory of the fullest rank of every layout.
+
+        The frozen copy of a preference adds b N / s of weights, where b is 4, or 2 in bf16. Ranks of tp share it, and
+        it is always sharded as with zero 3: gathered for a micro-batch and given back.
+        """
+        layouts, moments = count_in_sequences(layouts, self.workload), moment_bytes(self.workload.optimizer, self.shape)
         memories = run_memories(
             self.shape,
             layouts,
@@ -150,25 +144,45 @@ class RunJob(TrainingJob):
             autocast=self.software.autocast,
         )
         adapter, shape = self.workload.adapter, self.shape
-        held = held_as(shape, layouts, self.precision, self.device)
+        held = effective_layouts(shape, layouts, self.precision, self.device)
         if adapter is not None:
             kept = {"precision": self.precision, "device": self.device}
             memories = adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
-        if self.workload.preference is None:
+        if self.workload.preference is None or adapter is not None:  # adapters need no copy
             return memories
-        return with_reference_memory(memories, shape, held, self.workload)
+        shards = held.tp * np.where(held.zero > 0, np.maximum(1.0, held.dp_shard * held.cp), 1.0)
+        copy_bytes = (2.0 if self.precision == "bf16" else 4.0) * shape.num_parameters / shards
+        return replace(memories, weights_bytes=memories.weights_bytes + copy_bytes)
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
-        """One optimizer step of every layout."""
-        layouts = in_sequences(layouts, self.workload)
-        times = predict_step_times(self, layouts, coefficients)
+        """One optimizer step of every layout; with a preference also the forward of the reference.
+
+        forward     twice
+        host        4 / 3: of two passes backward has twice the operations of forward
+        head        `_HEAD`
+        tp          3 / 2: backward exchanges as much as forward
+        dp          shards gather weights three times instead of twice, beside the gradients
+        """
+        layouts = count_in_sequences(layouts, self.workload)
+        times = TrainingJob.step_times(self, layouts, coefficients)
         factor = update_factor(self.workload.optimizer, self.device)
         times = replace(times, optimizer_s=factor * times.optimizer_s)
         adapter, precision = self.workload.adapter, self.precision
         if adapter is not None:
             length = self.sequence_length
             times = adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
-        return times if self.workload.preference is None else with_reference_time(times, layouts, precision)
+        if self.workload.preference is None:
+            return times
+        weights, gradients = element_bytes(precision), 4.0
+        gathered = np.where(layouts.zero >= 3, (3 * weights + gradients) / (2 * weights + gradients), 1.0)
+        return replace(
+            times,
+            forward_s=2 * times.forward_s,
+            host_s=times.host_s * 4 / 3,
+            head_s=times.head_s * _HEAD,
+            tp_s=times.tp_s * 3 / 2,
+            dp_s=times.dp_s * gathered,
+        )
 
     @property
     def tokens_per_sample(self) -> int:
@@ -176,9 +190,17 @@ class RunJob(TrainingJob):
         return self.sequence_length * self.workload.sequences_per_sample
 
     @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs per token; frozen weights have no gradient, and a reference has forward alone, a third."""
+        shape, length, adapter = self.shape, self.sequence_length, self.workload.adapter
+        plain = model_flops_per_token(shape, length)
+        trained = plain if adapter is None else adapted_flops_per_token(shape, adapter, length)
+        return trained if self.workload.preference is None else trained + plain / 3
+
+    @property
     def flops_per_sequence(self) -> float:
-        """Model FLOPs of a sample, forward and backward; frozen weights have no gradient, a reference forward alone."""
-        return self.tokens_per_sample * workload_flops_per_token(self)
+        """Model FLOPs of a sample, forward and backward."""
+        return self.tokens_per_sample * self.flops_per_token
 
     @property
     def num_trained(self) -> int:
@@ -189,17 +211,6 @@ class RunJob(TrainingJob):
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
         return trainable(layouts, self.workload, self.shape, self.support)
-
-
-def workload_flops_per_token(job: RunJob) -> float:
-    """Model FLOPs per token of the workload."""
-    workload, shape, length = job.workload, job.shape, job.sequence_length
-    trained = (
-        model_flops_per_token(shape, length)
-        if workload.adapter is None
-        else adapted_flops_per_token(shape, workload.adapter, length)
-    )
-    return trained if workload.preference is None else trained + reference_flops_per_token(shape, length)
 
 
 def software_of_workload(workload: Workload, device: str) -> Software:
@@ -230,17 +241,35 @@ def run_job(
         memory_per_rank_bytes: what there is; 0 where nothing is checked against it.
         support: of the model by the worker, which a search of layouts needs.
     """
-    cluster = cluster_of_ranks(processes, memory_per_rank_bytes=memory_per_rank_bytes)
-    job = replace(_job(workload, shape, cluster, processes.device), support=support)
+    # The ranks are its accelerators, and its rates are those of a calibration.
+    rank = Accelerator(
+        name=processes.device,
+        vendor="measured",
+        launched=0,
+        memory_bytes=memory_per_rank_bytes,
+        usable_bytes=round(_HOST_SHARE * memory_per_rank_bytes) if processes.device == "cpu" else None,
+        memory_bytes_per_s=0.0,
+        peak_flops_per_s={},
+        scale_up="measured",
+        scale_up_bytes_per_s=0.0,
+        host_bytes_per_s=0.0,
+    )
+    cluster = ClusterDescription(
+        name=f"{processes.world_size} ranks at hand",
+        accelerator=rank,
+        num_nodes=processes.nodes,
+        accelerators_per_node=processes.processes_per_node,
+        scale_up_domain=processes.processes_per_node,
+        scale_up_bytes_per_s=0.0,
+        node_bytes_per_s=0.0,
+        network="measured",
+    )
+    job = replace(described_job(workload, shape, cluster, processes.device), support=support)
     return job if calibration is None else job.calibrated(calibration)
 
 
-def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription) -> RunJob:
-    """The workload as the worker trains it on a described cluster, one rank per accelerator."""
-    return _job(workload, shape, cluster, "cuda")
-
-
-def _job(workload: Workload, shape: ModelShape, cluster: ClusterDescription, device: str) -> RunJob:
+def described_job(workload: Workload, shape: ModelShape, cluster: ClusterDescription, device: str = "cuda") -> RunJob:
+    """The workload as the worker trains it on a described cluster, one rank per accelerator, or per rank on a CPU."""
     return RunJob(
         shape,
         workload.data.sequence_length,
@@ -251,11 +280,6 @@ def _job(workload: Workload, shape: ModelShape, cluster: ClusterDescription, dev
         device=device,
         baseline_bytes=_TYPICAL_BASELINE_BYTES if device == "cpu" else _CONTEXT_BYTES,
     )
-
-
-def step_time_terms(times: StepTimes, index: int = 0) -> StepTimeTerms:
-    """One of the layouts' step times."""
-    return StepTimeTerms(**{term.name: float(getattr(times, term.name)[index]) for term in fields(times)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +299,28 @@ def pricing(workload: Workload, shape: ModelShape, processes: Processes, calibra
 
     def price(layout: ResolvedLayout) -> LayoutPrediction:
         layouts = layouts_of([layout])
-        return LayoutPrediction(job.memories(layouts).terms(), step_time_terms(job.step_times(layouts)))
+        return LayoutPrediction(job.memories(layouts).terms(), job.step_times(layouts).terms())
 
     return price
 
 
-def parts_of_step(job: RunJob, layout: ResolvedLayout) -> Array:
-    """Predicted seconds of a step by rate, shape [R]; see `parts_s`."""
-    parts: Array = parts_s(job, layouts_of([layout]))[:, 0]
-    return parts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedJob(TrainingJob):
+    """A training job of any program that trains adapters beside frozen weights."""
+
+    adapter: Adapter
+
+    def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
+        """One optimizer step of every layout."""
+        times, length = TrainingJob.step_times(self, layouts, coefficients), self.sequence_length
+        return adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
+
+    def memories(self, layouts: Layouts) -> Memories:
+        """Peak memory of the fullest rank of every layout."""
+        memories = TrainingJob.memories(self, layouts)
+        return replace(memories, **adapted_states(self.shape, layouts, self.adapter, precision=self.precision))
+
+    @property
+    def flops_per_sequence(self) -> float:
+        """Model FLOPs, forward and backward; frozen weights have no gradient."""
+        return self.sequence_length * adapted_flops_per_token(self.shape, self.adapter, self.sequence_length)

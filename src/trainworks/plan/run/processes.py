@@ -35,7 +35,7 @@ def memory_per_rank(host: HostFacts, processes: Processes) -> int:
     return host.memory_bytes // processes.world_size
 
 
-def as_asked(run_file: RunFile) -> HostFacts:
+def requested_host(run_file: RunFile) -> HostFacts:
     """All nodes of a run as one machine with exactly the requested `resources`, by default one core per rank."""
     resources, nodes = run_file.resources or Resources(), run_file.nodes
     per_node = run_file.cluster.processes_per_node
@@ -143,16 +143,13 @@ def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) ->
             return request.count
     requests = " or ".join(f"{nodes * request.count} {request.name}" for request in resources.accelerators)
     each = f" ({nodes} nodes)" if nodes > 1 else ""
+    names = [device.name for device in host.accelerators]
+    present = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
     raise ResourceError(
-        f"{requests}{each} requested, but this machine has {_present(host)}",
+        f"{requests}{each} requested, but this machine has {present or 'no accelerator'}",
         field="accelerators",
         hint="leave `accelerators` out to run here as it is; plan for other machines with `trainworks size`",
     )
-
-
-def _present(host: HostFacts) -> str:
-    names = [device.name for device in host.accelerators]
-    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no accelerator"
 
 
 def _is_called(request: str | None, name: str) -> bool:
@@ -170,7 +167,7 @@ def _check_size(resources: Resources, host: HostFacts, nodes: int) -> None:
     cores = (resources.cpus or 0) * nodes
     if cores > host.num_cores:
         raise ResourceError(f"{cores:g} cores requested, but this machine has {host.num_cores}", field="cpus")
-    memory_bytes = (resources.memory_bytes or 0) * nodes  # as `as_asked` counts
+    memory_bytes = (resources.memory_bytes or 0) * nodes  # as `requested_host` counts
     if memory_bytes > host.memory_bytes:
         needed, present = format_bytes(memory_bytes), format_bytes(host.memory_bytes)
         raise ResourceError(f"{needed} of memory requested, but this machine has {present}", field="memory")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from trainworks.config.layout import (
     ANY_LAYOUT,
@@ -26,7 +25,7 @@ from trainworks.plan.run.pricing import Pricing
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.record.model_shape import ModelShape
 
-_SAVING_OPTIONS: Mapping[str, tuple[object, ...]] = {
+_SAVING_OPTIONS: Mapping[str, tuple[int | str, ...]] = {
     "zero": (2, 3),
     "sequence_parallel": (True,),
     "recompute": ("selective", "full"),
@@ -40,7 +39,7 @@ _SAVING_OPTIONS: Mapping[str, tuple[object, ...]] = {
 class Remedy:
     """One way to need less."""
 
-    changes: dict[str, Any]
+    changes: dict[str, int | str]
     """Fields of the layout that are other than they were."""
     layout: ResolvedLayout
     saves_bytes: int
@@ -80,7 +79,7 @@ def cheapest_remedies(
     return tuple(remedy for _, remedy in ordered[:count])
 
 
-def _preference(remedy: Remedy) -> tuple[Any, ...]:
+def _preference(remedy: Remedy) -> tuple[float, ...]:
     """Enough ones first, by cost to a percent, then by how little they change; the others by what they save."""
     if remedy.is_enough:
         return 0, round(remedy.step_time_ratio, 2), len(remedy.changes), -remedy.saves_bytes
@@ -93,31 +92,27 @@ def neighbours(
     layout: ResolvedLayout,
     price: Pricing,
     support: ModelSupport = ANY_LAYOUT,
-) -> Iterator[tuple[dict[str, Any], ResolvedLayout]]:
+) -> Iterator[tuple[dict[str, int | str], ResolvedLayout]]:
     """Layouts that differ in the degrees of two axes, the micro-batch, one option, or one of each of these.
 
     Each of the changes saves memory by itself.
     """
     now = price(layout).memory.total_bytes
 
-    def saves(changes: dict[str, Any]) -> bool:
+    def saves(changes: Mapping[str, int | str]) -> bool:
         accepted = changed_layout(workload, shape, layout, changes, support)
         return accepted is not None and price(accepted).memory.total_bytes < now
 
-    kinds = (_moved_axes(layout), _smaller_sizes(layout), _switched_options(layout))
+    per_rank = layout.micro_batch * layout.grad_accum_steps
+    smaller = ({"micro_batch": size} for size in divisors(per_rank) if size < layout.micro_batch)
+    kinds = (_moved_axes(layout), smaller, _switched_options(layout))
     for parts in product(*([{}, *filter(saves, kind)] for kind in kinds)):
         changes = {name: value for part in parts for name, value in part.items()}
         if changes and (accepted := changed_layout(workload, shape, layout, changes, support)) is not None:
             yield changes, accepted
 
 
-def _smaller_sizes(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
-    per_rank = layout.micro_batch * layout.grad_accum_steps
-    yield from ({"micro_batch": size} for size in divisors(per_rank) if size < layout.micro_batch)
-
-
-def _moved_axes(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
-    """A factor that goes from one axis to another."""
+def _moved_axes(layout: ResolvedLayout) -> Iterator[dict[str, int | str]]:
     for source, target in product(MESH_AXES, MESH_AXES):
         for factor in divisors(getattr(layout, source))[1:] if source != target else ():
             yield {
@@ -126,7 +121,7 @@ def _moved_axes(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
             }
 
 
-def _switched_options(layout: ResolvedLayout) -> Iterator[dict[str, Any]]:
+def _switched_options(layout: ResolvedLayout) -> Iterator[dict[str, int | str]]:
     for option, values in _SAVING_OPTIONS.items():
         present = getattr(layout, option)
         stronger = values[values.index(present) + 1 :] if present in values else values
@@ -137,13 +132,13 @@ def changed_layout(
     workload: Workload,
     shape: ModelShape,
     layout: ResolvedLayout,
-    changes: Mapping[str, Any],
+    changes: Mapping[str, int | str],
     support: ModelSupport = ANY_LAYOUT,
 ) -> ResolvedLayout | None:
     """The changed layout as it would be trained; None if it would be refused."""
     try:
         written = Layout.model_validate({**as_written(layout), **changes})
-        size = changes.get("micro_batch", layout.micro_batch)
+        size = int(changes.get("micro_batch", layout.micro_batch))
         accepted = resolve_layout(
             written, world_size=layout.world_size, global_batch=workload.global_batch, micro_batch=size
         )
@@ -153,7 +148,7 @@ def changed_layout(
     return accepted
 
 
-def as_written(layout: ResolvedLayout) -> dict[str, Any]:
+def as_written(layout: ResolvedLayout) -> dict[str, object]:
     """A resolved layout as a run file has it: without degrees of 1, and without options at their defaults, which may
     follow other ones.
     """
@@ -164,3 +159,28 @@ def as_written(layout: ResolvedLayout) -> dict[str, Any]:
         for name, value in values.items()
         if value != (Layout.model_fields[name].default if fields[name].is_required() else fields[name].default)
     }
+
+
+def piece_of(num_bytes: int, shape: ModelShape, layout: ResolvedLayout, *, sequence_length: int) -> str | None:
+    """The tensor of one micro-batch, or of the model, that takes exactly so many bytes; None if none does.
+
+    b T V for logits, b T f inside an MLP, b T h for a hidden state, b heads T^2 for attention scores, V h for the
+    embeddings; in 4 or 2 bytes each.
+
+    >>> from trainworks.plan.shapes.transformer import shape_of_model
+    >>> from trainworks.config.run_file import Model
+    >>> shape = shape_of_model(Model(layers=2, hidden=64, heads=4), vocabulary=1000, sequence_length=128)
+    >>> layout = ResolvedLayout(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, micro_batch=8, grad_accum_steps=1)
+    >>> piece_of(4 * 8 * 128 * 1000, shape, layout, sequence_length=128)
+    'the logits of a micro-batch'
+    """
+    tokens = layout.micro_batch * sequence_length
+    values = {
+        "the logits of a micro-batch": tokens * shape.vocabulary,
+        "an MLP's inner activations of a micro-batch": tokens * shape.feed_forward,
+        "a hidden state of a micro-batch": tokens * shape.hidden,
+        "the attention scores of a micro-batch": tokens * sequence_length * shape.heads,
+        "the embeddings": shape.vocabulary * shape.hidden,
+        "all gradients": shape.num_parameters,
+    }
+    return next((name for name, count in values.items() if num_bytes in (4 * count, 2 * count)), None)

@@ -1,22 +1,25 @@
-"""Layouts the worker can train a model with; others are refused with a reason and an alternative.
+"""Layouts and precisions that the worker can train in; others are refused with a reason and an alternative.
 
-Each rule is written once, for many layouts: a search drops those that it refuses, a written layout gets its words.
+Each rule on layouts is written once, for many: a search drops those that it refuses, a written layout gets its words.
 Some of these PyTorch accepts and computes wrongly without an error; a comment marks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import gcd
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout, divisors, next_multiple, one_of
 from trainworks.config.run_file import Workload
-from trainworks.errors import LayoutError
+from trainworks.config.source import Source
+from trainworks.errors import LayoutError, MissingExtraError, UsageError
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Compression, Layouts, Recompute
+from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
 
 _Mask = NDArray[np.bool_]
@@ -78,22 +81,13 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
     for name, axis, text in (
         ("sequence_parallel", "tp", "sequence_parallel splits over tp, and tp is 1"),
         ("zero_bubble", "pp", "zero_bubble is a pipeline schedule, and pp is 1"),
+        ("interleave", "pp", "interleave cuts pipeline stages into chunks, and pp is 1"),
     ):
-        alone = (getattr(layouts, name) > 0) & (getattr(layouts, axis) == 1)
+        alone = (getattr(layouts, name) > (name == "interleave")) & (getattr(layouts, axis) == 1)
         yield name, alone, lambda one, text=text, axis=axis: (text, f"set `{axis}`, or leave it out")  # type: ignore[misc]
-    yield (
-        "interleave",
-        (layouts.interleave > 1) & (layouts.pp == 1),
-        lambda one: ("interleave cuts pipeline stages into chunks, and pp is 1", "set `pp`, or leave it out"),
-    )
-    yield (
-        "tp",
-        (layouts.tp > 1) & (workload.precision == "fp8"),
-        lambda one: (
-            f"fp8 scales whole matrices, and tp ({one.tp}) cuts them: ranks would round by scales of their own",
-            "set `dp_shard` instead, or train in bf16",
-        ),
-    )
+    if workload.precision == "fp8":
+        text = "fp8 scales whole matrices, and {} cuts them: ranks would round by scales of their own"
+        yield from _uncut(layouts, ("tp",), text, "set `dp_shard` instead, or train in bf16")
     yield (
         "offload_activations",
         (layouts.recompute == Recompute.SELECTIVE) & (layouts.offload > 0),
@@ -106,25 +100,21 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
 
 def _optimizer(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
     if workload.optimizer.name == "adamw-8bit":
-        yield (
-            "tp",
-            layouts.tp > 1,
-            lambda one: (
-                f"`optimizer.name: adamw-8bit` scales whole rows, and tp ({one.tp}) cuts them",
-                "use `dp_shard`, or another optimizer",
-            ),
-        )
-    if workload.optimizer.name != "muon":
-        return
-    reason = "`optimizer.name: muon` orthogonalises whole matrices"
-    for axis in ("dp_shard", "tp", "cp"):
+        text = "`optimizer.name: adamw-8bit` scales whole rows, and {} cuts them"
+        yield from _uncut(layouts, ("tp",), text, "use `dp_shard`, or another optimizer")
+    if workload.optimizer.name == "muon":
+        text = "`optimizer.name: muon` orthogonalises whole matrices, and {} cuts them"
+        hint = "use `dp_replicate` or `pp`, or another optimizer"
+        yield from _uncut(layouts, ("dp_shard", "tp", "cp"), text, hint)
+
+
+def _uncut(layouts: Layouts, axes: Sequence[str], text: str, hint: str) -> Iterator[_Rule]:
+    """Refuse to cut over these axes; the text names the axis and its degree at `{}`."""
+    for axis in axes:
         yield (
             axis,
             getattr(layouts, axis) > 1,
-            lambda one, axis=axis: (  # type: ignore[misc]
-                f"{reason}, and {axis} ({getattr(one, axis)}) cuts them",
-                "use `dp_replicate` or `pp`, or another optimizer",
-            ),
+            lambda one, axis=axis: (text.format(f"{axis} ({getattr(one, axis)})"), hint),  # type: ignore[misc]
         )
 
 
@@ -268,15 +258,9 @@ def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Ite
         return
     what = "an adapter" if workload.adapter else "a model with a reference (`preference`)"
     or_tp = "" if workload.adapter else "; `tp` cuts both"
-    for axis in ("tp", "pp", "cp", "ep") if workload.adapter else ("pp", "cp", "ep"):
-        yield (
-            axis,
-            getattr(layouts, axis) > 1,
-            lambda one, axis=axis: (  # type: ignore[misc]
-                f"{what} is not cut over {axis} ({getattr(one, axis)})",
-                f"use `dp_shard` to spread the model, `dp_replicate` to copy it, or both{or_tp}",
-            ),
-        )
+    hint = f"use `dp_shard` to spread the model, `dp_replicate` to copy it, or both{or_tp}"
+    axes = ("tp", "pp", "cp", "ep") if workload.adapter else ("pp", "cp", "ep")
+    yield from _uncut(layouts, axes, f"{what} is not cut over {{}}", hint)
 
 
 def _support(layouts: Layouts, support: ModelSupport) -> Iterator[_Rule]:
@@ -292,3 +276,46 @@ def _rules(layouts: Layouts, workload: Workload, shape: ModelShape, support: Mod
     yield from _support(layouts, support)
     for rules in (_options, _optimizer, _tensor, _context, _pipeline, _experts, _fine_tuning):
         yield from rules(layouts, workload, shape)
+
+
+_NEEDS = {"tf32": ((8, 0), "Ampere"), "fp8": ((8, 9), "Ada or Hopper")}
+"""Least compute capability whose tensor cores have the format (NVIDIA, CUDA C++ Programming Guide, "Compute
+Capabilities"), and what it is called."""
+
+
+def default_precision(host: HostFacts, device: str) -> Literal["bf16", "fp32"]:
+    """bf16, or fp32 on a processor that only emulates it."""
+    return "bf16" if device != "cpu" or "bf16" in host.processor_formats else "fp32"
+
+
+def check_precision(precision: str, host: HostFacts, source: Source | None) -> None:
+    """Refuse a precision that the accelerators here have no arithmetic for.
+
+    Raises:
+        UsageError: with the run file's line.
+        MissingExtraError: fp8 without torchao.
+    """
+    text = _problem(precision, host)
+    if text is not None:
+        place = source.place(("workload", "precision")) if source else None
+        raise UsageError(text, place=place, hint=f"train in {'fp32' if precision == 'tf32' else 'bf16'}")
+    if precision == "fp8" and "torchao" not in host.packages:
+        raise MissingExtraError("torchao", "fp8")
+
+
+def _problem(precision: str, host: HostFacts) -> str | None:
+    if precision == "fp4":
+        return "precision fp4 can be planned, not trained, by this version"
+    if precision not in _NEEDS:
+        return None
+    (major, minor), name = _NEEDS[precision]
+    what = (
+        f"precision {precision} is arithmetic of NVIDIA tensor cores from compute capability {major}.{minor} ({name})"
+    )
+    if not host.accelerators:
+        return f"{what}, and this machine has no accelerator"
+    weakest = min(host.accelerators, key=lambda facts: facts.compute_capability or (0, 0))
+    if (weakest.compute_capability or (0, 0)) >= (major, minor):
+        return None
+    has = ".".join(map(str, weakest.compute_capability)) if weakest.compute_capability else "an unknown one"
+    return f"{what}; accelerator {weakest.index} ({weakest.name}) has {has}"

@@ -25,7 +25,7 @@ def completed(**fields: Any) -> ModelShape:
 
 def decoder(
     config: Config, *, head_dim: int | None = None, tied: bool = False, width_key: str = "intermediate_size"
-) -> dict[str, Any]:
+) -> dict[str, int]:
     """Dimensions under their most common keys, with a gated MLP and rotary positions."""
     hidden, heads = whole(config, "hidden_size"), whole(config, "num_attention_heads")
     return {
@@ -54,10 +54,10 @@ def window(config: Config, *, full_every: int | None = None) -> dict[str, int]:
     return {"window": tokens, "window_layers": sliding} if tokens and sliding else {}
 
 
-def attention_biases(dimensions: Mapping[str, Any], *, output: bool) -> int:
+def attention_biases(dimensions: Mapping[str, int], *, output: bool) -> int:
     """(H + 2 K) d, and h for the output projection."""
     heads = dimensions["heads"] + 2 * dimensions["kv_heads"]
-    return int(heads * dimensions["head_dim"] + (dimensions["hidden"] if output else 0))
+    return heads * dimensions["head_dim"] + (dimensions["hidden"] if output else 0)
 
 
 def whole(config: Config, *names: str, default: int | None = None) -> int:

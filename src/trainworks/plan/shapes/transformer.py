@@ -1,5 +1,8 @@
 """A transformer's shape, from bare dimensions or a Hugging Face config; `parameters` and `flops` say what it costs.
 
+First the decoders with RMS norms and a gated MLP, dense or with experts; then GPT and its like, and encoders of text
+and images, with layer norms and a plain MLP.
+
 Symbols: those of `parameters`.
 """
 
@@ -10,48 +13,318 @@ from typing import Any
 
 from trainworks.config.model import Model
 from trainworks.errors import UsageError
-from trainworks.plan.flops import model_flops_per_token
-from trainworks.plan.parameters import block_matmul_parameters, num_parameters
-from trainworks.plan.shapes import gated, plain
-from trainworks.plan.shapes.hf_config import Config
-from trainworks.record.model_shape import ModelShape
+from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
+from trainworks.record.model_shape import LatentAttention, ModelShape, SmallParameters
 
-__all__ = [
-    "PLANNED_TYPES",
-    "block_matmul_parameters",
-    "model_flops_per_token",
-    "num_parameters",
-    "shape_of_hf_config",
-    "shape_of_model",
-]
+
+def _with_rms_norms(
+    dimensions: Mapping[str, int], *, norms: int = 2, query_key_norms: int = 0, biases: int = 0, mlp_biases: int = 0
+) -> ModelShape:
+    """RMS norms of h in every layer and one outside, those of queries and keys of d each, and the biases of a layer."""
+    hidden = dimensions["hidden"]
+    layer = norms * hidden + query_key_norms * dimensions["head_dim"] + biases
+    return completed(**dimensions, small=SmallParameters(layer=layer, dense_mlp=mlp_biases, model=hidden))
+
+
+def _biases(config: Config, dimensions: Mapping[str, int], *, default: bool = False) -> int:
+    """Biases of all projections of the attention, if the config has them."""
+    return attention_biases(dimensions, output=True) if config.get("attention_bias", default) else 0
+
+
+def llama(config: Config) -> ModelShape:
+    """RMS norms 2 h; biases of all projections if `attention_bias`, of the MLP 2 f + h if `mlp_bias`."""
+    dimensions = decoder(config)
+    mlp = 2 * dimensions["feed_forward"] + dimensions["hidden"] if config.get("mlp_bias") else 0
+    return _with_rms_norms(dimensions, biases=_biases(config, dimensions), mlp_biases=mlp)
+
+
+def smollm3(config: Config) -> ModelShape:
+    """A llama whose embeddings are tied by default."""
+    return llama({"tie_word_embeddings": True} | dict(config))
+
+
+def mistral(config: Config) -> ModelShape:
+    """A llama whose layers may all have a sliding window."""
+    return _with_rms_norms(decoder(config) | window(config))
+
+
+def qwen2(config: Config) -> ModelShape:
+    """Queries, keys and values have biases: (H + 2 K) d."""
+    dimensions = decoder(config)
+    return _with_rms_norms(dimensions, biases=attention_biases(dimensions, output=False))
+
+
+def qwen3(config: Config) -> ModelShape:
+    """Queries and keys have a norm of d each; heads are 128 wide by default."""
+    dimensions = decoder(config, head_dim=128)
+    return _with_rms_norms(dimensions, query_key_norms=2, biases=_biases(config, dimensions))
+
+
+def qwen3_moe(config: Config) -> ModelShape:
+    """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
+    dimensions = decoder(config)
+    step, skipped = optional(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
+    layers = range(dimensions["layers"])
+    sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in layers)
+    dimensions |= {
+        "experts": whole(config, "num_experts", "num_local_experts"),
+        "experts_per_token": whole(config, "num_experts_per_tok"),
+        "expert_feed_forward": whole(config, "moe_intermediate_size"),
+        "dense_layers": dimensions["layers"] - sparse,
+    }
+    return _with_rms_norms(dimensions, query_key_norms=2, biases=_biases(config, dimensions))
+
+
+def olmo2(config: Config) -> ModelShape:
+    """Norms follow attention and MLP; queries and keys have a norm over all heads: (H + K) d."""
+    return _olmo_with(config, decoder(config))
+
+
+def olmo3(config: Config) -> ModelShape:
+    """An olmo2 in which all but every fourth layer have a window."""
+    return _olmo_with(config, decoder(config) | window(config, full_every=4))
+
+
+def _olmo_with(config: Config, dimensions: Mapping[str, int]) -> ModelShape:
+    normed = dimensions["heads"] + dimensions["kv_heads"]
+    return _with_rms_norms(dimensions, query_key_norms=normed, biases=_biases(config, dimensions))
+
+
+def mixtral(config: Config) -> ModelShape:
+    """A mistral with experts in every layer, as wide as `intermediate_size`."""
+    dimensions = decoder(config) | window(config)
+    experts = {
+        "experts": whole(config, "num_local_experts", default=8),
+        "experts_per_token": whole(config, "num_experts_per_tok", default=2),
+        "expert_feed_forward": dimensions["feed_forward"],
+    }
+    return _with_rms_norms(dimensions | experts)
+
+
+def gpt_oss(config: Config) -> ModelShape:
+    """Biases everywhere, a sink per head, and a window in every second layer."""
+    dimensions = decoder(config, head_dim=64) | window(config, full_every=2)
+    hidden, width = dimensions["hidden"], dimensions["feed_forward"]
+    experts = whole(config, "num_local_experts", "num_experts", default=128)
+    layer = 2 * hidden + dimensions["heads"] + _biases(config, dimensions, default=True)
+    small = SmallParameters(layer=layer, expert=2 * width + hidden, router=experts, model=hidden)
+    return completed(
+        **dimensions,
+        experts=experts,
+        experts_per_token=whole(config, "num_experts_per_tok", "experts_per_token", default=4),
+        expert_feed_forward=width,
+        small=small,
+    )
+
+
+def gemma(config: Config) -> ModelShape:
+    """A llama with wide heads and tied embeddings."""
+    dimensions = decoder(config, head_dim=256, tied=True)
+    return _with_rms_norms(dimensions, biases=_biases(config, dimensions))
+
+
+def gemma2(config: Config) -> ModelShape:
+    """Every second layer sees all; the others have a window."""
+    dimensions = decoder(config, head_dim=256, tied=True) | window(config, full_every=2)
+    return _with_rms_norms(dimensions, norms=4, biases=_biases(config, dimensions))
+
+
+def gemma3(config: Config) -> ModelShape:
+    """Every sixth layer sees all; queries and keys have a norm of d each."""
+    dimensions = decoder(config, head_dim=256, tied=True) | window(config, full_every=6)
+    return _with_rms_norms(dimensions, norms=4, query_key_norms=2, biases=_biases(config, dimensions))
+
+
+def deepseek_v2(config: Config) -> ModelShape:
+    """Latent attention and experts in all but the first `first_k_dense_replace` layers."""
+    return _deepseek(config, dense_layers=0, routing_bias=False)
+
+
+def deepseek_v3(config: Config) -> ModelShape:
+    """The same with a routing bias; Kimi K2 is one too."""
+    return _deepseek(config, dense_layers=3, routing_bias=True)
+
+
+def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> ModelShape:
+    """Latent attention, shared experts, dense first layers, and in V3 a routing bias of E that balances the load.
+
+    Layers that predict further tokens (`num_nextn_predict_layers`) are not counted.
+    """
+    latent = LatentAttention(
+        query_rank=optional(config, "q_lora_rank", 0) if "q_lora_rank" in config else 1536,
+        kv_rank=whole(config, "kv_lora_rank", default=512),
+        rope_head_dim=whole(config, "qk_rope_head_dim", default=64),
+        nope_head_dim=whole(config, "qk_nope_head_dim", default=128),
+        value_head_dim=whole(config, "v_head_dim", default=128),
+    )
+    width = whole(config, "moe_intermediate_size")
+    experts = whole(config, "n_routed_experts", "num_local_experts")
+    dimensions = decoder(config) | {"head_dim": latent.nope_head_dim + latent.rope_head_dim}
+    hidden, dimensions["kv_heads"] = dimensions["hidden"], dimensions["heads"]
+    norms = 2 * hidden + latent.query_rank + latent.kv_rank
+    biases = latent.query_rank + latent.kv_rank + latent.rope_head_dim + hidden  # of down-projections and output
+    return completed(
+        **dimensions,
+        experts=experts,
+        experts_per_token=whole(config, "num_experts_per_tok"),
+        expert_feed_forward=width,
+        shared_feed_forward=width * optional(config, "n_shared_experts", 0),
+        dense_layers=whole(config, "first_k_dense_replace", default=dense_layers),
+        latent=latent,
+        small=SmallParameters(
+            layer=norms + (biases if config.get("attention_bias") else 0),
+            router=experts if routing_bias else 0,
+            model=dimensions["hidden"],
+        ),
+    )
+
+
+def gpt2(config: Config) -> ModelShape:
+    """Also GPT-3's and Megatron's: learned positions, biases everywhere, layer norms, a plain MLP."""
+    hidden = whole(config, "n_embd", "hidden_size")
+    return _plain(
+        {
+            "layers": whole(config, "n_layer", "num_hidden_layers"),
+            "hidden": hidden,
+            "heads": whole(config, "n_head", "num_attention_heads"),
+            "feed_forward": optional(config, "n_inner", 4 * hidden),
+            "vocabulary": whole(config, "vocab_size"),
+            "max_sequence_length": whole(config, "n_positions", "max_position_embeddings", default=1024),
+            "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
+            "learned_positions": True,
+        },
+    )
+
+
+def opt(config: Config) -> ModelShape:
+    """Two positions more than the longest sequence.
+
+    Raises:
+        UsageError: a projection of the embeddings, or norms after the residual, as in OPT-350M.
+    """
+    hidden = whole(config, "hidden_size")
+    if optional(config, "word_embed_proj_dim", hidden) != hidden or not config.get("do_layer_norm_before", True):
+        raise UsageError("an OPT with projected embeddings or norms after the residual cannot be planned yet")
+    dimensions = decoder(config, tied=True, width_key="ffn_dim") | {"gated_mlp": False, "learned_positions": True}
+    return _plain(dimensions, outside=2 * hidden)
+
+
+def bloom(config: Config) -> ModelShape:
+    """No positions (ALiBi), and a norm behind the embeddings."""
+    hidden = whole(config, "hidden_size", "n_embed")
+    return _plain(
+        {
+            "layers": whole(config, "n_layer", "num_hidden_layers"),
+            "hidden": hidden,
+            "heads": whole(config, "n_head", "num_attention_heads"),
+            "feed_forward": 4 * hidden,
+            "vocabulary": whole(config, "vocab_size"),
+            "max_sequence_length": whole(config, "seq_length", default=2048),
+            "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
+            "learned_positions": False,
+        },
+        outside=2 * hidden,
+    )
+
+
+def gpt_neox(config: Config) -> ModelShape:
+    """Rotary positions and biases everywhere; Pythia is one too."""
+    dimensions = decoder(config) | {"gated_mlp": False}
+    biases = bool(config.get("attention_bias", True))
+    return _plain(dimensions, qkv_bias=biases, output_bias=biases)
+
+
+def nemotron(config: Config) -> ModelShape:
+    """Squared ReLU, layer norms, rotary positions, by default without biases."""
+    dimensions = decoder(config) | {"gated_mlp": False}
+    biases = bool(config.get("attention_bias"))
+    return _plain(dimensions, qkv_bias=biases, output_bias=biases, mlp_bias=bool(config.get("mlp_bias")))
+
+
+def bert(config: Config) -> ModelShape:
+    """An encoder with token types, the masked-LM head, and, unless that is all it has, the pooler's h^2 + h and the
+    next-sentence head's 2 h + 2 (`architectures: [BertForMaskedLM]`).
+    """
+    hidden = whole(config, "hidden_size")
+    masked_only = config.get("architectures") == ["BertForMaskedLM"]
+    pooler = 0 if masked_only else hidden * hidden + hidden + 2 * hidden + 2
+    fixed = {"gated_mlp": False, "learned_positions": True, "causal": False, "head_transform": True}
+    token_types = whole(config, "type_vocab_size", default=2) * hidden
+    return _plain(decoder(config, tied=True) | fixed, outside=token_types + pooler)
+
+
+def vit(config: Config) -> ModelShape:
+    """An image classifier: patches and a class token with learned positions; `vocabulary` is the number of classes."""
+    hidden = whole(config, "hidden_size")
+    patch = whole(config, "patch_size", default=16)
+    patches = (whole(config, "image_size", default=224) // patch) ** 2
+    classes = len(config["id2label"]) if "id2label" in config else whole(config, "num_labels", default=1000)
+    return _plain(
+        {
+            "layers": whole(config, "num_hidden_layers"),
+            "hidden": hidden,
+            "heads": whole(config, "num_attention_heads"),
+            "feed_forward": whole(config, "intermediate_size"),
+            "vocabulary": classes,
+            "max_sequence_length": patches + 1,
+            "tie_embeddings": False,
+            "learned_positions": True,
+            "causal": False,
+            "patch_values": whole(config, "num_channels", default=3) * patch * patch,
+        },
+        qkv_bias=bool(config.get("qkv_bias", True)),
+        outside=2 * hidden + classes,
+    )
+
+
+def _plain(
+    dimensions: dict[str, int],
+    *,
+    qkv_bias: bool = True,
+    output_bias: bool = True,
+    mlp_bias: bool = True,
+    outside: int = 0,
+) -> ModelShape:
+    """Layer norms of 2 h (two per layer, one outside), biases of attention (H + 2 K) d + h and of the MLP f + h."""
+    hidden, heads = dimensions["hidden"], dimensions["heads"]
+    dimensions = {"gated_mlp": False, "kv_heads": heads, "head_dim": hidden // heads} | dimensions
+    qkv = attention_biases(dimensions, output=False) if qkv_bias else 0
+    output = hidden if output_bias else 0
+    small = SmallParameters(
+        layer=4 * hidden + qkv + output,
+        dense_mlp=dimensions["feed_forward"] + hidden if mlp_bias else 0,
+        model=2 * hidden + outside,
+    )
+    return completed(**dimensions, small=small)
+
 
 _GATED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 _READERS: dict[str, Callable[[Config], ModelShape]] = {
-    "llama": gated.llama,
-    "mistral": gated.mistral,
-    "qwen2": gated.qwen2,
-    "qwen3": gated.qwen3,
-    "qwen3_moe": gated.qwen3_moe,
-    "mixtral": gated.mixtral,
-    "deepseek_v2": gated.deepseek_v2,
-    "deepseek_v3": gated.deepseek_v3,
-    "kimi_k2": gated.deepseek_v3,
-    "gpt_oss": gated.gpt_oss,
-    "gemma": gated.gemma,
-    "gemma2": gated.gemma2,
-    "gemma3_text": gated.gemma3,
-    "olmo2": gated.olmo2,
-    "olmo3": gated.olmo3,
-    "phi3": gated.mistral,
-    "smollm3": gated.smollm3,
-    "granite": gated.llama,
-    "gpt2": plain.gpt2,
-    "gpt_neox": plain.gpt_neox,
-    "opt": plain.opt,
-    "bloom": plain.bloom,
-    "nemotron": plain.nemotron,
-    "bert": plain.bert,
-    "vit": plain.vit,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+    "mixtral": mixtral,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+    "kimi_k2": deepseek_v3,
+    "gpt_oss": gpt_oss,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "olmo2": olmo2,
+    "olmo3": olmo3,
+    "phi3": mistral,
+    "smollm3": smollm3,
+    "granite": llama,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "opt": opt,
+    "bloom": bloom,
+    "nemotron": nemotron,
+    "bert": bert,
+    "vit": vit,
 }
 """Readers of Hugging Face configs by `model_type`."""
 PLANNED_TYPES = tuple(_READERS)
@@ -94,6 +367,6 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
         UsageError: the architecture is not one that can be planned, or a dimension is missing.
     """
     kind = config.get("model_type")
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise UsageError(f"model type `{kind}` cannot be planned yet", hint=f"known types: {', '.join(PLANNED_TYPES)}")
     return _READERS[kind](config)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from trainworks.catalog.catalog import Catalog, reference_node
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, parse_cluster
 from trainworks.catalog.facts import PYTORCH_VENDORS, Node, Offer
+from trainworks.catalog.stack_cluster import read_cluster
+from trainworks.config.engines import stack_file_in
 from trainworks.errors import UsageError
 
 
@@ -49,10 +51,6 @@ class Candidate:
             UsageError: several nodes, and no bandwidth between them is known.
         """
         return self.one.with_nodes(num_nodes)
-
-    def cluster_text(self, num_nodes: int) -> str:
-        """The description of such a cluster."""
-        return f"{num_nodes} nodes of {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +120,31 @@ def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
 def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> Candidate:
     """A described node, as in a cluster's text after `nodes of`: it can be bought, or rented at your price.
 
+    A stack file stands for a node of it, behind its adapters.
+
     Raises:
         UsageError: the text does not describe a node.
 
     >>> described_node("8x A100-SXM-80GB over 8x NDR").base.nics
     8
     """
-    one = parse_cluster(f"1 node of {text}")
-    price = () if usd_per_accelerator_hour is None else (_your_price(text, one, usd_per_accelerator_hour),)
-    return Candidate(text, one, for_sale=True, offers=price)
-
-
-def _your_price(text: str, one: ClusterDescription, usd: float) -> Offer:
-    return Offer(
+    if stack_file_in(text):
+        one = read_cluster(text).with_nodes(1).model_copy(update={"topology": "auto", "spare_slots": 0})
+        text = one.name.removeprefix("1 node of ")
+    else:
+        one = parse_cluster(f"1 node of {text}")
+    if usd_per_accelerator_hour is None:
+        return Candidate(text, one, for_sale=True, offers=())
+    price = Offer(
         name="your price",
         provider="you",
         node=text,
         accelerator=one.accelerator.name,
         accelerators=1,
-        usd_per_hour=usd,
+        usd_per_hour=usd_per_accelerator_hour,
         source="cluster.usd_per_accelerator_hour of the run file",
     )
+    return Candidate(text, one, for_sale=True, offers=(price,))
 
 
 def node_counts(largest: int) -> list[int]:

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.cluster import ClusterDescription, fabric_of
-from trainworks.catalog.node_fabric import NodeFabric
+from trainworks.catalog.cluster_words import NodeFabric
 from trainworks.plan.prediction import Prediction
 
 FABRIC_TOLERANCE = 0.05
 """Share of the step time that a leaner network may cost."""
-EXPOSED_TERMS = ("tp", "cp", "ep", "pp", "dp")
-"""Terms of a step that are communication which computing does not hide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,8 @@ class PlannedFabric:
     @property
     def exposed_s(self) -> float:
         """Communication that computing does not hide, in one step."""
-        return sum(self.best.terms_s.get(term, 0.0) for term in EXPOSED_TERMS)
+        terms = self.best.step_time
+        return terms.tp_s + terms.cp_s + terms.ep_s + terms.pp_s + terms.dp_s
 
 
 def fabric_options(cluster: ClusterDescription) -> list[FabricOption]:

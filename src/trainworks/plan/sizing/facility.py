@@ -44,10 +44,13 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
     """
     nodes, power = node_count(cluster), node_power(cluster, given)
     it_power = (nodes * power).named("power of the nodes", "W", power=power)
-    pue = assumed("PUE", given.get("PUE"))
+    pue = assumed("PUE", given)
     total = (it_power * pue).named("power of the room", "W", it_power=it_power)
-    rack = assumed("air-cooled rack", given.get("air-cooled rack"))
-    racks = _racks(nodes, power, rack, sold_in=_rack_of(cluster))
+    rack = assumed("air-cooled rack", given)
+    racks = (ceil(nodes / maximum(1, rack * 1000 // power))).named("racks", "", rack=rack, power=power)
+    if (sold_in := _rack_of(cluster)) is not None:
+        each = fact("nodes per rack", sold_in.nodes, "", source=f"catalogue, {sold_in.name}")
+        racks = ceil(nodes / each).named("racks", "", each=each)
     return Facility(it_power, total, racks, _cooling(cluster, power.value, rack))
 
 
@@ -61,7 +64,9 @@ def nodes_per_rack(cluster: ClusterDescription) -> int:
         return NODES_PER_RACK
 
 
-def room_lines(cluster: ClusterDescription, in_a_rack: int | None = None) -> tuple[OrderLine, ...]:
+def room_lines(
+    cluster: ClusterDescription, in_a_rack: int | None = None, given: Mapping[str, float] | None = None
+) -> tuple[OrderLine, ...]:
     """Lines of the order list for nodes, racks, power and cooling; without watts where the power is not published.
 
     A rack has two power distribution units, each of which can carry all of it. The power supply of the room includes
@@ -71,11 +76,12 @@ def room_lines(cluster: ClusterDescription, in_a_rack: int | None = None) -> tup
     Args:
         cluster: its nodes.
         in_a_rack: nodes of a rack; as many as air cools when None.
+        given: numbers that replace assumptions, by their names.
     """
     per_rack, nodes = in_a_rack or nodes_per_rack(cluster), cluster.num_nodes
     racks = -(-nodes // per_rack)
     try:
-        facility, each_w = facility_of(cluster, {}), node_power(cluster).value
+        facility, each_w = facility_of(cluster, given or {}), node_power(cluster, given).value
     except UsageError:
         return (
             OrderLine("compute", cluster.node_name, nodes),
@@ -101,13 +107,6 @@ def _rack_of(cluster: ClusterDescription) -> System | None:
     """The rack that the nodes are sold in; None for nodes that are sold alone."""
     system = None if cluster.node is None else system_of(cluster.node.name)
     return system if system is not None and system.form == "rack" else None
-
-
-def _racks(nodes: Traced, power: Traced, air: Traced, *, sold_in: System | None) -> Traced:
-    if sold_in is not None:
-        each = fact("nodes per rack", sold_in.nodes, "", source=f"catalogue, {sold_in.name}")
-        return ceil(nodes / each).named("racks", "", each=each)
-    return (ceil(nodes / maximum(1, air * 1000 // power))).named("racks", "", rack=air, power=power)
 
 
 def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:

@@ -116,34 +116,27 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     count = f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal"
     said = [f"{count}; this is the cheapest{to_buy}{lasting}"]
     if spot:
-        said.append(_on_spot(min(spot, key=price), chosen, goal))
+        item = min(spot, key=price)
+        life = f"if a job lives {format_duration(item.life_s or 0.0)} there, which is assumed"
+        said.append(f"{_difference_text('on spot', item, chosen, goal)}, {life}: `--contract spot` proposes it")
     other = [item for item in meeting if item.candidate.base.accelerator != chosen.candidate.base.accelerator]
     other = [item for item in other if item not in spot]
     if other:
         nearest = min(other, key=price)
-        said.append(_beside("the cheapest with another accelerator", nearest, chosen, goal))
+        said.append(_difference_text("the cheapest with another accelerator", nearest, chosen, goal))
     fastest = min(meeting, key=lambda item: item.p50_s, default=chosen)
     if fastest.p50_s < chosen.p50_s:
-        said.append(_beside("the fastest that was tried", fastest, chosen, goal))
+        said.append(_difference_text("the fastest that was tried", fastest, chosen, goal))
     missing = [item for item in cheaper if not item.meets(goal)]
     if missing:
         item = min(missing, key=price)
-        said.append(f"{_beside('cheaper would be', item, chosen, goal)}, {_misses(item, goal)}")
+        late = f"it meets the deadline with a chance of {item.chance(goal):.0%} only"
+        but = late if item.chance(goal) < goal.confidence else f"it costs {format_usd(item.cost.value)}"
+        said.append(f"{_difference_text('cheaper would be', item, chosen, goal)}, but {but}")
     return said
 
 
-def _on_spot(item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
-    life = f"if a job lives {format_duration(item.life_s or 0.0)} there, which is assumed"
-    return f"{_beside('on spot', item, chosen, goal)}, {life}: `--contract spot` proposes it"
-
-
-def _beside(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
+def _difference_text(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
     more = item.price_usd(goal) / chosen.price_usd(goal) - 1
     cost = f"{abs(more):.0%} {'dearer' if more >= 0 else 'cheaper'}"
     return f"{what}: {item.name}, {cost}, half of the runs done in {format_duration(item.p50_s)}"
-
-
-def _misses(item: Alternative, goal: SizingGoal) -> str:
-    if item.chance(goal) < goal.confidence:
-        return f"but it meets the deadline with a chance of {item.chance(goal):.0%} only"
-    return f"but it costs {format_usd(item.cost.value)}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
+from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.facts import Accelerator, Offer, Processor
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
+from trainworks.plan.assumptions import assumed
 from trainworks.plan.capacity.answer import CapacityAnswer
 from trainworks.plan.cluster.hardware import HardwareFinding
 from trainworks.plan.cluster.layout import as_fields
@@ -19,7 +22,7 @@ from trainworks.plan.cost.owning import OwnershipCost
 from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
-from trainworks.plan.reliability.failures import Failures
+from trainworks.plan.reliability.defaults import Failures
 from trainworks.plan.reliability.goodput import ExpectedRun
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
@@ -158,14 +161,18 @@ class Proposal(Result):
 
     @property
     def bill_csv(self) -> str:
-        """The order list: nodes, racks and power, and the networks of several nodes."""
-        network = self.details.network
+        """The order list: nodes and spares, racks and power, and the networks of several nodes; rented nodes alone."""
+        network, cluster = self.details.network, self.details.plan.job.cluster
+        ordered = cluster.model_copy(update={"num_nodes": cluster.num_nodes + self.chosen.spares})
+        room = room_lines(ordered, given=self.request.given)
+        if self.chosen.contract != "own":  # room and switches are the provider's
+            room, network = room[:1], None
         if network is None:
-            return bill_as_csv(room_lines(self.details.plan.job.cluster))
+            return bill_as_csv(room)
         per_rack = nodes_per_rack(network.cluster)
         fabric = compute_lines(network, NetworkPrices(), nodes_per_rack=per_rack)
         support = support_lines(network, support_networks(network, nodes_per_rack=per_rack))
-        return bill_as_csv([*room_lines(network.cluster), *fabric, *support])
+        return bill_as_csv([*room, *fabric, *support])
 
     @property
     def run(self) -> Reliability:
@@ -203,7 +210,7 @@ class Proposal(Result):
         return figures
 
 
-def _cluster(proposal: Proposal) -> dict[str, Any]:
+def _cluster(proposal: Proposal) -> Mapping[str, object]:
     """`cluster` of the proposal; the scheduler, if one is named, and its options stay."""
     chosen, described = proposal.chosen, proposal.details.plan.job.cluster
     hours = chosen.accelerators * chosen.p50_s / HOUR_S
@@ -211,25 +218,23 @@ def _cluster(proposal: Proposal) -> dict[str, Any]:
     if not proposal.request.has_scheduler:
         return proposed
     written, engine = proposal.written.get("cluster"), proposal.request.run_file.cluster.engine
-    options = {"engine": engine} | (written if isinstance(written, dict) else _options_of(str(written or "")))
+    options: dict[str, object] = {"engine": engine}
+    if isinstance(written, dict):
+        options |= written
+    elif isinstance(written, str) and written.startswith("slurm:"):  # a partition
+        options["slurm"] = {"partition": written.removeprefix("slurm:").strip()}
     nodes = {"nodes": chosen.num_nodes, "processes_per_node": described.accelerators_per_node}
     return options | {"engine": engine} | proposed | nodes
 
 
-def _options_of(text: str) -> dict[str, Any]:
-    """The options in a cluster that is written as a text: the partition of `slurm:PARTITION`."""
-    engine, _, partition = text.partition(":")
-    return {"slurm": {"partition": partition.strip()}} if engine == "slurm" and partition else {}
-
-
-def _layout(proposal: Proposal) -> dict[str, Any]:
+def _layout(proposal: Proposal) -> Mapping[str, object]:
     """`layout` as planned, with what the search that chose it adds to the step time."""
     chosen = proposal.details.plan.best[0].chosen_layout
     share = round(chosen.selection, 4)
     return as_fields(chosen) | ({"selection": share} if share else {})
 
 
-def _job(proposal: Proposal) -> dict[str, Any]:
+def _job(proposal: Proposal) -> Mapping[str, object]:
     """`job` with the deadline as the time limit, where a scheduler runs it and the run file has no limit."""
     written, deadline_s = dict(proposal.written.get("job") or {}), proposal.request.goal.deadline_s
     if deadline_s is None or not proposal.request.has_scheduler or "time_limit" in written:
@@ -237,7 +242,7 @@ def _job(proposal: Proposal) -> dict[str, Any]:
     return written | {"time_limit": f"{deadline_s / HOUR_S:.10g}h"}
 
 
-def _resources(proposal: Proposal) -> dict[str, Any]:
+def _resources(proposal: Proposal) -> Mapping[str, object]:
     """`resources` of the run file with the proposed accelerators; without any, `cluster.of` says what is requested."""
     written = dict(proposal.written.get("resources") or {})
     cluster = proposal.details.plan.job.cluster
@@ -245,8 +250,7 @@ def _resources(proposal: Proposal) -> dict[str, Any]:
     return written | ({"accelerators": kind} if "accelerators" in written else {})
 
 
-def _goal(proposal: Proposal) -> dict[str, Any]:
-    """`goal` with the deadline and the budget of the sizing."""
+def _goal(proposal: Proposal) -> Mapping[str, object]:
     goal, written = proposal.request.goal, proposal.request.run_file.goal
     content = dict(proposal.written.get("goal") or {})
     if goal.deadline_s is not None and goal.deadline_s != written.deadline:
@@ -275,3 +279,31 @@ class SharedCapacity(Result):
     clusters: list[SharedCluster]
     promise: str
     skipped: dict[str, str]
+
+
+def least_usd(candidate: Candidate, request: SizingRequest, flops: float) -> float:
+    """A lower bound of the cost of a run, USD: every accelerator at its peak, at the lowest price.
+
+    cost >= F / P * min(price / k) with the FLOPs F of the run, the peak P of one accelerator in its precision, and the
+    price of an hour of an offer of k accelerators. 0 where nodes are bought, infinite where no contract is on offer.
+    """
+    workload = request.run_file.workload
+    if candidate.for_sale and "own" in request.contracts:
+        return 0.0
+    assert workload is not None, "what is sized is a workload"
+    peak = load_catalog().accelerators[candidate.base.accelerator].peak_flops_per_s[workload.precision]
+    prices = [usd for offer in candidate.offers for usd in _prices(offer, request.contracts, request.given)]
+    return flops / peak / HOUR_S * min(prices, default=math.inf)
+
+
+def _prices(offer: Offer, contracts: frozenset[str], given: Mapping[str, float]) -> list[float]:
+    """USD per accelerator hour under each of the contracts, as low as it can be."""
+    prices: list[float] = []
+    if offer.usd_per_hour is not None and "on-demand" in contracts:
+        prices.append(offer.usd_per_hour)
+    if offer.usd_per_hour is not None and "reserved" in contracts:
+        discount = assumed("committed-use discount", given)
+        prices.append(offer.usd_per_hour * (1 - (discount.value if discount.high is None else discount.high)))
+    if "spot" in contracts:
+        prices += offer.spot_usd_per_hour
+    return [usd / offer.accelerators for usd in prices]

@@ -142,12 +142,20 @@ def demand_of(
     node_mttf = given("node MTTF", node_mttf_s, "s")
     mttf = (node_mttf / nodes).named("job MTTF", "s", node_mttf=node_mttf)
     interval = replace(given("checkpoint interval", interval_s, "s"), name="checkpoint interval")
-    saving = _saving(size, mttf, interval, None if stall_share is None else _share(stall_share))
+    if stall_share is not None and float(stall_share) >= 1:
+        raise UsageError(f"stall share must be less than 1, got {float(stall_share):g}", hint="write it like `5%`")
+    stall = None if stall_share is None else given("stall share", stall_share, "")
+    saving = _saving(size, mttf, interval, stall)
     replicas = given("replicas that read", restart_copies, "")
     restart_time = given("restart time", restart_s, "s")
     checkpoints = ((given("keep", keep, "") + 1) * size).named("kept checkpoints", "bytes")
     copies = given("copies of the dataset", dataset_copies, "")
     free_space = assumed("free space")
+    # Shards are dealt to nodes, once. Every rank draws single-sample files from the full dataset, anew in every epoch,
+    # so each node eventually needs all of them.
+    copies_in_drives = nodes.named("copies in local drives", "")
+    if given("samples per file", samples_per_file, "samples").value > 1:
+        copies_in_drives = fact("copies in local drives", 1, "", source="shards are dealt to nodes")
     return Demand(
         **reading,
         **saving,
@@ -158,7 +166,7 @@ def demand_of(
         ),
         epochs=given("epochs", epochs, ""),
         nodes=nodes,
-        copies=_copies(given("samples per file", samples_per_file, "samples"), nodes),
+        copies=copies_in_drives,
     )
 
 
@@ -191,23 +199,6 @@ def given(name: str, value: Number, unit: str) -> Traced:
     if float(value) <= 0:
         raise UsageError(f"{name} must be greater than 0, got {float(value):g}")
     return value if isinstance(value, Traced) else fact(name, value, unit, source=_ASKED)
-
-
-def _share(value: Number) -> Traced:
-    if float(value) >= 1:
-        raise UsageError(f"stall share must be less than 1, got {float(value):g}", hint="write it like `5%`")
-    return given("stall share", value, "")
-
-
-def _copies(per_file: Traced, nodes: Traced) -> Traced:
-    """Copies of the dataset in the drives of all nodes.
-
-    Shards are dealt to nodes, once. Every rank draws single-sample files from the full dataset, anew in every epoch, so
-    each node eventually needs all of them.
-    """
-    if per_file.value > 1:
-        return fact("copies in local drives", 1, "", source="shards are dealt to nodes")
-    return nodes.named("copies in local drives", "")
 
 
 def _reading(rate: Traced, sample: Traced, per_file: Traced, dataset: Traced) -> dict[str, Traced]:

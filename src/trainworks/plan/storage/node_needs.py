@@ -51,7 +51,6 @@ def node_needs(
     accelerators_per_node: Number,
     images: bool,
     saving_nodes: int | None = None,
-    prepare_bytes_per_s: float | None = None,
 ) -> NodeNeeds:
     """Needs of a node to feed its accelerators and to stage its part of a checkpoint.
 
@@ -64,7 +63,6 @@ def node_needs(
         accelerators_per_node: each has a process of its own.
         images: whether samples are decoded; tokens are loaded.
         saving_nodes: nodes over which one replica's state is spread; by default all.
-        prepare_bytes_per_s: stored bytes that one core prepares per second, instead of the assumption.
 
     Raises:
         UsageError: a number is not above 0.
@@ -72,7 +70,7 @@ def node_needs(
     ranks = given("accelerators per node", accelerators_per_node, "")
     samples_per_second = given("samples per second", samples_per_s, "samples/s")
     sample_size = given("sample size", sample_bytes, "bytes")
-    core_rate = assumed("image preparation" if images else "token loading", prepare_bytes_per_s)
+    core_rate = assumed("image preparation" if images else "token loading")
     workers = (maximum(ranks, ceil(samples_per_second / demand.nodes * sample_size / core_rate))).named(
         "data workers", "", accelerators=ranks, core_rate=core_rate
     )

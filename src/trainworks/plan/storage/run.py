@@ -11,11 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.plan.assumptions import assumed
+from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
 from trainworks.plan.storage.demand import Demand, checkpoint_size, demand_of, given
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
+from trainworks.plan.storage.raid import LEVELS, Raid, raid
+from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced, computed, fact, maximum
+from trainworks.results import Result
 
 _SHORT_IDS = 65_536
 _IMAGENET_IMAGES = 1_281_167
@@ -56,13 +60,14 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         UsageError: a number is not above 0.
     """
     batch = fact("samples per step", run.global_batch, "samples", source="global_batch of the run file")
-    step = _step_time(run)
+    best = run.best
+    step = computed("step time", best.step_time_s, "s", by="layout search", low=best.low_s, high=best.high_s)
     rate = (batch / step).named("samples per second", "samples/s", batch=batch, step=step)
     sample = _sample_size(run)
     steps = fact("steps", run.steps, "", source="train_for of the run file")
     total = (batch * steps * sample).named("read in all", "bytes", batch=batch, sample=sample)
     dataset = _dataset(run, sample, total)
-    layout, cluster = run.best.layout, run.job.cluster
+    layout, cluster, images = run.best.layout, run.job.cluster, run.image_size
     demand = demand_of(
         samples_per_s=rate,
         sample_bytes=sample,
@@ -83,10 +88,10 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         demand,
         samples_per_s=rate,
         sample_bytes=sample,
-        prepared_bytes=_prepared_bytes(run),
+        prepared_bytes=_TOKEN_BYTES * run.job.sequence_length if images is None else _PIXEL_BYTES * images**2,
         batch_samples=layout.micro_batch,
         accelerators_per_node=fact("accelerators per node", cluster.accelerators_per_node, "", source=cluster.name),
-        images=run.image_size is not None,
+        images=images is not None,
         saving_nodes=max(1, cluster.num_nodes // layout.dp_replicate),
     )
     return demand, needs
@@ -100,11 +105,6 @@ def checkpoint_of(job: AnyJob, best: Prediction) -> Traced:
 
 def _copy_bytes(job: AnyJob, best: Prediction) -> int:
     return 0 if job.precision in _FULL or best.layout.zero == 3 else 2
-
-
-def _step_time(run: StoredRun) -> Traced:
-    best = run.best
-    return computed("step time", best.step_time_s, "s", by="layout search", low=best.low_s, high=best.high_s)
 
 
 def _sample_size(run: StoredRun) -> Traced:
@@ -145,7 +145,30 @@ def _samples_per_file(run: StoredRun, sample: Traced, dataset: Traced) -> Traced
     return maximum(1, shard / sample).named("samples per file", "samples", shard=shard, sample=sample)
 
 
-def _prepared_bytes(run: StoredRun) -> int:
-    if run.image_size is not None:
-        return _PIXEL_BYTES * run.image_size**2
-    return _TOKEN_BYTES * run.job.sequence_length
+RAID_DRIVES = 8
+RAID_DRIVE_BYTES = 3.84e12
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlan(Result):
+    """Storage that a run demands, and the kinds of storage that deliver it."""
+
+    plan: ClusterPlan
+    demand: Demand
+    needs: NodeNeeds
+    verdicts: list[StorageVerdict]
+
+    def arrays(self) -> list[Raid]:
+        """RAID levels with the drives of one server."""
+        return [raid(level, RAID_DRIVES, drive_bytes=RAID_DRIVE_BYTES) for level in LEVELS]
+
+    @property
+    def figures(self) -> list[Traced]:
+        """Figures that can be explained."""
+        servers = [count for verdict in self.verdicts for count in verdict.servers]
+        return [*self.demand.figures(), *self.needs.figures(), *servers, *raid_figures(self.arrays()[2])]
+
+
+def raid_figures(array: Raid) -> list[Traced]:
+    """Capacity, bandwidth and risks of an array."""
+    return [array.capacity, array.reads, array.writes, array.rebuild, array.loss, array.read_error]

@@ -1,4 +1,8 @@
-"""Verdict on a kind of storage: whether it suffices, the servers it takes, and the figures against it.
+"""Kinds of storage, alone and in two tiers, and the verdict on each: whether it suffices, and the servers it takes.
+
+A home holds the dataset and every checkpoint that counts. A faster tier in front of it may serve the reads (`cache`),
+take the checkpoints while the training waits (`staging`), or both. A cache helps from the second epoch on; before that
+the home fills it. A staged checkpoint counts when the home has it.
 
     servers            max over reads, writes and bytes kept of ceil(demand / that of one server)
     metadata servers   ceil(files opened per second / those of one)
@@ -17,10 +21,117 @@ from dataclasses import dataclass
 from trainworks.catalog.catalog import find_row, storage
 from trainworks.catalog.facts import Storage
 from trainworks.plan.storage.demand import Demand
-from trainworks.plan.storage.designs import DESIGNS, Design, Tier, tiers
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.trace import Traced, ceil, fact, maximum
 from trainworks.units import format_quantity
+
+LOCAL = "local NVMe"
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Storage systems of the catalogue: a home, and optional faster tiers."""
+
+    home: str
+    cache: str | None = None
+    staging: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Display name: `object store + local NVMe`."""
+        return " + ".join(dict.fromkeys(filter(None, (self.home, self.cache, self.staging))))
+
+
+DESIGNS = (
+    Design(LOCAL),
+    Design("NFS"),
+    Design("NFS", cache=LOCAL, staging=LOCAL),
+    Design("object store"),
+    Design("object store", cache=LOCAL, staging=LOCAL),
+    Design("object store", cache="Alluxio"),
+    Design("CephFS"),
+    Design("BeeGFS"),
+    Design("Lustre"),
+    Design("Storage Scale"),
+    Design("BeeGFS", cache=LOCAL, staging=LOCAL),
+    Design("Lustre", cache=LOCAL, staging=LOCAL),
+)
+"""Designs by what has to be bought and run in addition to the nodes, least first: drives in the nodes, one server, a
+service rented by the byte, a cluster of caches, a cluster of storage servers. No citable prices exist, so this order,
+not a price, determines which sufficient design is recommended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Demand on one system of a design: of all nodes together, or of one node for its own drives."""
+
+    system: str
+    is_home: bool
+    reads: tuple[Traced, ...] = ()
+    """Each at another time: the largest counts."""
+    writes: tuple[Traced, ...] = ()
+    opens: Traced | None = None
+    capacity: Traced | None = None
+
+
+def tiers(design: Design, demand: Demand, needs: NodeNeeds) -> Iterator[Tier]:
+    """The systems of a design with what each has to do, the home first."""
+    cached = design.cache is not None and demand.rereads
+    fill, fill_opens = (_filling(item, design, demand) for item in (demand.fill, demand.fill_opens))
+    yield _scale_to_node(
+        Tier(
+            design.home,
+            is_home=True,
+            reads=(_lesser(demand.read, fill) if cached else demand.read, demand.restart),
+            writes=(demand.drain if design.staging else demand.write,),
+            opens=_lesser(demand.opens, fill_opens) if cached else demand.opens,
+            capacity=demand.capacity,
+        ),
+        demand,
+    )
+    for system in dict.fromkeys(filter(None, (design.cache, design.staging))):
+        serves = cached and system == design.cache
+        takes = system == design.staging
+        front = Tier(
+            system,
+            is_home=False,
+            reads=(demand.read,) if serves else (),
+            writes=(demand.write,) if takes else (),
+            opens=demand.opens if serves else None,
+            capacity=needs.local if system == LOCAL else demand.dataset if serves else None,
+        )
+        if serves or takes:
+            yield _scale_to_node(front, demand)
+
+
+def _filling(item: Traced, design: Design, demand: Demand) -> Traced:
+    """A shared cache is filled once, local drives as often as they hold the dataset."""
+    if design.cache != LOCAL:
+        return item
+    return (item * demand.copies).named(f"{item.name} local drives", item.unit, once=item, copies=demand.copies)
+
+
+def _lesser(one: Traced, other: Traced) -> Traced:
+    return min(one, other, key=float)
+
+
+def _scale_to_node(tier: Tier, demand: Demand) -> Tier:
+    """Local drives serve their own node alone."""
+    if tier.system != LOCAL:
+        return tier
+    return Tier(
+        tier.system,
+        tier.is_home,
+        reads=tuple(_each(item, demand) for item in tier.reads),
+        writes=tuple(_each(item, demand) for item in tier.writes),
+        opens=None if tier.opens is None else _each(tier.opens, demand),
+        capacity=_each(tier.capacity, demand) if tier.is_home and tier.capacity is not None else tier.capacity,
+    )
+
+
+def _each(item: Traced, demand: Demand) -> Traced:
+    return (item / demand.nodes).named(f"{item.name} per node", item.unit, total=item)
+
 
 _FIND_FILES_THEMSELVES = ("local drives", "file server", "cache")
 """Forms without metadata servers of their own."""
@@ -56,26 +167,20 @@ def recommended(verdicts: list[StorageVerdict]) -> StorageVerdict | None:
     return next((verdict for verdict in verdicts if verdict.enough), None)
 
 
-def verdict_of(design: Design, demand: Demand, needs: NodeNeeds, *, servers: int | None = None) -> StorageVerdict:
-    """Verdict on one design.
-
-    Args:
-        design: one tier or two.
-        demand: of the run.
-        needs: of its nodes.
-        servers: existing servers of the home, of both kinds; by default as many as needed.
-    """
+def verdict_of(design: Design, demand: Demand, needs: NodeNeeds) -> StorageVerdict:
+    """Verdict on one design, with as many servers as it takes where it scales out."""
     problems: list[str] = []
     counts: list[_Count] = []
     for tier in tiers(design, demand, needs):
         system = storage(tier.system)
         needed = [*_counts(design, tier, system)]
         counts += needed
-        have = servers if tier.is_home else None
-        problems += [problem for count in needed for problem in _too_few(system, count, have)]
+        problems += [problem for count in needed for problem in _too_few(system, count)]
         problems += _node_limits(tier, system, demand, needs)
     notes = [_IDLE_CACHE] if design.cache not in (None, design.staging) and not demand.rereads else []
-    reason = "; ".join([*(problems or _what_it_takes(design, counts)), *notes])
+    takes = [", ".join(_needed(count) for count in counts)]
+    takes += [] if storage(design.home).posix else ["programs need its client"]
+    reason = "; ".join([*(problems or takes), *notes])
     return StorageVerdict(design, not problems, reason, tuple(count.figure for count in counts))
 
 
@@ -120,19 +225,12 @@ def _figure(system: Storage, name: str, value: float, unit: str) -> Traced:
     return fact(f"{system.name} {name}", value, unit, source=figure.cited + (f"; {figure.note}" if figure.note else ""))
 
 
-def _too_few(system: Storage, count: _Count, have: int | None) -> Iterator[str]:
-    most = system.most_servers if count.noun == system.server else None
-    limit = min((number for number in (most, have) if number is not None), default=None)
+def _too_few(system: Storage, count: _Count) -> Iterator[str]:
+    limit = system.most_servers if count.noun == system.server else None
     if limit is not None and count.figure.value > limit:
-        yield _overload(count, limit)
-
-
-def _overload(count: _Count, limit: int) -> str:
-    demand, each = count.hardest
-    if demand.value <= limit * each.value:
-        return f"{_counted(limit, count.noun)}, and it takes {_counted(count.figure.value, count.noun)} to keep copies"
-    gives = f"{_counted(limit, count.noun)} {'gives' if limit == 1 else 'give'} {_quantity(limit * each.value, each)}"
-    return f"{demand.name} {_quantity(demand.value, demand)}, {gives}"
+        demand, each = count.hardest
+        gives = f"{_counted(limit, count.noun)} {'gives' if limit == 1 else 'give'}"
+        yield f"{demand.name} {_quantity(demand.value, demand)}, {gives} {_quantity(limit * each.value, each)}"
 
 
 def _node_limits(tier: Tier, system: Storage, demand: Demand, needs: NodeNeeds) -> Iterator[str]:
@@ -152,11 +250,6 @@ def _node_limits(tier: Tier, system: Storage, demand: Demand, needs: NodeNeeds) 
             f"each node opens {_quantity(each, tier.opens)}, and its {_counted(needs.workers.value, 'data worker')}, "
             f"waiting {format_quantity(system.latency_s, 's')} for each, {_quantity(most, tier.opens)}"
         )
-
-
-def _what_it_takes(design: Design, counts: list[_Count]) -> list[str]:
-    words = ", ".join(_needed(count) for count in counts)
-    return [words] if storage(design.home).posix else [words, "programs need its client"]
 
 
 def _needed(count: _Count) -> str:

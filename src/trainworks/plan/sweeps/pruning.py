@@ -37,10 +37,10 @@ def should_stop(rule: Pruning, own: Reports, others: Sequence[Reports], *, num_s
         return False
     if not math.isfinite(own[-1][1]):
         return True
-    return _below_median(own, others, num_steps) if rule == "median" else _fails_rung(own, others, num_steps)
+    return _is_below_median(own, others, num_steps) if rule == "median" else _fails_rung(own, others, num_steps)
 
 
-def _below_median(own: Reports, others: Sequence[Reports], num_steps: int) -> bool:
+def _is_below_median(own: Reports, others: Sequence[Reports], num_steps: int) -> bool:
     """Its best cost so far is worse than the median of the others' running means up to the same step.
 
     Source: the median stopping rule of Vizier (Golovin et al. 2017, section 3.2.2).
@@ -48,7 +48,6 @@ def _below_median(own: Reports, others: Sequence[Reports], num_steps: int) -> bo
     step = own[-1][0]
     if step < _WARMUP_SHARE * num_steps:
         return False
-    as_far = [each for each in others if each and each[-1][0] >= step]
     as_far = [each for each in others if each and each[-1][0] >= step]
     comparable = [[cost for at, cost in each if at <= step and math.isfinite(cost)] for each in as_far]
     means = [sum(costs) / len(costs) for costs in comparable if costs]
@@ -82,8 +81,7 @@ def rungs(num_steps: int) -> list[int]:
     >>> rungs(270)
     [10, 30, 90]
     """
-    found = {max(1, round(num_steps * _SMALLEST_SHARE * ETA**power)) for power in range(3)}
-    return sorted(found)
+    return sorted({max(1, round(num_steps * _SMALLEST_SHARE * ETA**power)) for power in range(3)})
 
 
 def _cost_at(reports: Reports, rung: int) -> float | None:

@@ -95,7 +95,7 @@ def _range(key: str, low: str, high: str) -> NumberRange:
     return NumberRange(*ends, whole=whole)
 
 
-def grid(space: Space) -> list[dict[str, Any]]:
+def grid(space: Space) -> list[dict[str, object]]:
     """Every combination of the values; the last key varies fastest.
 
     Raises:
@@ -117,7 +117,7 @@ def grid(space: Space) -> list[dict[str, Any]]:
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
-def random_point(space: Space, seed: int, number: int) -> dict[str, Any]:
+def random_point(space: Space, seed: int, number: int) -> dict[str, object]:
     """Settings of the trial `number`: a function of (seed, number), so that a continued sweep draws the same."""
     generator = np.random.default_rng([seed, number])
     return {key: dimension.draw(generator) for key, dimension in space.items()}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.past_run import FinishedRun
-from trainworks.record.metric_columns import Floats, read_columns
+from trainworks.record.metric_columns import read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -46,7 +46,9 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
     steady = steps.where(slice(warmup_steps(len(steps)), None))
     if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
         return None
-    measured_s, spread = _median_and_spread(steady.training_s)
+    measured_s = float(np.median(steady.training_s))
+    deviations = np.abs(np.log(np.maximum(steady.training_s, 1e-9) / measured_s))
+    spread = _TO_DEVIATION * float(np.median(deviations))
     return FinishedRun(
         run=str(run_dir.path.resolve()),
         finished_at=finished_at,
@@ -63,11 +65,6 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
         spread=spread,
         num_steps=len(steady),
     )
-
-
-def _median_and_spread(seconds: Floats) -> tuple[float, float]:
-    middle = float(np.median(seconds))
-    return middle, _TO_DEVIATION * float(np.median(np.abs(np.log(np.maximum(seconds, 1e-9) / middle))))
 
 
 def remember_finished(file: Path, finished: FinishedRun) -> None:

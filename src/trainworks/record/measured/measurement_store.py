@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,10 +32,8 @@ def read_measurements(folder: Path, cluster: ClusterDescription) -> list[Cluster
         return []
     found = []
     for line in lines:
-        try:
+        with suppress(ValidationError):
             found.append(ClusterMeasurement.model_validate_json(line))
-        except ValidationError:
-            continue
     return found
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import append_text, write_atomic
-from trainworks.record.events import read_lines_from
+from trainworks.record.events.log import read_lines_from
 from trainworks.results import Result
 
 TrialState = Literal["proposed", "submitted", "succeeded", "pruned", "failed"]

@@ -1,18 +1,31 @@
-"""A benchmark: what differs from its peers, then every figure."""
+"""A benchmark: what differs from its peers, then every figure; and the verdicts on one, the worst first."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from trainworks.measure.bench.bench_report import BenchReport
+from trainworks.measure.bench.bench_verdicts import BenchVerdicts
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.measure.bench.node_record import NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, unit_of
-from trainworks.report.rendering.document import Block, Column, Document, Row, Section, Styled, Table, Text, left, right
+from trainworks.report.rendering.document import (
+    Block,
+    Cell,
+    Column,
+    Document,
+    Row,
+    Section,
+    Style,
+    Styled,
+    Table,
+    Text,
+    left,
+    right,
+)
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import format_quantity
 
 _TITLES = {
@@ -27,10 +40,20 @@ _TITLES = {
     Quantity.STORAGE_OPERATIONS: "Storage",
     Quantity.METADATA_OPERATIONS: "Storage",
 }
+_STYLES: dict[BenchVerdict, Style] = {
+    BenchVerdict.IMPOSSIBLE: "bad",
+    BenchVerdict.FAIL: "bad",
+    BenchVerdict.WEAK: "warning",
+    BenchVerdict.BUSY: "warning",
+    BenchVerdict.PASS: "good",
+    BenchVerdict.NO_EXPECTATION: "dim",
+}
+"""The worst verdicts first."""
 _MOST_LINKS = 20
 """Links in the table of a terminal; JSON has all."""
 
 
+@build_document.register
 def document(report: BenchReport) -> Document:
     """Outliers, then a table per kind, then what was not measured."""
     nodes = ", ".join(record.name for record in report.records)
@@ -45,7 +68,15 @@ def document(report: BenchReport) -> Document:
     about.append(Text(f"verdicts  {verdicts or 'none'}"))
     if report.learned:
         about.append(Text(f"learned   plans of this kind of cluster use the measured rates: {report.learned}"))
-    about += [Text(note, style="warning") for note in _disturbed(report.records)]
+    about += [
+        Text(
+            f"busy      other programs used {record.others_share:.0%} of the cores of {record.name} meanwhile: "
+            "no verdict on what they may have lowered",
+            style="warning",
+        )
+        for record in report.records
+        if record.is_busy
+    ]
     sections = [
         Section("", about),
         Section("Outliers", [_outliers(report.outliers)] if report.outliers else []),
@@ -53,7 +84,9 @@ def document(report: BenchReport) -> Document:
     ]
     titles = dict.fromkeys(_TITLES.values())
     sections += [Section(title, _figures(report, title)) for title in titles]
-    sections.append(Section("Collectives", [block for each in _by_operation(report) for block in _collectives(*each)]))
+    sections.append(
+        Section("Collectives", [block for each in _group_by_operation(report) for block in _collectives(*each)])
+    )
     skipped = [[part, reason, ", ".join(names)] for part, reason, names in report.skipped]
     sections.append(
         Section("Not measured", [Table(left("part", "reason", "nodes", wrap=True), skipped)] * bool(skipped))
@@ -62,16 +95,8 @@ def document(report: BenchReport) -> Document:
     return Document("Benchmark", "bench", sections, badge=badge)
 
 
-def _disturbed(records: Sequence[NodeRecord]) -> list[str]:
-    return [
-        f"busy      other programs used {record.others_share:.0%} of the cores of {record.name} meanwhile: "
-        "no verdict on what they may have lowered"
-        for record in records
-        if record.is_busy
-    ]
-
-
-def to_json(report: BenchReport) -> dict[str, Any]:
+@to_json.register
+def _(report: BenchReport) -> Mapping[str, object]:
     """Every figure in base units with its conditions, the outliers, and the record of each node."""
     return {
         "run": report.run,
@@ -79,8 +104,27 @@ def to_json(report: BenchReport) -> dict[str, Any]:
         "expected": report.expected,
         "learned": str(report.learned) if report.learned else None,
         "accepted": report.is_accepted,
-        "measurements": [_judged_json(each) for each in report.judged],
-        "outliers": [_outlier_json(each) for each in report.outliers],
+        "measurements": [
+            {
+                **asdict(each.measurement),
+                "verdict": each.verdict.value,
+                "reason": each.reason,
+                "expected": each.expected,
+                "bound": asdict(each.bound) if each.bound else None,
+            }
+            for each in report.judged
+        ],
+        "outliers": [
+            {
+                "subject": each.subject,
+                "measurement": asdict(each.measurement),
+                "median": each.usual,
+                "share": each.share,
+                "modified_z_score": each.score if each.score != float("inf") else None,
+                "cables": list(each.cables),
+            }
+            for each in report.outliers
+        ],
         "skipped": [{"part": part, "reason": reason, "nodes": names} for part, reason, names in report.skipped],
         "nodes": [
             {
@@ -91,24 +135,6 @@ def to_json(report: BenchReport) -> dict[str, Any]:
             }
             for record in report.records
         ],
-    }
-
-
-def _judged_json(judged: Judged) -> dict[str, Any]:
-    bound = asdict(judged.bound) if judged.bound else None
-    verdict = {"verdict": judged.verdict.value, "reason": judged.reason, "expected": judged.expected, "bound": bound}
-    return asdict(judged.measurement) | verdict
-
-
-def _outlier_json(outlier: BenchOutlier) -> dict[str, Any]:
-    score = outlier.score if outlier.score != float("inf") else None
-    return {
-        "subject": outlier.subject,
-        "measurement": asdict(outlier.measurement),
-        "median": outlier.usual,
-        "share": outlier.share,
-        "modified_z_score": score,
-        "cables": list(outlier.cables),
     }
 
 
@@ -177,7 +203,7 @@ def _key(measurement: Measurement) -> tuple[object, ...]:
     return (measurement.subject, *(measurement.conditions.get(name) for name in ("operation", "transport")))
 
 
-def _by_operation(report: BenchReport) -> list[tuple[str, list[Measurement]]]:
+def _group_by_operation(report: BenchReport) -> list[tuple[str, list[Measurement]]]:
     found: dict[str, list[Measurement]] = {}
     for each in report.measurements:
         if each.quantity is Quantity.BUS_BANDWIDTH:
@@ -214,3 +240,52 @@ def _name(measurement: Measurement) -> str:
     words += [f"cache {about['cache']}"] if about.get("cache") in ("not dropped", "unknown") else []
     words += [str(about["setting"])] if about.get("setting", "default") != "default" else []
     return " ".join([measurement.quantity.value.replace("_", " "), *words])
+
+
+@build_document.register
+def verdicts_document(verdicts: BenchVerdicts) -> Document:
+    """What is wrong, then every figure."""
+    counts = {verdict: sum(each.verdict is verdict for each in verdicts.judged) for verdict in _STYLES}
+    about = [Text("verdicts  " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))]
+    if verdicts.expected:
+        about.append(Text(f"expected  {verdicts.expected}"))
+    if verdicts.learned:
+        about.append(Text(f"plans of this kind of cluster learn from it: {verdicts.learned}"))
+    sections = [Section("", about), Section("Figures", [_by_verdict(verdicts.judged)])]
+    badge = Styled(f"{len(verdicts.bad)} failed or impossible", "bad") if verdicts.bad else None
+    return Document("Verdicts", "bench-verdicts", sections, badge=badge)
+
+
+def _by_verdict(judged: Sequence[Judged]) -> Table:
+    """A row per figure, the worst verdicts first."""
+    rows: list[list[Cell]] = []
+    for each in sorted(judged, key=lambda each: list(_STYLES).index(each.verdict)):
+        measurement, about = each.measurement, each.measurement.conditions
+        words = [str(about[name]) for name in ("precision", "operation", "block", "transport") if name in about]
+        size = about.get("bytes")
+        words += [format_quantity(size, "bytes")] if isinstance(size, int | float) else []
+        figure = " ".join([measurement.quantity.value.replace("_", " "), *words])
+        verdict = Styled(each.verdict.value, _STYLES[each.verdict])
+        rows.append([verdict, measurement.subject, figure, _value(measurement), each.reason])
+    columns = [*left("verdict", "subject", "figure"), *right("measured"), *left("why", wrap=True)]
+    return Table(columns, rows)
+
+
+@to_json.register
+def _(verdicts: BenchVerdicts) -> Mapping[str, object]:
+    return {
+        "expected": verdicts.expected,
+        "learned": str(verdicts.learned) if verdicts.learned else None,
+        "verdicts": [
+            {
+                **asdict(each.measurement),
+                "verdict": each.verdict.value,
+                "reason": each.reason,
+                "expected": each.expected,
+                "share": each.share,
+                "bound": asdict(each.bound) if each.bound else None,
+                "slip": each.slip,
+            }
+            for each in verdicts.judged
+        ],
+    }

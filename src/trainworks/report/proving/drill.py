@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
-from trainworks.measure.drill.drill_report import DrillReport
+from trainworks.measure.drill.drill_report import DrillReport, Soak
 from trainworks.measure.drill.outcome import FaultOutcome
-from trainworks.measure.drill.soak import Soak
 from trainworks.report.rendering.document import Block, Column, Document, Section, Styled, Table, Text, left, right
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import format_bytes, format_duration
 
 
+@build_document.register
 def document(report: DrillReport) -> Document:
     """Faults, the checks of the record, and figures of a soak."""
     about: list[Block] = [
@@ -35,6 +36,7 @@ def document(report: DrillReport) -> Document:
 def _row(each: FaultOutcome) -> list[str]:
     if each.skipped:
         return [each.fault, "", "", f"skipped: {each.skipped}", "", "", ""]
+    loss = "not compared" if each.loss_difference is None else f"differs by {each.loss_difference:.1e}"
     return [
         each.fault,
         f"{each.step:,}",
@@ -42,14 +44,8 @@ def _row(each: FaultOutcome) -> list[str]:
         f"{each.decision}; {each.problem}" if each.problem else each.decision,
         "never" if each.back_s is None else format_duration(each.back_s),
         f"{each.steps_lost:,}",
-        _loss(each.loss_difference),
+        "identical" if each.loss_difference == 0 else loss,
     ]
-
-
-def _loss(difference: float | None) -> str:
-    if difference is None:
-        return "not compared"
-    return "identical" if difference == 0 else f"differs by {difference:.1e}"
 
 
 def _soak(soak: Soak) -> list[Block]:
@@ -72,7 +68,8 @@ def _soak(soak: Soak) -> list[Block]:
     return [Text(line) for line in lines]
 
 
-def to_json(report: DrillReport) -> dict[str, Any]:
+@to_json.register
+def _(report: DrillReport) -> Mapping[str, object]:
     """Every outcome, times in seconds; for a soak also its goodput, and whether files and memory are flat."""
     written = {**asdict(report), "survived": report.is_survived}
     if (soak := report.soak) is not None:

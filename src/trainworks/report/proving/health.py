@@ -1,21 +1,28 @@
-"""The health of a node: verdicts, as a table, as JSON, and in the words of Slurm and node-problem-detector."""
+"""The health of a node, also in the words of Slurm and node-problem-detector; of a fleet; and the page of nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
+from trainworks.backends.backend import NodeStatus
+from trainworks.host.machine_load import MachineLoad
 from trainworks.measure.health.check import CheckResult
+from trainworks.measure.health.fleet import FleetHealth
 from trainworks.measure.health.node_health import NodeHealth
-from trainworks.report.rendering.document import Document, Row, Section, Style, Styled, Table, Text, left
+from trainworks.report.overview import cluster_picture, machine_blocks, nodes_document
+from trainworks.report.rendering.document import Details, Document, Row, Section, Style, Styled, Table, Text, left
+from trainworks.report.rendering.plots import Drawing
 from trainworks.report.rendering.printable import printable
+from trainworks.report.rendering.renderer import build_document, to_json
 
 _STYLES: dict[str, Style] = {"failed": "bad", "warning": "warning", "unknown": "warning", "ok": "good"}
+_KEY = "A cell is an accelerator, filled while a job holds it; a dashed node takes no jobs."
 _LONGEST_NPD_BYTES = 80
 """max_output_length of node-problem-detector, which cuts the rest."""
 
 
+@build_document.register
 def document(health: NodeHealth) -> Document:
     """What is wrong and what to do, then what is right, then what the node does not have."""
     counts = {verdict: len(health.with_verdict(verdict)) for verdict in ("failed", "warning", "unknown", "ok")}
@@ -24,21 +31,26 @@ def document(health: NodeHealth) -> Document:
     if health.expected:
         about.insert(1, Text(f"expected {health.expected}"))
     wrong = [*health.failed, *health.with_verdict("warning")]
-    right, absent = health.with_verdict("ok"), [*health.with_verdict("unknown"), *health.with_verdict("not applicable")]
+    passed = [[each.check, each.figure, each.limit] for each in health.with_verdict("ok")]
+    absent: dict[str, list[str]] = {}
+    for each in (*health.with_verdict("unknown"), *health.with_verdict("not applicable")):
+        absent.setdefault(each.figure, []).append(each.check)
+    reasons = [[reason, ", ".join(checks)] for reason, checks in absent.items()]
     return Document(
         f"Health of {health.node}",
         "health",
         [
             Section("", about),
             Section("Found", [_table(wrong)] if wrong else [Text("nothing wrong", style="good")]),
-            Section("Passed", [Table(left("check", "figure", "limit", wrap=True), [_passed(each) for each in right])]),
-            Section("Not checked", [Table(left("reason", "checks", wrap=True), _by_reason(absent))] if absent else []),
+            Section("Passed", [Table(left("check", "figure", "limit", wrap=True), passed)]),
+            Section("Not checked", [Table(left("reason", "checks", wrap=True), reasons)] if absent else []),
         ],
         badge=Styled("failed", "bad") if health.failed else None,
     )
 
 
-def to_json(health: NodeHealth) -> dict[str, Any]:
+@to_json.register
+def _(health: NodeHealth) -> Mapping[str, object]:
     """Every verdict with its source, and the facts that the nodes of a fleet share."""
     return {
         "node": health.node,
@@ -96,10 +108,59 @@ def _table(results: Sequence[CheckResult]) -> Table:
     return Table(left("verdict", "check", "found", "limit", "action", wrap=True), rows)
 
 
-def _passed(result: CheckResult) -> list[str]:
-    return [result.check, result.figure, result.limit]
+@build_document.register
+def fleet_document(fleet: FleetHealth) -> Document:
+    """Failing nodes, those that failed often under earlier jobs, then the odd ones out."""
+    failing, odd = fleet.failing, fleet.odd
+    summary = f"{len(fleet.nodes)} nodes: {len(failing)} fail, {len({n for each in odd for n in each.nodes})} differ"
+    failed = [[node.name, complaint] for node in failing for complaint in node.failed]
+    worn = [[node.name, node.history] for node in fleet.nodes if node.history]
+    differing = [
+        [each.fact, each.value or "not reported", each.usual or "no value in most nodes", ", ".join(each.nodes)]
+        for each in odd
+    ]
+    return Document(
+        "Health of a fleet",
+        "health",
+        [
+            Section("", [Text(summary)]),
+            Section("Failing", [Table(left("node", "found", wrap=True), failed)] if failed else []),
+            Section("Failed under earlier jobs", [Table(left("node", "found", wrap=True), worn)] if worn else []),
+            Section(
+                "Odd ones out",
+                [Table(left("fact", "value", "most nodes", "nodes", wrap=True), differing)] if differing else [],
+            ),
+        ],
+    )
 
 
-def _by_reason(results: Sequence[CheckResult]) -> list[list[str]]:
-    reasons = dict.fromkeys(result.figure for result in results)
-    return [[reason, ", ".join(each.check for each in results if each.figure == reason)] for reason in reasons]
+@to_json.register
+def _(fleet: FleetHealth) -> Mapping[str, object]:
+    """Nodes with what failed now and under earlier jobs, and the facts in which nodes differ."""
+    return {
+        "nodes": [
+            {"node": node.name, "failed": list(node.failed), "history": node.history, "facts": dict(node.facts)}
+            for node in fleet.nodes
+        ],
+        "odd": [
+            {"fact": each.fact, "usual": each.usual, "value": each.value, "nodes": list(each.nodes)}
+            for each in fleet.odd
+        ],
+    }
+
+
+def nodes_page(nodes: Sequence[NodeStatus], load: MachineLoad, health: NodeHealth) -> Document:
+    """Nodes of the queue, then load and health of this machine; checks without a finding are folded away."""
+    queue, picture = nodes_document(nodes), cluster_picture(nodes)
+    drawing = [] if picture is None else [Section("", [Text(_KEY, "dim"), Drawing(picture)])]
+    about, found, *others = document(health).sections
+    rest = [Details(section.title, section.blocks) for section in others if section.blocks]
+    return replace(
+        queue,
+        sections=[
+            *drawing,
+            *queue.sections,
+            Section(f"Load of {health.node}", machine_blocks(load)),
+            Section(f"Health of {health.node}", [*about.blocks[1:], *found.blocks, *rest]),
+        ],
+    )

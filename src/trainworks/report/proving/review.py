@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import normpath
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from trainworks.report.rendering.document import Document, Section, Styled, Text
+from trainworks.report.rendering.document import Document, Section, Style, Styled, Text
+from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.review.finding import Finding, ReviewReport, Severity
 from trainworks.review.rule import ReviewRule
 
-_STYLES: dict[Severity, Any] = {"error": "bad", "warning": "warning", "note": "dim"}
+_STYLES: dict[Severity, Style] = {"error": "bad", "warning": "warning", "note": "dim"}
 _GITHUB: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
 _BASE = "%SRCROOT%"
 """Name of the folder that addresses of files are relative to."""
 _SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 
 
+@build_document.register
 def document(report: ReviewReport) -> Document:
     """Every finding, the first of each rule with reason and correction, and a summary."""
     explained: set[str] = set()
@@ -29,29 +30,37 @@ def document(report: ReviewReport) -> Document:
     return Document("Review", "review", [Section("", blocks), Section("", [Text(_summary(report))])])
 
 
-def to_json(report: ReviewReport) -> dict[str, Any]:
-    """The findings without their edits."""
+@to_json.register
+def _(report: ReviewReport) -> Mapping[str, object]:
     return {"findings": [finding.to_json() for finding in report.findings]}
 
 
 def github_annotations(findings: Sequence[Finding], folder: Path) -> str:
     """A workflow command for each finding, which GitHub shows beside the line; paths are relative to a folder."""
-    return "\n".join(
-        f"::{_GITHUB[each.severity]} file={_property(_relative(each.file, folder) or each.file)},"
-        f"line={each.line},col={each.column},title={each.rule}::{_escaped(f'{each.message}. {each.fix}')}"
-        for each in findings
-    )
+    lines = []
+    for each in findings:
+        file = _escaped(_relative(each.file, folder) or each.file).replace(":", "%3A").replace(",", "%2C")
+        place = f"file={file},line={each.line},col={each.column},title={each.rule}"
+        lines.append(f"::{_GITHUB[each.severity]} {place}::{_escaped(f'{each.message}. {each.fix}')}")
+    return "\n".join(lines)
 
 
-def sarif(findings: Sequence[Finding], rules: Sequence[ReviewRule], folder: Path) -> dict[str, Any]:
+def sarif(findings: Sequence[Finding], rules: Sequence[ReviewRule], folder: Path) -> Mapping[str, object]:
     """A log in SARIF 2.1.0, which code scanning reads.
 
-    Args:
-        findings: of a review.
-        rules: all that were applied.
-        folder: absolute folder that the addresses of files are relative to; a file outside has an absolute one.
+    Addresses of files are relative to the absolute folder; a file outside has an absolute one.
     """
-    driver = {"name": "trainworks review", "rules": [_sarif_rule(rule) for rule in rules]}
+    described = [
+        {
+            "id": rule.id,
+            "shortDescription": {"text": rule.title},
+            "fullDescription": {"text": rule.why},
+            "help": {"text": f"{rule.fix} Source: {rule.source}"},
+            "defaultConfiguration": {"level": rule.severity},
+        }
+        for rule in rules
+    ]
+    driver = {"name": "trainworks review", "rules": described}
     run = {
         "tool": {"driver": driver},
         "originalUriBaseIds": {_BASE: {"uri": f"{folder.as_uri().rstrip('/')}/"}},
@@ -102,20 +111,6 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _sarif_rule(rule: ReviewRule) -> dict[str, Any]:
-    return {
-        "id": rule.id,
-        "shortDescription": {"text": rule.title},
-        "fullDescription": {"text": rule.why},
-        "help": {"text": f"{rule.fix} Source: {rule.source}"},
-        "defaultConfiguration": {"level": rule.severity},
-    }
-
-
 def _relative(file: str, folder: Path) -> str | None:
     """Path of a file from an absolute folder, with slashes; None for a file outside of it."""
     path = Path(normpath(folder / file))
@@ -130,7 +125,7 @@ def _sarif_address(file: str, folder: Path) -> dict[str, str]:
     return {"uri": quote(relative), "uriBaseId": _BASE}
 
 
-def _sarif_result(finding: Finding, folder: Path) -> dict[str, Any]:
+def _sarif_result(finding: Finding, folder: Path) -> Mapping[str, object]:
     region = {"startLine": finding.line, "startColumn": finding.column}
     location = {"physicalLocation": {"artifactLocation": _sarif_address(finding.file, folder), "region": region}}
     return {

@@ -10,10 +10,6 @@ _ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _SMALLEST_WRITTEN_OUT, _LARGEST_WRITTEN_OUT = 1e-3, 1e13
 
 
-def _linear(value: float) -> float:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Axis:
     """An axis between its ends; `build_axis` makes one with round ticks."""
@@ -21,7 +17,7 @@ class Axis:
     ticks: tuple[float, ...]
     """Ascending, at least two of them on a linear axis."""
     labels: tuple[str, ...] = ()
-    scale: Callable[[float], float] = field(default=_linear)
+    scale: Callable[[float], float] = field(default=float)
     """Monotonic; the position of a value is linear in it."""
     end: float | None = None
     """Last value of the axis; None for the last tick."""
@@ -52,7 +48,10 @@ def build_axis(low: float, high: float, *, num_ticks: int = 5, whole: bool = Fal
     if high <= low:
         spread = abs(low) / 10 or 1.0
         low, high = low - spread, high + spread
-    step = _round_step((high - low) / max(1, num_ticks - 1), whole=whole)
+    raw = (high - low) / max(1, num_ticks - 1)
+    magnitude = 10.0 ** math.floor(math.log10(raw))
+    step = next(magnitude * factor for factor in _ROUND_STEPS if magnitude * factor >= raw * (1 - 1e-9))
+    step = max(1.0, math.ceil(step)) if whole else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return Axis(tuple(index * step for index in range(first, last + 1)))
 
@@ -78,21 +77,9 @@ def tick_labels(axis: Axis) -> list[str]:
     size, suffix = next((pair for pair in suffixes if largest >= 10 * pair[0]), (1.0, ""))
     scaled = [tick / size for tick in axis.ticks]
     step = scaled[1] - scaled[0]
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (0 if _has_one_digit(step) else 1))
-    return [_label(value, decimals) + (suffix if value else "") for value in scaled]
-
-
-def _round_step(raw: float, *, whole: bool) -> float:
-    magnitude = 10.0 ** math.floor(math.log10(raw))
-    step = next(magnitude * factor for factor in _ROUND_STEPS if magnitude * factor >= raw * (1 - 1e-9))
-    return max(1.0, math.ceil(step)) if whole else step
-
-
-def _has_one_digit(step: float) -> bool:
-    digit = step / 10.0 ** math.floor(math.log10(step) + 1e-9)
-    return abs(digit - round(digit)) < 1e-6
-
-
-def _label(value: float, decimals: int) -> str:
-    text = f"{value + 0.0:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    exponent = math.floor(math.log10(step) + 1e-9)
+    digit = step / 10.0**exponent
+    decimals = max(0, -exponent + (0 if abs(digit - round(digit)) < 1e-6 else 1))
+    texts = [f"{value + 0.0:,.{decimals}f}" for value in scaled]
+    shortest = [text.rstrip("0").rstrip(".") if "." in text else text for text in texts]
+    return [text + (suffix if value else "") for text, value in zip(shortest, scaled, strict=True)]

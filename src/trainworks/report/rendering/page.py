@@ -11,7 +11,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Te
 from markupsafe import Markup, escape
 
 from trainworks.files import write_atomic
-from trainworks.report.rendering.document import NO_BREAK, Block, Document, Plot, Styled
+from trainworks.report.rendering.document import NO_BREAK, Document, Plot, Styled
 from trainworks.report.rendering.printable import printable
 from trainworks.report.rendering.svg import markup
 
@@ -48,10 +48,9 @@ def _template(name: str) -> Template:
 
 
 def page_environment(*folders: str) -> Environment:
-    """Environment of the page's template and of those that extend it, which get `document` and its `sections`.
+    """Environment of the page's template and of those in more folders of the package that extend it.
 
-    Args:
-        folders: more folders of templates, inside the package.
+    A template gets `document` and its `sections`.
     """
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("trainworks", folder) for folder in ("report/templates", *folders)]),
@@ -61,7 +60,12 @@ def page_environment(*folders: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"block": _block_type, "picture": _picture, "styled": _styled, "breakable": breakable}
+    environment.filters |= {
+        "block": lambda block: "Plot" if isinstance(block, Plot) else type(block).__name__,
+        "picture": _picture,
+        "styled": lambda cell: cell if isinstance(cell, Styled) else Styled(cell),
+        "breakable": breakable,
+    }
     return environment
 
 
@@ -82,14 +86,6 @@ def breakable(text: str) -> Markup:
     return Markup(str(escape(_finalize(shown))).replace(_BREAK, "<wbr>"))  # noqa: S704, the text is escaped
 
 
-def _block_type(block: Block) -> str:
-    return "Plot" if isinstance(block, Plot) else type(block).__name__
-
-
 def _picture(plot: Plot) -> Markup:
     drawn = plot.picture()
     return Markup(_finalize(markup(drawn)) if drawn is not None else "")  # noqa: S704, ElementTree escaped every text
-
-
-def _styled(cell: str | Styled) -> Styled:
-    return cell if isinstance(cell, Styled) else Styled(cell)

@@ -114,7 +114,7 @@ class Chart(Plot):
         """CSS class and name of each kind of mark."""
         return self.names
 
-    def _down(self, value: float) -> float:
+    def _depth(self, value: float) -> float:
         return 100 - self.y.percent(value)
 
     def _rows(self) -> Iterator[Element]:
@@ -136,12 +136,12 @@ class Chart(Plot):
 
     def _shaded(self, band: ShadedRange) -> Element:
         height = percent(self.y.percent(band.high) - self.y.percent(band.low))
-        rect = element("rect", css=band.css, x=0, width="100%", y=percent(self._down(band.high)), height=height)
+        rect = element("rect", css=band.css, x=0, width="100%", y=percent(self._depth(band.high)), height=height)
         return with_title(rect, band.title)
 
     def _rule(self, rule: Rule) -> Element:
         if rule.axis == "y":
-            y = percent(self._down(rule.value))
+            y = percent(self._depth(rule.value))
             line = element("line", css=rule.css, x1=0, x2="100%", y1=y, y2=y)
             label = element("text", css="tick", x="100%", y=y, dy=-6, text_anchor="end", text=rule.label)
         else:
@@ -163,13 +163,13 @@ class Chart(Plot):
             yield element("svg", *paths, **frame)
 
     def _path(self, curve: Curve) -> Element:
-        corners = [f"{self.x.percent(x) * 10:.1f} {self._down(y) * 10:.1f}" for x, y in curve.points]
+        corners = [f"{self.x.percent(x) * 10:.1f} {self._depth(y) * 10:.1f}" for x, y in curve.points]
         # A path of one point is invisible; a zero-length line with round caps is a dot.
         drawn = "M" + "L".join(corners if len(corners) > 1 else corners * 2)
         return element("path", css=curve.css, d=drawn, vector_effect="non-scaling-stroke")
 
     def _dot(self, dot: Dot) -> Element:
-        cx, cy = percent(self.x.percent(dot.x)), percent(self._down(dot.y))
+        cx, cy = percent(self.x.percent(dot.x)), percent(self._depth(dot.y))
         return with_title(element("circle", css=dot.css, cx=cx, cy=cy, r=dot.radius), dot.title)
 
 
@@ -231,7 +231,11 @@ class Bars(Plot):
         if self.is_compact:
             rows = [part for bar in self.bars for part in (*_caption(bar), _stacked(bar, whole))]
             return element("div", *rows, css="bars")
-        return element("div", *(element("div", *_named(bar), _stacked(bar, whole)) for bar in self.bars), css="rows")
+        rows = []
+        for bar in self.bars:
+            name = [element("p", *_caption(bar), css="name")] if bar.name or bar.total else []
+            rows.append(element("div", *name, _stacked(bar, whole)))
+        return element("div", *rows, css="rows")
 
     def key(self) -> Sequence[tuple[str, str]]:
         """Colour and name of every segment that some bar has."""
@@ -251,10 +255,6 @@ class Bars(Plot):
 
 def _caption(bar: Bar) -> tuple[Element, ...]:
     return element("span", text=bar.name), element("b", text=bar.total)
-
-
-def _named(bar: Bar) -> tuple[Element, ...]:
-    return (element("p", *_caption(bar), css="name"),) if bar.name or bar.total else ()
 
 
 def _stacked(bar: Bar, whole: float) -> Element:

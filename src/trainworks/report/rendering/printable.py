@@ -11,12 +11,9 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u
 
 def printable(text: str) -> str:
     r"""The text with control characters as escapes: `\x1b` for ESC, `\u202e` for right-to-left override."""
-    return _CONTROLS.sub(_escape, text)
-
-
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return _CONTROLS.sub(
+        lambda match: f"\\x{ord(match[0]):02x}" if match[0] < "\u0100" else f"\\u{ord(match[0]):04x}", text
+    )
 
 
 def say(text: object, *, err: bool = False) -> None:

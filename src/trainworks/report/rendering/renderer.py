@@ -1,71 +1,81 @@
-"""Render any result: the module of its subject builds the document and the JSON."""
+"""Render any result: the module of its subject registers how to build the document and the JSON."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import singledispatch
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from trainworks.results import Result
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from trainworks.report.rendering.document import Document
 
 _SUBJECTS = {
-    "AccuracyReport": "accuracy",
+    "AccuracyReport": "score",
     "BenchReport": "proving.bench",
-    "BenchVerdicts": "proving.bench_verdicts",
-    "CalibrationResult": "calibration",
+    "BenchVerdicts": "proving.bench",
+    "CalibrationResult": "cluster_plan",
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",
     "ClusterVerification": "proving.cluster_verification",
     "CostReport": "cost",
-    "Diagnosis": "runs.why",
+    "Diagnosis": "judgement",
     "DrillReport": "proving.drill",
-    "FleetHealth": "proving.fleet_health",
+    "FleetHealth": "proving.health",
     "GoodputForecast": "goodput",
-    "LayoutComparison": "layout_comparison",
+    "LayoutComparison": "cluster_plan",
     "NetworkPlan": "network",
     "NodeHealth": "proving.health",
-    "Forecast": "forecast",
-    "Overview": "runs.overview",
+    "Forecast": "local_plan",
+    "Overview": "overview",
     "Proposal": "size",
     "ResolvedRun": "local_plan",
     "ReviewReport": "proving.review",
-    "RunComparison": "runs.run_comparison",
+    "RunComparison": "judgement",
     "ScoreReport": "score",
-    "SharedCapacity": "size_teams",
-    "RangeTestResult": "sweeps.range_test",
-    "SweepResult": "sweeps.sweep",
+    "SharedCapacity": "capacity",
+    "RangeTestResult": "sweep",
+    "SweepResult": "sweep",
     "StoragePlan": "storage",
-    "TrackReport": "tracking",
-    "Usage": "observing.job_costs",
-    "Report": "runs.run_report",
+    "TrackReport": "artifacts",
+    "Usage": "job_costs",
+    "Report": "run_report",
 }
-"""Type of a result -> module of `trainworks.report` that shows it."""
+"""Type of a result -> module of `trainworks.report` that shows it; the first such result imports it."""
 
 
-class _Subject(Protocol):
-    def document(self, result: Any) -> Document: ...
+@singledispatch
+def build_document(result: object) -> Document:
+    """The result as a document."""
+    _import_subject(result)
+    return build_document.dispatch(type(result))(result)
 
-    def to_json(self, result: Any) -> dict[str, Any]: ...
+
+@singledispatch
+def to_json(result: object) -> Mapping[str, object]:
+    """The figures in base units, each key with its unit."""
+    _import_subject(result)
+    return to_json.dispatch(type(result))(result)
 
 
-def _subject(result: object) -> _Subject:
+def model_json(model: BaseModel) -> Mapping[str, object]:
+    """All fields of a model; a number that is not finite as its type writes it."""
+    content: Mapping[str, object] = json.loads(model.model_dump_json())
+    return content
+
+
+def _import_subject(result: object) -> None:
+    """Import the module that registers functions for this type; both are looked up again afterwards."""
     name = next((_SUBJECTS[each.__name__] for each in type(result).__mro__ if each.__name__ in _SUBJECTS), None)
     if name is None:
         raise TypeError(f"no module of trainworks.report shows {type(result).__name__}")
-    return cast(_Subject, import_module(f"trainworks.report.{name}"))
-
-
-def build_document(result: object) -> Document:
-    """The result as a document."""
-    return _subject(result).document(result)
-
-
-def to_json(result: object) -> dict[str, Any]:
-    """The figures in base units, each key with its unit."""
-    return _subject(result).to_json(result)
+    import_module(f"trainworks.report.{name}")
 
 
 class _DocumentRenderer:
@@ -92,7 +102,7 @@ class _DocumentRenderer:
         write_page(build_document(result), path)
 
     def to_json(self, result: Result) -> dict[str, Any]:
-        return to_json(result)
+        return dict(to_json(result))
 
 
 Result.renderer = _DocumentRenderer()

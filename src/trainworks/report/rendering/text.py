@@ -26,7 +26,6 @@ from trainworks.report.rendering.document import (
     Facts,
     Plot,
     Preformatted,
-    Section,
     Styled,
     Table,
     Text,
@@ -49,7 +48,10 @@ def render_text(document: Document, *, width: int = _WIDTH) -> str:
 def print_document(document: Document, console: Console) -> None:
     """Print with an empty line between sections; colour, encoding and NO_COLOR are the console's affair."""
     width = min(console.width, document.max_width or console.width)
-    sections = [_lines(section, width) for section in document.shown("text", width)]
+    sections: list[list[RenderableType]] = []
+    for section in document.shown("text", width):
+        title = [RichText(section.title, style="bold")] if section.title else []
+        sections.append([*title, *(line for block in section.blocks for line in _block(block, width))])
     if document.shows_title:
         badge = [("  ", ""), _run(document.badge)] if document.badge else []
         sections[:0] = [[RichText.assemble((document.title, "bold"), *badge)]]
@@ -67,11 +69,6 @@ def _printed(lines: Iterable[RenderableType], console: Console, width: int) -> s
     if console.options.ascii_only:
         text = text.replace(FULL_BLOCK, "#")
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
-
-
-def _lines(section: Section, width: int) -> list[RenderableType]:
-    title = [RichText(section.title, style="bold")] if section.title else []
-    return [*title, *(line for block in section.blocks for line in _block(block, width))]
 
 
 def _run(run: Styled) -> tuple[str, str]:
@@ -162,12 +159,8 @@ def _(block: Table, width: int) -> Iterable[RenderableType]:
 def _aligned(rows: Sequence[tuple[Sequence[RichText], str]], is_numeric: Sequence[bool], width: int) -> RichText | None:
     """Rows whose cells stand below each other; None if a cell would have to be wrapped.
 
-    A table of Rich measures and wraps each cell several times, which takes seconds for thousands of rows.
-
-    Args:
-        rows: cells of each row and its style, the heading first.
-        is_numeric: of each column, which is then aligned right.
-        width: columns of the terminal.
+    A table of Rich measures and wraps each cell several times, which takes seconds for thousands of rows. The cells of
+    a row come with its style, the heading first.
     """
     if not rows or any("\n" in cell.plain or "\t" in cell.plain for cells, _ in rows for cell in cells):
         return None

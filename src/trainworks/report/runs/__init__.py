@@ -1,1 +1,1 @@
-"""The report of a run, built from its record alone."""
+"""What is computed from the record of a run; the modules above this folder show it."""

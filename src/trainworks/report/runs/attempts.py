@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from trainworks.record.events import Event
+from trainworks.record.events.job import FailureEvent
+from trainworks.record.events.log import of_kind
+from trainworks.record.events.training import AttemptEvent
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.report.runs.part import ReportPart, printable
@@ -54,46 +54,30 @@ def build_failures(history: History) -> tuple[Failure, ...]:
     return tuple(
         _failure(event, launch, index, history.start_at)
         for index, launch in enumerate(history.launches, start=1)
-        for event in launch.events
-        if event.get("kind") == "failure"
+        for event in of_kind(launch.events, FailureEvent)
     )
-
-
-def _root(launch: RecordedLaunch, failure: Event) -> Event | None:
-    """What the failure, and all others of the same start of the ranks, followed from."""
-    failures = [event for event in launch.events if event.get("kind") == "failure" and _same_start(event, failure)]
-    return first_failure(failures)
-
-
-def _same_start(one: Event, other: Event) -> bool:
-    return all(one.get(key) == other.get(key) for key in ("attempt", "rendezvous"))
 
 
 def build_attempts(history: History) -> tuple[ReportedAttempt, ...]:
     """Every attempt that left a trace: an event, a failure or a recorded step."""
-    return tuple(
-        _attempt(launch, number, index, history.start_at)
-        for index, launch in enumerate(history.launches, start=1)
-        for number in _numbers(launch)
-    )
-
-
-def _numbers(launch: RecordedLaunch) -> list[int]:
-    traced = [event.get("attempt") for event in launch.events if event.get("kind") in ("attempt", "failure")]
-    recorded = np.unique(launch.steps["attempt"])
-    return sorted({int(number) for number in [*traced, *recorded[np.isfinite(recorded)]] if number is not None})
+    attempts = []
+    for index, launch in enumerate(history.launches, start=1):
+        traced = [event.get("attempt") for event in launch.events if event["kind"] in ("attempt", "failure")]
+        recorded = np.unique(launch.steps["attempt"])
+        numbers = {int(number) for number in [*traced, *recorded[np.isfinite(recorded)]] if number is not None}
+        attempts += [_attempt(launch, number, index, history.start_at) for number in sorted(numbers)]
+    return tuple(attempts)
 
 
 def _attempt(launch: RecordedLaunch, number: int, index: int, start_at: float) -> ReportedAttempt:
-    started = _first(launch.events, "attempt", number)
     is_own = launch.steps["attempt"] == number
     steps = launch.steps["step"][is_own]
-    told = [event for event in launch.events if event.get("kind") == "attempt" and event.get("attempt") == number]
+    told = [event for event in of_kind(launch.events, AttemptEvent) if event.get("attempt") == number]
     return ReportedAttempt(
         number=number,
         launch=index,
-        after_s=float(started["t"]) - start_at if started else None,
-        world_size=started.get("world_size"),
+        after_s=float(told[0]["t"]) - start_at if told else None,
+        world_size=told[0].get("world_size") if told else None,
         resumed_from_step=max((int(event.get("resumed_from_step") or 0) for event in told), default=0),
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
@@ -101,16 +85,14 @@ def _attempt(launch: RecordedLaunch, number: int, index: int, start_at: float) -
     )
 
 
-def _first(events: Sequence[Event], kind: str, attempt: int) -> Event:
-    return next((e for e in events if e.get("kind") == kind and e.get("attempt") == attempt), {})
-
-
-def _failure(event: Event, launch: RecordedLaunch, index: int, start_at: float) -> Failure:
-    signal = event.get("signal")
+def _failure(event: FailureEvent, launch: RecordedLaunch, index: int, start_at: float) -> Failure:
+    signal, start = event.get("signal"), (event.get("attempt"), event.get("rendezvous"))
+    failures = of_kind(launch.events, FailureEvent)
+    same_start = [each for each in failures if (each.get("attempt"), each.get("rendezvous")) == start]
     return Failure(
         launch=index,
         attempt=event.get("attempt"),
-        is_root=event is _root(launch, event),
+        is_root=event is first_failure(same_start),
         after_s=float(event["t"]) - start_at,
         rank=event.get("rank"),
         node=event.get("node"),

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from trainworks.plan.run.energy import run_energy
-from trainworks.plan.trace import Traced
-from trainworks.record.events import Event
+from trainworks.config.layout import ResolvedLayout
+from trainworks.plan.cost.energy import run_energy
+from trainworks.record.events.training import AttemptEvent, CheckpointEvent
 from trainworks.record.history import History
 from trainworks.record.ledger import Ledger
 from trainworks.record.metric_columns import Floats, Steps
@@ -94,21 +94,25 @@ def build_comparison(
         power_w: power limit of all accelerators together; None where it is not known.
         energy_j: energy of the accelerators so far; None where it was not measured.
     """
-    others = _attempts_of_other_layouts(plan, history)
+    attempts = history.of_kind(AttemptEvent)
+    others = [event["attempt"] for event in attempts if not _has_layout(event, plan.layout, attempts[-1])]
     steps = history.effective.where(~np.isin(history.effective["attempt"], others))
     skipped = warmup_steps(len(steps))
     steady = steps.where(slice(skipped, None))
     num_other_steps = len(history.effective) - len(steps)
     step_time = _difference("step time", "s", plan.step_time.total_s, _median_of(steady.training_s))
     terms = _step_time_terms(plan, steady, step_time.measured)
-    memory = _difference("memory peak", "bytes", plan.memory.total_bytes, _memory_peak(history, others))
+    recorded = history.effective.joined([history.lost])
+    peaks = recorded["memory_peak_bytes"][~np.isin(recorded["attempt"], others)]
+    peak_bytes = float(np.nanmax(peaks)) if np.isfinite(peaks).any() else None
+    memory = _difference("memory peak", "bytes", plan.memory.total_bytes, peak_bytes)
     run_time = _difference("run time", "s", plan.run_time_s, None if num_other_steps else _run_time(plan, history))
-    throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(_tokens_per_s(steady)))
-    planned_j = None if power_w is None else run_energy(plan, power_w)
-    energy_wh = None if run_time.measured is None or energy_j is None else energy_j / HOUR_S
-    energy = _difference("energy", "Wh", None if planned_j is None else planned_j.value / HOUR_S, energy_wh)
-    interval = _range_of(planned_j)
-    checkpoints = history.of_kind("checkpoint")
+    step_s, no_rate = steady.training_s, np.zeros(len(steady))
+    rates = np.divide(steady["tokens"], step_s, out=no_rate, where=step_s > 0)
+    throughput = _difference(f"{unit}/s", "per_s", plan.tokens_per_s, _median_of(rates))
+    mfu = None if throughput.measured is None else plan.mfu(throughput.measured)
+    energy, energy_interval = _energy(plan, power_w, None if run_time.measured is None else energy_j)
+    size, stall = _checkpoints(plan, history)
     return Comparison(
         num_steps=len(steady),
         num_warmup_steps=skipped,
@@ -116,38 +120,41 @@ def build_comparison(
         step_time=step_time,
         step_time_terms=terms,
         memory=memory,
-        memory_terms=_memory_terms(plan),
-        tokens_per_s=throughput,
-        tokens_per_s_interval=_interval(plan),
-        mfu=_difference(
-            "MFU",
-            "ratio",
-            plan.mfu(plan.tokens_per_s),
-            None if throughput.measured is None else plan.mfu(throughput.measured),
+        memory_terms=tuple(
+            _difference(name.removesuffix("_bytes"), "bytes", planned, None)
+            for name, planned in plan.memory.model_dump().items()
         ),
+        tokens_per_s=throughput,
+        tokens_per_s_interval=None
+        if plan.expected is None
+        else (plan.tokens_per_step / plan.expected.high_s, plan.tokens_per_step / plan.expected.low_s),
+        mfu=_difference("MFU", "ratio", plan.mfu(plan.tokens_per_s), mfu),
         peak_source=plan.peak_source,
         run_time=run_time,
         energy=energy,
-        energy_interval=interval,
-        checkpoint_size=_difference(
-            "checkpoint size", "bytes", plan.checkpoint_bytes, _last_field(checkpoints, "bytes")
-        ),
-        checkpoint_stall=_difference("checkpoint stall", "s", None, _median_field(checkpoints, "stall_s")),
+        energy_interval=energy_interval,
+        checkpoint_size=size,
+        checkpoint_stall=stall,
         findings=(
             *_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
             *_tuning(plan),
             *_forecast(forecast, step_time),
-            *_energy(energy, interval),
+            *_energy_finding(energy, energy_interval),
         ),
     )
 
 
-def _attempts_of_other_layouts(plan: Plan, history: History) -> list[int]:
-    own, attempts = plan.layout.describe(), history.of_kind("attempt")
-    said = {event.get("layout", own) for event in attempts}
-    if len(said) == 1 and "accumulation" in said.pop():  # an older record, which describes the same layout otherwise
-        return []
-    return [event["attempt"] for event in attempts if event.get("layout", own) != own]
+def _has_layout(attempt: AttemptEvent, layout: ResolvedLayout, newest: AttemptEvent) -> bool:
+    """Whether an attempt trained with the layout of the plan.
+
+    Records of older versions describe layouts, not always in the same words: there the newest attempt has that of the
+    plan.
+    """
+    written = attempt.get("layout")
+    if isinstance(written, str):
+        described = newest.get("layout")
+        return written == (described if isinstance(described, str) else layout.describe())
+    return written is None or ResolvedLayout.model_validate(written) == layout
 
 
 def _difference(name: str, unit: Unit, planned: float | None, measured: float | None) -> Difference:
@@ -159,18 +166,29 @@ def _median_of(values: Floats) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def _interval(plan: Plan) -> tuple[float, float] | None:
-    expected = plan.expected
-    return None if expected is None else (plan.tokens_per_step / expected.high_s, plan.tokens_per_step / expected.low_s)
+def _energy(
+    plan: Plan, power_w: float | None, measured_j: float | None
+) -> tuple[Difference, tuple[float, float] | None]:
+    """Energy of the accelerators in Wh, and the range of the planned one."""
+    planned_j = None if power_w is None else run_energy(plan, power_w)
+    measured_wh = None if measured_j is None else measured_j / HOUR_S
+    if planned_j is None:
+        return _difference("energy", "Wh", None, measured_wh), None
+    low, high = planned_j.low, planned_j.high
+    interval = None if low is None or high is None else (low / HOUR_S, high / HOUR_S)
+    return _difference("energy", "Wh", planned_j.value / HOUR_S, measured_wh), interval
 
 
-def _range_of(energy: Traced | None) -> tuple[float, float] | None:
-    if energy is None or energy.low is None or energy.high is None:
-        return None
-    return energy.low / HOUR_S, energy.high / HOUR_S
+def _checkpoints(plan: Plan, history: History) -> tuple[Difference, Difference]:
+    """Size of the last checkpoint, and median stall, which the plan does not predict."""
+    written = history.of_kind(CheckpointEvent)
+    sizes = [float(event["bytes"]) for event in written if event.get("bytes") is not None]
+    stalls = [float(event["stall_s"]) for event in written if event.get("stall_s") is not None]
+    size = _difference("checkpoint size", "bytes", plan.checkpoint_bytes, sizes[-1] if sizes else None)
+    return size, _difference("checkpoint stall", "s", None, median(stalls) if stalls else None)
 
 
-def _energy(energy: Difference, interval: tuple[float, float] | None) -> tuple[str, ...]:
+def _energy_finding(energy: Difference, interval: tuple[float, float] | None) -> tuple[str, ...]:
     """Whether the measured energy is in the range of the planned one."""
     if energy.measured is None or energy.planned is None or interval is None:
         return ()
@@ -178,11 +196,6 @@ def _energy(energy: Difference, interval: tuple[float, float] | None) -> tuple[s
     low, planned, high = (format_quantity(each, "Wh") for each in (interval[0], energy.planned, interval[1]))
     said = f"{format_quantity(energy.measured, 'Wh')} measured, {planned} planned ({low} to {high})"
     return (f"energy of the accelerators: {said}; {inside} the range of the plan",)
-
-
-def _tokens_per_s(steps: Steps) -> Floats:
-    step_s = steps.training_s
-    return np.divide(steps["tokens"], step_s, out=np.zeros(len(steps)), where=step_s > 0)
 
 
 def _step_time_terms(plan: Plan, steady: Steps, whole_s: float | None) -> tuple[Difference, ...]:
@@ -194,32 +207,11 @@ def _step_time_terms(plan: Plan, steady: Steps, whole_s: float | None) -> tuple[
     return (*terms, _difference("other", "s", None, rest))
 
 
-def _memory_peak(history: History, others: Sequence[int]) -> float | None:
-    recorded = history.effective.joined([history.lost])
-    peaks = recorded["memory_peak_bytes"][~np.isin(recorded["attempt"], others)]
-    return float(np.nanmax(peaks)) if np.isfinite(peaks).any() else None
-
-
-def _memory_terms(plan: Plan) -> tuple[Difference, ...]:
-    sizes: dict[str, int] = plan.memory.model_dump()
-    return tuple(_difference(name.removesuffix("_bytes"), "bytes", size, None) for name, size in sizes.items())
-
-
 def _run_time(plan: Plan, history: History) -> float | None:
     steps = history.effective
     if not len(steps) or steps["step"][-1] < plan.num_steps:
         return None
     return max(0.0, float(steps["t"][-1]) - history.start_at - history.idle_s)
-
-
-def _last_field(events: Sequence[Event], field: str) -> float | None:
-    values = [float(event[field]) for event in events if event.get(field) is not None]
-    return values[-1] if values else None
-
-
-def _median_field(events: Sequence[Event], field: str) -> float | None:
-    values = [float(event[field]) for event in events if event.get(field) is not None]
-    return median(values) if values else None
 
 
 def _findings(
@@ -237,12 +229,13 @@ def _findings(
     reasons = {
         "step time": lambda: _step_time_reason(step_time, terms),
         "memory peak": lambda: _both(memory),
-        "run time": lambda: _run_time_reason(plan, step_time, run_time, ledger),
+        "run time": lambda: _run_time_reason(plan, run_time, ledger),
     }
     worth_saying = [item for item in measured if abs(item.relative or 0.0) >= AGREEMENT]
     worth_saying.sort(key=lambda item: -abs(item.relative or 0.0))
     sentences = tuple(_sentence(item, reasons[item.name]()) for item in worth_saying)
-    agreed = _join([item.name for item in measured])
+    *first, last = (item.name for item in measured)
+    agreed = " and ".join([*filter(None, [", ".join(first)]), last])
     return sentences or (f"{agreed} agreed with the plan within {AGREEMENT * 100:.0f} %",)
 
 
@@ -286,16 +279,19 @@ def _step_time_reason(step_time: Difference, terms: Sequence[Difference]) -> str
     return f"; {_portion(shares[cause.name])} is {cause.name}: {_planned_measured(cause)}"
 
 
-def _run_time_reason(plan: Plan, step_time: Difference, run_time: Difference, ledger: Ledger) -> str:
+def _run_time_reason(plan: Plan, run_time: Difference, ledger: Ledger) -> str:
     """Name the largest reason for a longer run; a shorter one just gives both numbers."""
     whole = (run_time.measured or 0.0) - (run_time.planned or 0.0)
     if whole <= 0:
         return _both(run_time)
-    slower_s = plan.num_steps * ((step_time.measured or 0.0) - (step_time.planned or 0.0))
+    # the sum of all steps: the median one does not show a run that was disturbed for a while
+    steps_s = ledger.compute_s + ledger.communication_s + ledger.optimizer_s + ledger.data_s
+    planned_steps_s = plan.num_steps * plan.step_time.total_s
     evaluation_s = plan.evaluation.total_s if plan.evaluation else 0.0
-    planned_overhead_s = plan.run_time_s - plan.num_steps * plan.step_time.total_s - evaluation_s
+    planned_overhead_s = plan.run_time_s - planned_steps_s - evaluation_s
     reasons = {
-        "slower steps": slower_s,
+        "slower steps": steps_s - planned_steps_s,
+        "time between steps": ledger.other_s,
         "start": ledger.start_s - max(0.0, planned_overhead_s),
         "checkpoints": ledger.checkpoint_s,
         "evaluations": ledger.evaluation_s - evaluation_s,
@@ -318,7 +314,3 @@ def _both(item: Difference) -> str:
 def _planned_measured(item: Difference) -> str:
     show = format_bytes if item.unit == "bytes" else format_duration
     return f"{show(item.planned or 0.0)} planned, {show(item.measured or 0.0)} measured"
-
-
-def _join(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainworks.record.events import Event
+from trainworks.record.events.log import Event
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import Floats, MetricColumns, thinned
 from trainworks.report.runs.part import ReportPart

@@ -9,11 +9,10 @@ import numpy as np
 
 from trainworks.config.data import Metric
 from trainworks.record.evaluations import evaluated_steps, standing
+from trainworks.record.events.training import FinishedEvent
 from trainworks.record.history import History
 from trainworks.record.resolved import ResolvedRun
-from trainworks.report.rendering.document import Block, Facts, Text
 from trainworks.report.runs.part import ReportPart
-from trainworks.units import format_duration
 
 
 class EvaluatedPoint(ReportPart):
@@ -53,13 +52,18 @@ def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | 
         return None
     found = standing(evaluated_steps(steps, workload.eval.metric), workload.eval)
     points = [
-        _point(int(step), loss, accuracy, has_perplexity=workload.has_perplexity)
+        EvaluatedPoint(
+            step=int(step),
+            loss=loss,
+            perplexity=math.exp(min(loss, 700.0)) if workload.has_perplexity and math.isfinite(loss) else None,
+            accuracy=accuracy if math.isfinite(accuracy) else None,
+        )
         for step, loss, accuracy in zip(
             steps["step"].tolist(), steps["eval_loss"].tolist(), steps["eval_accuracy"].tolist(), strict=True
         )
     ]
     planned = resolved.plan.evaluation if resolved.plan else None
-    ended = history.of_kind("finished")
+    ended = history.of_kind(FinishedEvent)
     return Evaluations(
         count=len(points),
         planned_count=planned.count if planned else None,
@@ -71,40 +75,3 @@ def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | 
         ended_early=bool(ended and ended[-1].get("early")),
         num_without_improvement=found.num_without_improvement,
     )
-
-
-def _point(step: int, loss: float, accuracy: float, *, has_perplexity: bool) -> EvaluatedPoint:
-    return EvaluatedPoint(
-        step=step,
-        loss=loss,
-        perplexity=math.exp(min(loss, 700.0)) if has_perplexity and math.isfinite(loss) else None,
-        accuracy=accuracy if math.isfinite(accuracy) else None,
-    )
-
-
-def evaluation_blocks(found: Evaluations) -> list[Block]:
-    """Best and last evaluation, and the cost of one."""
-    planned = "" if found.planned_s is None else f", {format_duration(found.planned_s)} planned"
-    of = "" if found.planned_count is None else f" of {found.planned_count:,}"
-    facts = {
-        "best": _figures(found.best) if found.best else "no finite value",
-        "last": _figures(found.last),
-        "evaluations": f"{found.count:,}{of}, {format_duration(found.measured_s)} each{planned}",
-    }
-    blocks: list[Block] = [Facts.from_mapping(facts)]
-    if found.ended_early:
-        times = f"{found.num_without_improvement} evaluation{'s' if found.num_without_improvement > 1 else ''}"
-        blocks.append(Text(f"The run ended early: {times} in a row without an improvement.", "bold"))
-    return blocks
-
-
-def _figures(point: EvaluatedPoint) -> str:
-    """Held-out figures in one line.
-
-    >>> _figures(EvaluatedPoint(step=300, loss=3.5, perplexity=33.115, accuracy=None))
-    'loss 3.500, perplexity 33.12 after step 300'
-    """
-    figures = [f"loss {point.loss:.3f}"]
-    figures += [] if point.perplexity is None else [f"perplexity {point.perplexity:.4g}"]
-    figures += [] if point.accuracy is None else [f"accuracy {point.accuracy:.2%}"]
-    return f"{', '.join(figures)} after step {point.step:,}"

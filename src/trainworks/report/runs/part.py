@@ -1,4 +1,4 @@
-"""What every part of a report shares: its JSON, and text that is safe to print."""
+"""What every part of a report shares: its JSON, amounts in their units, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import unicodedata
 from pydantic import ConfigDict
 
 from trainworks.config.spec import Frozen
+from trainworks.units import format_bytes, format_count, format_duration, format_quantity
 
 KEPT_CONTROLS = "\n\t"
+MISSING = "-"
 
 
 class ReportPart(Frozen):
@@ -28,3 +30,38 @@ def printable(value: object) -> str:
     text = "" if value is None else str(value)
     kept = (char for char in text if char in KEPT_CONTROLS or unicodedata.category(char) not in ("Cc", "Cs"))
     return "".join(kept)
+
+
+def format_amount(value: float | None, unit: str) -> str:
+    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`, `Wh`); a dash when there is none.
+
+    >>> format_amount(0.031, "s"), format_amount(0.4213, "ratio"), format_amount(None, "s")
+    ('31 ms', '42.1 %', '-')
+    """
+    if value is None:
+        return MISSING
+    if unit == "ratio":
+        return format_percent(value)
+    if unit == "Wh":
+        return format_quantity(value, unit)
+    return {"s": format_duration, "bytes": format_bytes, "per_s": format_count}[unit](value)
+
+
+def format_percent(ratio: float | None) -> str:
+    """A ratio as a percentage with three significant figures at most.
+
+    >>> format_percent(0.4213), format_percent(0.0421), format_percent(1.0)
+    ('42.1 %', '4.2 %', '100 %')
+    """
+    return MISSING if ratio is None else f"{ratio * 100:.0f} %" if ratio >= 0.9995 else f"{ratio * 100:.1f} %"
+
+
+def format_relative(ratio: float | None) -> str:
+    """A signed relative difference, (measured - planned) / planned.
+
+    >>> format_relative(0.124), format_relative(-0.05), format_relative(None)
+    ('+12.4 %', '-5.0 %', '-')
+    """
+    if ratio is None:
+        return MISSING
+    return f"{ratio * 100:+.0f} %" if abs(ratio) >= 0.9995 else f"{ratio * 100:+.1f} %"

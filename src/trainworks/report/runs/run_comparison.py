@@ -8,33 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from trainworks.record.resolved import ResolvedRun
-from trainworks.report.rendering.axes import build_axis
-from trainworks.report.rendering.document import (
-    Block,
-    Cell,
-    Column,
-    Document,
-    Fact,
-    Facts,
-    Row,
-    Section,
-    Styled,
-    Table,
-    Text,
-    left,
-    right,
-)
-from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Segment
 from trainworks.report.runs.comparison import Comparison, Unit
 from trainworks.report.runs.curves import Point
-from trainworks.report.runs.part import ReportPart, printable
+from trainworks.report.runs.part import ReportPart, format_amount, printable
 from trainworks.report.runs.summary import Report
-from trainworks.report.runs.wording import MISSING, format_amount, format_relative
 from trainworks.results import Result
-from trainworks.units import HOUR_S, format_usd
+from trainworks.units import HOUR_S
 
 _LOSS_ROWS = 6
 _CLOSE = 0.02
@@ -95,11 +76,7 @@ class RunComparison(ReportPart, Result):
 
 
 def compare_reports(runs: Sequence[tuple[ResolvedRun, Report]]) -> RunComparison:
-    """Compare two runs by what they were resolved to and what they report.
-
-    Args:
-        runs: resolved run and report of both, in the order to show them.
-    """
+    """Compare two runs, in the order to show them, by what they were resolved to and what they report."""
     (one, first), (other, second) = runs
     curves = (_losses(first), _losses(second))
     figures = tuple(_figures(first, second))
@@ -110,7 +87,7 @@ def compare_reports(runs: Sequence[tuple[ResolvedRun, Report]]) -> RunComparison
         settings=tuple(_settings(one, other)),
         figures=figures,
         usd=(_usd(one, first), _usd(other, second)),
-        losses=_at_common_steps(*curves),
+        losses=_losses_at_common_steps(*curves),
         curves=curves,
     )
 
@@ -122,13 +99,15 @@ def _settings(one: ResolvedRun, other: ResolvedRun) -> Iterator[ComparedSetting]
             yield ComparedSetting(name=name, first=first.get(name), second=second.get(name))
 
 
-def _configured(resolved: ResolvedRun) -> dict[str, Any]:
+def _configured(resolved: ResolvedRun) -> Mapping[str, object]:
     """What was wanted and what was found: the run file, the layout, the ranks, the machine and its software."""
     host = resolved.host
     written = resolved.run_file.model_dump(mode="json", exclude_unset=True, exclude={"layout"})
     layout = resolved.plan.layout if resolved.plan else resolved.run_file.layout
     secrets = resolved.run_file.written_secrets
-    envs = {name: _masked(value) if name in secrets else value for name, value in written.get("envs", {}).items()}
+    envs = dict(written.get("envs", {}))
+    for name in envs.keys() & set(secrets):  # a fingerprint, which differs between two secrets
+        envs[name] = f"*** ({hashlib.sha256(envs[name].encode()).hexdigest()[:4]})"
     return {
         **written,
         "envs": envs,
@@ -139,11 +118,6 @@ def _configured(resolved: ResolvedRun) -> dict[str, Any]:
         "packages": host.packages,
         "trainworks": resolved.trainworks,
     }
-
-
-def _masked(value: str) -> str:
-    """A fingerprint of a secret, which differs between two of them."""
-    return f"*** ({hashlib.sha256(value.encode()).hexdigest()[:4]})"
 
 
 def _flat(value: object, name: str = "") -> dict[str, str]:
@@ -209,7 +183,7 @@ def _losses(report: Report) -> tuple[Point, ...]:
     return tuple(point for line in lines if not line.lost for point in line.points)
 
 
-def _at_common_steps(first: Sequence[Point], second: Sequence[Point]) -> tuple[tuple[int, float, float], ...]:
+def _losses_at_common_steps(first: Sequence[Point], second: Sequence[Point]) -> tuple[tuple[int, float, float], ...]:
     """Losses at evenly spread steps that both have, the last one included."""
     other = dict(second)
     common = [(step, loss, other[step]) for step, loss in first if step in other]
@@ -217,76 +191,3 @@ def _at_common_steps(first: Sequence[Point], second: Sequence[Point]) -> tuple[t
         return tuple(common)
     last = len(common) - 1
     return tuple(common[round(index * last / (_LOSS_ROWS - 1))] for index in range(_LOSS_ROWS))
-
-
-def to_json(comparison: RunComparison) -> dict[str, Any]:
-    """The whole comparison."""
-    content: dict[str, Any] = json.loads(comparison.model_dump_json())
-    return content
-
-
-def document(comparison: RunComparison) -> Document:
-    """Finding, settings, figures and losses; sections without content are left out."""
-    first, second = comparison.runs
-    states = [Fact(run, state) for run, state in zip(comparison.runs, comparison.states, strict=True)]
-    heading: list[Block] = [Text(f"{comparison.finding[:1].upper()}{comparison.finding[1:]}.", "bold")]
-    sections = [
-        Section("", [*heading, Facts(states)]),
-        Section("Settings that differ", _settings_table(comparison)),
-        Section("Figures", _figures_table(comparison)),
-        Section("Loss", _loss(comparison)),
-    ]
-    return Document(f"{first} and {second}", "comparison", sections, shows_title=True)
-
-
-def _settings_table(comparison: RunComparison) -> list[Block]:
-    if not comparison.settings:
-        return [Text("none", "dim")]
-    rows = [[each.name, each.first or MISSING, each.second or MISSING] for each in comparison.settings]
-    return [Table(left("setting", *comparison.runs, wrap=True), rows)]
-
-
-def _figures_table(comparison: RunComparison) -> list[Block]:
-    rows = [Row(_figure_cells(each), is_term=each.is_term) for each in comparison.figures if _is_known(each)]
-    if any(amount is not None for amount in comparison.usd):
-        rows.append(Row(["cost", *(MISSING if usd is None else format_usd(usd) for usd in comparison.usd), ""]))
-    terms = [each for each in comparison.figures if each.is_term]
-    bars = [
-        _bar(comparison.runs[0], {each.name: each.first for each in terms}),
-        _bar(comparison.runs[1], {each.name: each.second for each in terms}),
-    ]
-    columns = [Column(""), *right(*comparison.runs, "difference")]
-    return [Bars(bars, has_key=False, is_compact=True), Table(columns, rows, ruled=True)]
-
-
-def _is_known(figure: ComparedFigure) -> bool:
-    return bool(figure.first or figure.second)
-
-
-def _figure_cells(figure: ComparedFigure) -> list[Cell]:
-    name = Styled(figure.name, swatch=figure.name) if figure.is_term else Styled(figure.name, "bold")
-    amounts = [format_amount(figure.first, figure.unit), format_amount(figure.second, figure.unit)]
-    return [name, *amounts, format_relative(figure.relative)]
-
-
-def _bar(name: str, parts: Mapping[str, float | None]) -> Bar:
-    segments = [Segment(part, value or 0.0, format_amount(value, "s")) for part, value in parts.items()]
-    return Bar(name, format_amount(sum(each.value for each in segments) or None, "s"), segments)
-
-
-def _loss(comparison: RunComparison) -> list[Block]:
-    points = [point for curve in comparison.curves for point in curve]
-    if not points:
-        return []
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    chart = Chart(
-        "Loss of both runs",
-        x=build_axis(0, max(steps), num_ticks=7, whole=True),
-        y=build_axis(min(values), max(values)),
-        x_unit="steps",
-        curves=[Curve("line", comparison.curves[0]), Curve("lost-line", comparison.curves[1])],
-        names=[("key", comparison.runs[0]), ("key lost-key", comparison.runs[1])],
-    )
-    rows = [[f"{step:,}", f"{a:.3f}", f"{b:.3f}", f"{b - a:+.3f}"] for step, a, b in comparison.losses]
-    table = Table(right("step", *comparison.runs, "difference"), rows)
-    return [chart, *([table] if rows else [Text("no step is recorded by both runs", "dim")])]

@@ -9,7 +9,8 @@ from typing import cast
 from trainworks.agent.current_state import current_state, current_status
 from trainworks.config.run_file import Goal
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.record.events import Event, read_lines_from
+from trainworks.record.events.log import Event, read_events_from, read_lines_from
+from trainworks.record.events.training import CheckpointDamagedEvent, CheckpointEvent
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
@@ -41,7 +42,7 @@ class Progress:
     checkpoint_step: int | None = None
     """Step of the newest checkpoint that is not known to be damaged."""
     checkpoint_at: float | None = None
-    damaged_checkpoints: dict[int, Event] = field(default_factory=dict)
+    damaged_checkpoints: dict[int, CheckpointDamagedEvent] = field(default_factory=dict)
     """The `checkpoint_damaged` event of every step that was not saved again since."""
     data_done_bytes: int = 0
     data_total_bytes: int = 0
@@ -94,7 +95,7 @@ class RunFollower:
         # The status first: whatever was written before a final state is then read below.
         progress.status = current_status(self._run_dir.read_status())
         progress.state = parse_state(progress.status.state)
-        events, self._events_offset = read_lines_from(self._run_dir.events_file, self._events_offset)
+        events, self._events_offset = read_events_from(self._run_dir.events_file, self._events_offset)
         for event in events:
             self._take(event)
         progress.new_events = [event for event in events if event["t"] >= since]
@@ -113,7 +114,7 @@ class RunFollower:
         elif event["kind"] == "data_ready":
             progress.data_total_bytes = 0
 
-    def _take_checkpoint(self, event: Event) -> None:
+    def _take_checkpoint(self, event: CheckpointEvent | CheckpointDamagedEvent) -> None:
         step, progress = event["step"], self._progress
         self._saved_at.pop(step, None)
         progress.damaged_checkpoints.pop(step, None)

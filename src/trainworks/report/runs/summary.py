@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from trainworks.config.run_file import Workload
 from trainworks.record.environment import HostFacts
-from trainworks.record.events import Event, read_events
+from trainworks.record.events.job import StateEvent
+from trainworks.record.events.log import read_events
+from trainworks.record.events.training import (
+    CheckpointDamagedEvent,
+    CheckpointEvent,
+    CheckpointFailedEvent,
+    CompiledEvent,
+    DataReadyEvent,
+    ProfileEvent,
+    RollbackEvent,
+    SampleEvent,
+    SkippedEvent,
+)
 from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history
 from trainworks.record.ledger import Ledger, build_ledger
@@ -26,7 +37,7 @@ from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_atte
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
 from trainworks.report.runs.evaluation import Evaluations, build_evaluations
-from trainworks.report.runs.out_of_memory import OutOfMemory, build_out_of_memory
+from trainworks.report.runs.outcome import OutOfMemory, build_out_of_memory
 from trainworks.report.runs.part import ReportPart, printable
 from trainworks.results import Result
 from trainworks.units import format_count
@@ -43,17 +54,13 @@ class ProfiledRank(ReportPart):
 def build_profiles(run_dir: RunDir, history: History) -> tuple[ProfiledRank, ...]:
     """Every window that was recorded, in the order of recording; one whose files are gone is left out."""
     folders = dict.fromkeys(
-        run_dir.profile(int(event["first_step"]), int(event["last_step"])) for event in history.of_kind("profile")
+        run_dir.profile(int(event["first_step"]), int(event["last_step"])) for event in history.of_kind(ProfileEvent)
     )
     return tuple(
-        ProfiledRank(summary=summary, trace=_relative(trace_file(folder, summary.rank), run_dir.path))
+        ProfiledRank(summary=summary, trace=str(trace_file(folder, summary.rank).relative_to(run_dir.path)))
         for folder in folders
         for summary in read_summaries(folder)
     )
-
-
-def _relative(path: Path, folder: Path) -> str:
-    return str(path.relative_to(folder))
 
 
 class LossPoint(ReportPart):
@@ -206,7 +213,9 @@ def build_report(
     history = build_history(events, metrics, created_at=resolved.created_at, status=status, now=now)
     has_steps = resolved.plan is not None or len(history.effective) > 0  # a command's loop may record them
     ledger = build_ledger(history) if has_steps else None
-    standing = _standing(status, history.of_kind("state"))
+    standing = _standing(status, history.of_kind(StateEvent))
+    script = resolved.run_file.run
+    command = (script,) if resolved.command is None and script else resolved.command
     return Report(
         run_id=printable(resolved.run_id),
         name=resolved.run_file.name,
@@ -218,7 +227,7 @@ def build_report(
         wall_clock_s=history.end_at - history.start_at,
         idle_s=history.idle_s,
         runtime_goodput=ledger.runtime_goodput if ledger else None,
-        command=_command(resolved),
+        command=None if command is None else tuple(map(printable, command)),
         processes=resolved.processes,
         host=resolved.host,
         training=_training(resolved, history),
@@ -236,26 +245,13 @@ def build_report(
     )
 
 
-def _standing(status: RunStatus, states: Sequence[Event]) -> RunStatus:
+def _standing(status: RunStatus, states: Sequence[StateEvent]) -> RunStatus:
     """Where the run stands; the last `state` event stands in for a status file that is missing."""
     if not status.updated_at and states:
-        status = RunStatus(**End.of_event(states[-1]).model_dump())
-    return RunStatus(
-        state=printable(status.state),
-        cause=_text_or_none(status.cause),
-        message=_text_or_none(status.message),
-        hint=_text_or_none(status.hint),
-    )
-
-
-def _text_or_none(value: object) -> str | None:
-    return printable(value) or None
-
-
-def _command(resolved: ResolvedRun) -> tuple[str, ...] | None:
-    if resolved.command is not None:
-        return tuple(printable(part) for part in resolved.command)
-    return (printable(resolved.run_file.run),) if resolved.run_file.run else None
+        status = RunStatus.of(End.of_event(states[-1]), updated_at=0.0)
+    state, *texts = map(printable, (status.state, status.cause, status.message, status.hint))
+    cause, message, hint = (text or None for text in texts)
+    return RunStatus(state=state, cause=cause, message=message, hint=hint)
 
 
 def _training(resolved: ResolvedRun, history: History) -> Training | None:
@@ -263,7 +259,8 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
     if plan is None or workload is None:
         return None
     steps = history.effective
-    ready: Event = next(iter(reversed(history.of_kind("data_ready"))), {})
+    finite = steps.where(np.isfinite(steps["loss"]))
+    ready = next(iter(reversed(history.of_kind(DataReadyEvent))), None)
     return Training(
         model=_describe_model(plan, workload),
         num_parameters=plan.model.num_parameters,
@@ -271,9 +268,9 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
         precision=workload.precision,
         unit=workload.unit,
         data=_describe_data(workload),
-        data_tokens=ready.get("num_tokens"),
-        data_seconds=ready.get("seconds"),
-        data_cached=bool(ready.get("cached", False)),
+        data_tokens=ready.get("num_tokens") if ready else None,
+        data_seconds=ready.get("seconds") if ready else None,
+        data_cached=bool(ready and ready.get("cached")),
         num_steps=plan.num_steps,
         steps_done=int(steps["step"][-1]) if len(steps) else 0,
         tokens=int(np.nansum(steps["tokens"][~steps.is_skipped()])),
@@ -282,12 +279,12 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
         loss_scale_steps=int(steps.is_skipped("loss_scale").sum()),
         loss_first=_loss_point(steps, 0),
         loss_last=_loss_point(steps, -1),
-        loss_lowest=_lowest_loss(steps),
+        loss_lowest=_loss_point(finite, int(finite["loss"].argmin())) if len(finite) else None,
     )
 
 
 def _compiled(history: History) -> Compiled | None:
-    events = history.of_kind("compiled")
+    events = history.of_kind(CompiledEvent)
     if not events:
         return None
     return Compiled(**{name: float(events[-1][name]) for name in ("compile_s", "compiled_s", "eager_s")})
@@ -308,11 +305,6 @@ def _describe_data(workload: Workload) -> str:
         return "as its file reads it"
     size = f"{data.image_size} pixels" if data.image_size else f"{data.sequence_length} tokens per sequence"
     return printable(f"{data.title}, {size}")
-
-
-def _lowest_loss(steps: Steps) -> LossPoint | None:
-    finite = steps.where(np.isfinite(steps["loss"]))
-    return _loss_point(finite, int(finite["loss"].argmin())) if len(finite) else None
 
 
 def _loss_point(steps: Steps, index: int) -> LossPoint | None:
@@ -338,12 +330,11 @@ def _comparison(
     workload = resolved.run_file.workload
     if resolved.plan is None or ledger is None:
         return None
-    unit = workload.unit if workload else "tokens"
     return build_comparison(
         resolved.plan,
         history,
         ledger,
-        unit=unit,
+        unit=workload.unit if workload else "tokens",
         forecast=resolved.forecast,
         power_w=resolved.power_limit_w,
         energy_j=energy_j,
@@ -351,13 +342,13 @@ def _comparison(
 
 
 def _checkpoints(history: History) -> Checkpoints:
-    written = history.of_kind("checkpoint")
+    written = history.of_kind(CheckpointEvent)
     sizes = [int(event["bytes"]) for event in written if event.get("bytes") is not None]
     write_times = [float(event["write_s"]) for event in written if event.get("write_s") is not None]
     return Checkpoints(
         steps=tuple(int(event["step"]) for event in written),
-        failed_steps=tuple(int(event["step"]) for event in history.of_kind("checkpoint_failed")),
-        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind("checkpoint_damaged")),
+        failed_steps=tuple(int(event["step"]) for event in history.of_kind(CheckpointFailedEvent)),
+        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind(CheckpointDamagedEvent)),
         size_bytes=sizes[-1] if sizes else None,
         stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
         write_s=median(write_times) if write_times else None,
@@ -366,26 +357,25 @@ def _checkpoints(history: History) -> Checkpoints:
 
 def _faults(history: History) -> tuple[Fault, ...]:
     """Every `skipped` event, in the words of the rollback that answered it if there was one."""
-    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind("rollback")}
-    return tuple(
-        _fault(event, rollbacks.get((event.get("attempt"), event.get("step")))) for event in history.of_kind("skipped")
-    )
-
-
-def _fault(skipped: Event, rollback: Event | None) -> Fault:
-    return Fault(
-        step=int(skipped["step"]),
-        attempt=int(skipped["attempt"]),
-        reason=printable(skipped["reason"]),
-        loss=float(skipped["loss"]),
-        grad_norm=float(skipped["grad_norm"]),
-        rolled_back_to=None if rollback is None else int(rollback["to_step"]),
-        text=printable(describe_fault(rollback or skipped)),
-    )
+    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind(RollbackEvent)}
+    faults = []
+    for skipped in history.of_kind(SkippedEvent):
+        rollback = rollbacks.get((skipped.get("attempt"), skipped.get("step")))
+        fault = Fault(
+            step=int(skipped["step"]),
+            attempt=int(skipped["attempt"]),
+            reason=printable(skipped["reason"]),
+            loss=float(skipped["loss"]),
+            grad_norm=float(skipped["grad_norm"]),
+            rolled_back_to=None if rollback is None else int(rollback["to_step"]),
+            text=printable(describe_fault(rollback or skipped)),
+        )
+        faults.append(fault)
+    return tuple(faults)
 
 
 def _sample(history: History) -> Sample | None:
-    events = history.of_kind("sample")
+    events = history.of_kind(SampleEvent)
     if not events:
         return None
     last = events[-1]

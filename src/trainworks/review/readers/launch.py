@@ -38,7 +38,7 @@ class TorchLaunch:
     """Words before it, such as `srun` and its options."""
 
     @property
-    def under_srun(self) -> bool:
+    def is_under_srun(self) -> bool:
         """`srun` starts it."""
         return bool(self.prefix) and self.prefix[0].text == "srun"
 
@@ -58,7 +58,36 @@ def launch_in(command: Command) -> TorchLaunch | None:
     """The launch of a command; None for any other command."""
     for index, text in enumerate(command.texts):
         if text.rpartition("/")[2] == "torchrun" or text in ("torch.distributed.run", "torch.distributed.launch"):
-            return _launch(command, index)
+            words = command.words
+            options: dict[str, Word] = {}
+            values: dict[str, str] = {}
+            opaque, at = False, index + 1
+            while at < len(words) and (words[at].text.startswith(("-", "$")) or words[at].text == ""):
+                word = words[at]
+                name, equals, value = word.text.lstrip("-").partition("=")
+                name = name.replace("-", "_")
+                at += 1
+                if word.text.startswith("$"):
+                    opaque = True
+                elif equals:
+                    options[name], values[name] = word, value
+                elif name in _FLAGS or at == len(words) or words[at].text.startswith("-"):
+                    options[name], values[name] = word, ""
+                else:
+                    options[name], values[name] = words[at], words[at].text
+                    at += 1
+            before = index - 2 if words[index].text.startswith("torch.") else index
+            return TorchLaunch(
+                command=command,
+                launcher=words[index],
+                deprecated=words[index].text == "torch.distributed.launch",
+                options=options,
+                values=values,
+                opaque=opaque,
+                script=words[at] if at < len(words) else None,
+                arguments=words[at + 1 :],
+                prefix=words[: max(0, before)],
+            )
     return None
 
 
@@ -88,36 +117,3 @@ def count_of(text: str | None) -> int | None:
     """A number of an option of sbatch; of a range the most."""
     found = re.fullmatch(r"(?:\d+-)?(\d+)", text or "")
     return int(found[1]) if found else None
-
-
-def _launch(command: Command, index: int) -> TorchLaunch:
-    words = command.words
-    options: dict[str, Word] = {}
-    values: dict[str, str] = {}
-    opaque, at = False, index + 1
-    while at < len(words) and (words[at].text.startswith(("-", "$")) or words[at].text == ""):
-        word = words[at]
-        name, equals, value = word.text.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        at += 1
-        if word.text.startswith("$"):
-            opaque = True
-        elif equals:
-            options[name], values[name] = word, value
-        elif name in _FLAGS or at == len(words) or words[at].text.startswith("-"):
-            options[name], values[name] = word, ""
-        else:
-            options[name], values[name] = words[at], words[at].text
-            at += 1
-    before = index - 2 if words[index].text.startswith("torch.") else index
-    return TorchLaunch(
-        command=command,
-        launcher=words[index],
-        deprecated=words[index].text == "torch.distributed.launch",
-        options=options,
-        values=values,
-        opaque=opaque,
-        script=words[at] if at < len(words) else None,
-        arguments=words[at + 1 :],
-        prefix=words[: max(0, before)],
-    )

@@ -1,4 +1,4 @@
-"""Markdown and plain text: code blocks, commands that stand in the text, and the lines of prose."""
+"""Markdown and plain text: code blocks, commands that stand in the text, and the adapters that it gives to a node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainworks.catalog.catalog import link
+from trainworks.catalog.facts import Link
 from trainworks.review.readers.shell import Script
 
 _FENCE = re.compile(r"^([ \t]*)(```+|~~~+)[ \t]*([\w+-]*)")
@@ -42,7 +44,7 @@ def _blocks(text: str) -> Iterator[CodeBlock]:
     while at < len(lines):
         fence = _FENCE.match(lines[at])
         if fence:
-            end = _end_of_fence(lines, at + 1, fence[2])
+            end = next((n for n in range(at + 1, len(lines)) if lines[n].lstrip().startswith(fence[2])), len(lines))
             yield CodeBlock(fence[3].lower(), "\n".join(lines[at + 1 : end]), at + 2, 0)
         elif _START.match(lines[at]):
             end = _end_of_commands(lines, at)
@@ -50,12 +52,6 @@ def _blocks(text: str) -> Iterator[CodeBlock]:
         else:
             end = at
         at = end + 1 if fence or end == at else end
-
-
-def _end_of_fence(lines: list[str], at: int, fence: str) -> int:
-    while at < len(lines) and not lines[at].lstrip().startswith(fence):
-        at += 1
-    return at
 
 
 def _end_of_commands(lines: list[str], at: int) -> int:
@@ -66,3 +62,43 @@ def _end_of_commands(lines: list[str], at: int) -> int:
     ):
         at += 1
     return at
+
+
+WORD_START, WORD_END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
+r"""Ends of a Latin word; `\b` sees none between a letter and a Chinese character."""
+LINK = re.compile(rf"{WORD_START}(HDR100|HDR200|EDR|HDR|NDR200|NDR400|NDR|XDR){WORD_END}")
+_NUMBERS = {
+    "a": 1, "an": 1, "one": 1, "single": 1, "two": 2, "four": 4, "eight": 8,
+    "单": 1, "一": 1, "两": 2, "四": 4, "八": 8,
+}  # fmt: skip
+_MAKER = r"(?:(?:NVIDIA|Mellanox|InfiniBand|ConnectX-?\d)\s+)*"
+_COUNTED = re.compile(
+    rf"(?<![\w.])(\d{{1,2}}|an?|one|single|two|four|eight|[单一两四八])\s*(?:[x\u00d7*]|张|块|个|口|条)?\s*{_MAKER}{LINK.pattern}"
+    r"(?!\s*(?:switch|(?:\w+\s)?(?:per|for each|to a) GPU|交换))",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePorts:
+    """Adapters of a node in a text."""
+
+    link: Link
+    count: int | None
+    """None if the text does not say it: one to a GPU."""
+
+    def __str__(self) -> str:
+        return f"{self.count}x {self.link.name} per node" if self.count else f"one {self.link.name} per GPU"
+
+
+def ports_in(text: str) -> NodePorts | None:
+    """The adapters that a text gives to a node, the most if it gives several; else the fastest link that it names."""
+    counted = [
+        (link(found[2].upper()), int(found[1]) if found[1].isdecimal() else _NUMBERS[found[1].lower()])
+        for found in _COUNTED.finditer(text)
+    ]
+    if counted:
+        fastest, count = max(counted, key=lambda one: one[0].bytes_per_s * one[1])
+        return NodePorts(fastest, count)
+    named = [link(name) for name in set(LINK.findall(text))]
+    return NodePorts(max(named, key=lambda one: one.bytes_per_s), None) if named else None

@@ -1,13 +1,15 @@
-"""Python code of a training program: its calls with full names, loops, and the scopes that bind a name."""
+"""Python code of a training program: its calls with full names, blocks, and the scopes that bind a name."""
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, cast
+
+from trainworks.review.finding import Problem
 
 N = TypeVar("N", bound=ast.AST)
 _CONTEXTS = (ast.Load, ast.Store, ast.Del)
@@ -30,28 +32,33 @@ class Call:
         value = self.argument(name)
         return value.value if isinstance(value, ast.Constant) else None
 
+    def problem(self, message: str) -> Problem:
+        """A problem at the place of the call."""
+        return Problem(self.node.lineno, self.node.col_offset + 1, message)
+
 
 class PythonCode:
-    """A module, parsed.
+    """A module; without any node if its text is not Python.
 
-    Raises:
-        SyntaxError: the text is not Python.
-        ValueError: it contains a null byte.
+    Parsing takes most of the time of a review, and most files call nothing that a rule is about. So begin a rule with
+    `calls_of`, which parses only a text that has one of the names.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tree = ast.parse(text)
-        self.parents: dict[ast.AST, ast.AST] = {}
+        self._parents: dict[ast.AST, ast.AST] = {}
         self._by_kind: dict[type[ast.AST], list[ast.AST]] = {}
-        self.nodes = self._walk()
 
-    def _walk(self) -> list[ast.AST]:
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
         """Every node, a parent before its children, without the contexts, which all names share.
 
         Faster than `ast.iter_child_nodes`, in which a review of Python would spend a third of its time.
         """
-        nodes: list[ast.AST] = [self.tree]
+        try:
+            nodes: list[ast.AST] = [ast.parse(self.text)]
+        except (SyntaxError, ValueError, RecursionError):  # ValueError: a null byte
+            return []
         for node in nodes:
             self._by_kind.setdefault(type(node), []).append(node)
             for value in node.__dict__.values():
@@ -60,22 +67,29 @@ class PythonCode:
                     continue
                 for child in value if kind is list else (value,):
                     if isinstance(child, ast.AST):
-                        self.parents[child] = node
+                        self._parents[child] = node
                         nodes.append(child)
         return nodes
 
+    @property
+    def parents(self) -> Mapping[ast.AST, ast.AST]:
+        """The node around each node but the module."""
+        return self._parents if self.nodes else {}
+
     def nodes_of(self, kind: type[N]) -> list[N]:
         """Every node of one kind."""
-        return cast("list[N]", self._by_kind.get(kind, []))
+        return cast("list[N]", self._by_kind.get(kind, []) if self.nodes else [])
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
         """Every call whose function has a dotted name, or is a method."""
-        return tuple(Call(self._full(_dotted(node.func)), node) for node in self.nodes_of(ast.Call))
+        found = ((_dotted(node.func).partition("."), node) for node in self.nodes_of(ast.Call))
+        return tuple(Call(f"{self._imports.get(first, first)}{dot}{rest}", node) for (first, dot, rest), node in found)
 
     def calls_of(self, *endings: str) -> Iterator[Call]:
-        """Calls of functions with these names, of any module."""
-        return (call for call in self.calls if call.name.rpartition(".")[2] in endings)
+        """Calls of functions with these names, of any module and of any object."""
+        calls = self.calls if any(name in self.text for name in endings) else ()
+        return (call for call in calls if call.name.rpartition(".")[2] in endings)
 
     def values_of(self, target: ast.expr) -> list[ast.expr]:
         """What the file assigns to a name or an attribute, in any scope; empty if something else may bind it."""
@@ -145,10 +159,6 @@ class PythonCode:
         for plain in self.nodes_of(ast.Import):
             names |= {alias.asname: alias.name for alias in plain.names if alias.asname}
         return names
-
-    def _full(self, dotted: str) -> str:
-        first, dot, rest = dotted.partition(".")
-        return f"{self._imports.get(first, first)}{dot}{rest}"
 
 
 def _names_bound_by(node: ast.AST) -> set[str]:

@@ -63,13 +63,10 @@ class RunFileText:
 def read_run_file(documents: Sequence[yaml.Node], lines: Sequence[str]) -> RunFileText | None:
     """The run file in the documents of a YAML file; None for any other file."""
     keys = tree.entries(documents[0]) if len(documents) == 1 else {}
-    is_one = ("run" in keys) != ("workload" in keys) and keys.keys() <= _known_keys()
-    return RunFileText(documents[0], lines) if is_one else None
-
-
-def _known_keys() -> set[str]:
-    """Keys of run files and SkyPilot tasks."""
+    if ("run" in keys) == ("workload" in keys):
+        return None
     from trainworks.config.run_file import RunFile  # noqa: PLC0415  # pydantic models, which few reviews need
     from trainworks.config.skypilot_task import MOVED, NOT_A_JOB  # noqa: PLC0415
 
-    return RunFile.model_fields.keys() | {*MOVED, *NOT_A_JOB}
+    known = RunFile.model_fields.keys() | {*MOVED, *NOT_A_JOB}
+    return RunFileText(documents[0], lines) if keys.keys() <= known else None

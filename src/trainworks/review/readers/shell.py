@@ -119,7 +119,17 @@ class Script:
         self.settings: tuple[Setting, ...] = ()
         self.comments: set[int] = set()
         """Numbers of the lines that are comments, outside of quotes and here-documents."""
-        self._parse()
+        commands: list[Command] = []
+        settings: list[Setting] = []
+        for words in self._groups():
+            own, rest = self._split(words)
+            if rest and rest[0].text in ("export", "declare", "typeset", "readonly", "local", "env"):
+                moved, rest = self._split(list(dropwhile(lambda word: word.text.startswith("-"), rest[1:])))
+                own += moved
+            settings += own
+            if rest:
+                commands.append(Command(tuple(rest), tuple(own)))
+        self.commands, self.settings = tuple(commands), tuple(settings)
 
     @cached_property
     def lines(self) -> Sequence[str]:
@@ -145,19 +155,6 @@ class Script:
         resolved = self.resolve(text or "")
         return int(resolved) if re.fullmatch(r"[0-9]{1,9}", resolved) else None
 
-    def _parse(self) -> None:
-        commands: list[Command] = []
-        settings: list[Setting] = []
-        for words in self._groups():
-            own, rest = self._split(words)
-            if rest and rest[0].text in ("export", "declare", "typeset", "readonly", "local", "env"):
-                moved, rest = self._split(list(dropwhile(lambda word: word.text.startswith("-"), rest[1:])))
-                own += moved
-            settings += own
-            if rest:
-                commands.append(Command(tuple(rest), tuple(own)))
-        self.commands, self.settings = tuple(commands), tuple(settings)
-
     @staticmethod
     def _split(words: Sequence[Word]) -> tuple[list[Setting], list[Word]]:
         """Leading assignments, and the words behind them."""
@@ -172,7 +169,7 @@ class Script:
 
     def _groups(self) -> Iterator[list[Word]]:
         """Words of each command, without control words at its start."""
-        text = _without_here_documents(self.text)
+        text = _blank_here_documents(self.text)
         starts = [0, *(found.end() for found in re.finditer("\n", text))]
         words: list[Word] = []
         for found in _TOKEN.finditer(text):
@@ -181,7 +178,8 @@ class Script:
                 column = found.start() - starts[line] + 1 + self.indent
                 raw = found["word"]
                 if words or raw not in _CONTROL:
-                    words.append(Word(_QUOTED.sub(_meaning, raw), raw, line + self.first_line, column))
+                    meaning = _QUOTED.sub(lambda quoted: next(p for p in quoted.groups() if p is not None), raw)
+                    words.append(Word(meaning, raw, line + self.first_line, column))
             elif found["comment"]:
                 self.comments.add(bisect_right(starts, found.start()) - 1 + self.first_line)
             elif found["end"] and words:
@@ -191,11 +189,7 @@ class Script:
             yield words
 
 
-def _meaning(quoted: re.Match[str]) -> str:
-    return next(part for part in quoted.groups() if part is not None)
-
-
-def _without_here_documents(text: str) -> str:
+def _blank_here_documents(text: str) -> str:
     """Blank the bodies of here-documents; every line keeps its number. One without an end is kept."""
     if "<<" not in text:
         return text

@@ -132,16 +132,15 @@ def pod_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
 )
 def container_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
     """`docker run` with GPUs and torchrun, without more shared memory, or with less than 1 GiB of it."""
-    for script in file.scripts:
-        for command in script.commands:
-            text, word = " ".join(command.texts), command.words[0]
-            if not re.match(r"(?:docker|podman) run .*--gpus\b.* torchrun\b", text, re.DOTALL):
-                continue
-            size = re.search(r" --shm-size[ =]((\d+)([bkmg]?)b?)(?= )", text, re.IGNORECASE)
-            if size and int(size[2]) * 1024 ** "bkmg".index(size[3].lower() or "b") < _LEAST_SHARED_BYTES:
-                yield Problem(word.line, word.column, f"`--shm-size={size[1]}` is less than 1 GiB")
-            elif not re.search(r"/dev/shm| --(?:ipc|shm-size)\b", text):  # noqa: S108
-                yield Problem(word.line, word.column, "neither `--ipc=host` nor `--shm-size`")
+    for command in file.commands:
+        text, word = " ".join(command.texts), command.words[0]
+        if not re.match(r"(?:docker|podman) run .*--gpus\b.* torchrun\b", text, re.DOTALL):
+            continue
+        size = re.search(r" --shm-size[ =]((\d+)([bkmg]?)b?)(?= )", text, re.IGNORECASE)
+        if size and int(size[2]) * 1024 ** "bkmg".index(size[3].lower() or "b") < _LEAST_SHARED_BYTES:
+            yield Problem(word.line, word.column, f"`--shm-size={size[1]}` is less than 1 GiB")
+        elif not re.search(r"/dev/shm| --(?:ipc|shm-size)\b", text):  # noqa: S108
+            yield Problem(word.line, word.column, "neither `--ipc=host` nor `--shm-size`")
 
 
 @rule(

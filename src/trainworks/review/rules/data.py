@@ -21,11 +21,6 @@ _IMPORTS = "from torch.utils.data import DataLoader, DistributedSampler\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
-def problem_at(call: Call, message: str) -> Problem:
-    """A problem at the place of a call."""
-    return Problem(call.node.lineno, call.node.col_offset + 1, message)
-
-
 @rule(
     "TW501",
     "Every epoch has the same order",
@@ -43,19 +38,16 @@ def problem_at(call: Call, message: str) -> Problem:
 def missing_set_epoch(file: ReviewedFile) -> Iterator[Problem]:
     """A shuffling sampler of training data, a loop over epochs, and no `set_epoch`."""
     code = file.python
-    if code is None or "set_epoch" in code.text or not _loops_over_epochs(code.nodes):
+    samplers = [] if "set_epoch" in code.text else list(code.calls_of("DistributedSampler"))
+    loops = [node.target for node in code.nodes_of(ast.For)] if samplers else []
+    if not any(isinstance(target, ast.Name) and "epoch" in target.id.lower() for target in loops):
         return
-    for call in code.calls_of("DistributedSampler"):
+    for call in samplers:
         statement = ast.unparse(call.node)
         target = code.parents.get(call.node)
         named = ast.unparse(target) if isinstance(target, ast.Assign) else statement
         if call.name.startswith("torch.") and call.argument("shuffle") is None and not _HELD_OUT.search(named):
-            yield problem_at(call, "the sampler shuffles, and nothing calls `set_epoch`")
-
-
-def _loops_over_epochs(nodes: list[ast.AST]) -> bool:
-    loops = (node.target for node in nodes if isinstance(node, ast.For))
-    return any(isinstance(target, ast.Name) and "epoch" in target.id.lower() for target in loops)
+            yield call.problem("the sampler shuffles, and nothing calls `set_epoch`")
 
 
 @rule(
@@ -75,12 +67,11 @@ def _loops_over_epochs(nodes: list[ast.AST]) -> bool:
 def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
     """A shuffling loader beside DistributedDataParallel, in a file without any kind of sharding."""
     code = file.python
-    if code is None or _SHARDS.search(code.text):
-        return
-    if any(call.name.startswith("torch.") for call in code.calls_of("DistributedDataParallel")):
+    wrapped = any(call.name.startswith("torch.") for call in code.calls_of("DistributedDataParallel"))
+    if wrapped and not _SHARDS.search(code.text):
         for call in code.calls_of("DataLoader"):
             if call.constant("shuffle") is True and not _HELD_OUT.search(ast.unparse(call.node)):
-                yield problem_at(call, "each rank reads the whole data set: the loader has no sampler")
+                yield call.problem("each rank reads the whole data set: the loader has no sampler")
 
 
 @rule(
@@ -96,9 +87,9 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
 )
 def sampler_and_shuffle(file: ReviewedFile) -> Iterator[Problem]:
     """`shuffle=True` beside a sampler that is constructed in the call, or before it."""
-    for call in file.python.calls_of("DataLoader") if file.python else ():
+    for call in file.python.calls_of("DataLoader"):
         if _has_sampler(file, call) and call.constant("shuffle") is True:
-            yield problem_at(call, "`sampler` and `shuffle=True` exclude each other")
+            yield call.problem("`sampler` and `shuffle=True` exclude each other")
 
 
 def _has_sampler(file: ReviewedFile, call: Call) -> bool:
@@ -109,7 +100,7 @@ def _has_sampler(file: ReviewedFile, call: Call) -> bool:
 
 def _constructed(file: ReviewedFile, value: ast.expr | None) -> ast.Call | None:
     """The call that makes a value: the value itself, or what the code gives to its name, if it is a call each time."""
-    if isinstance(value, ast.Call) or value is None or file.python is None:
+    if isinstance(value, ast.Call) or value is None:
         return value if isinstance(value, ast.Call) else None
     calls = file.python.values_of(value)
     last = calls[-1] if calls else None
@@ -129,7 +120,7 @@ def _constructed(file: ReviewedFile, value: ast.expr | None) -> ast.Call | None:
 )
 def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
     """Such an option with `num_workers=0`, or without the argument."""
-    for call in file.python.calls_of("DataLoader") if file.python else ():
+    for call in file.python.calls_of("DataLoader"):
         workers = call.argument("num_workers")
         unpacked = any(keyword.arg is None for keyword in call.node.keywords) or len(call.node.args) > 5
         none = (workers is None and not unpacked) or call.constant("num_workers") == 0
@@ -139,7 +130,7 @@ def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
         if call.constant("persistent_workers") is True or isinstance(call.constant("prefetch_factor"), int):
             is_old_default = call.constant("persistent_workers") is not True and call.constant("prefetch_factor") == 2
             holds_for = Releases("torch", since="2.0") if is_old_default else None  # 2 was the default before
-            yield replace(problem_at(call, message), holds_for=holds_for)
+            yield replace(call.problem(message), holds_for=holds_for)
 
 
 @rule(
@@ -156,13 +147,13 @@ def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
 )
 def options_of_batch_sampler(file: ReviewedFile) -> Iterator[Problem]:
     """A literal option beside a batch sampler that is not None."""
-    for call in file.python.calls_of("DataLoader") if file.python else ():
+    for call in file.python.calls_of("DataLoader"):
         sampler = call.argument("batch_sampler")
         if not call.name.startswith("torch.") or sampler is None or isinstance(sampler, ast.Constant | ast.IfExp):
             continue
         sized = isinstance(call.constant("batch_size"), int) and call.constant("batch_size") != 1
         if sized or call.constant("shuffle") is True or call.constant("drop_last") is True:
-            yield problem_at(call, "`batch_sampler` excludes `batch_size`, `shuffle` and `drop_last`")
+            yield call.problem("`batch_sampler` excludes `batch_size`, `shuffle` and `drop_last`")
 
 
 @rule(
@@ -181,11 +172,11 @@ def options_of_batch_sampler(file: ReviewedFile) -> Iterator[Problem]:
 )
 def shuffled_stream(file: ReviewedFile) -> Iterator[Problem]:
     """A loader of an IterableDataset of the file with `shuffle=True` or a sampler."""
-    code = file.python
-    classes = (node for node in code.nodes if isinstance(node, ast.ClassDef)) if code else ()
+    loaders = list(file.python.calls_of("DataLoader"))
+    classes = file.python.nodes_of(ast.ClassDef) if loaders else ()
     streams = {each.name for each in classes if any("IterableDataset" in ast.unparse(base) for base in each.bases)}
-    for call in code.calls_of("DataLoader") if code and streams else ():
+    for call in loaders if streams else ():
         data = _constructed(file, call.node.args[0] if call.node.args else call.argument("dataset"))
         stream = data is not None and isinstance(data.func, ast.Name) and data.func.id in streams
         if stream and (call.constant("shuffle") is True or _has_sampler(file, call)):
-            yield problem_at(call, "an IterableDataset takes neither `shuffle` nor `sampler`")
+            yield call.problem("an IterableDataset takes neither `shuffle` nor `sampler`")

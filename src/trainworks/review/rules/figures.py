@@ -13,13 +13,12 @@ from trainworks.catalog.facts import Accelerator
 from trainworks.errors import UsageError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
-from trainworks.review.readers.links import LINK, WORD_END, WORD_START, NodePorts, ports_in
+from trainworks.review.readers.prose import LINK, WORD_END, WORD_START, ports_in
 from trainworks.review.rule import rule
 from trainworks.units import format_quantity
 
 _CATALOG = "trainworks catalog show {}"
 _GB_PER_S = r"(?<![\d.])(\d+(?:\.\d+)?)\s*\+?\s*GB/s"
-_RDMA_TEST = re.compile(rf"ib_(?:send|write|read)_bw\b.{{0,40}}?{_GB_PER_S}")
 _STATED_RATE = re.compile(
     rf"(?<![x×\d] )(?<![x×\d]){LINK.pattern}\s*(?:[:：]|gives|reaches|可达|达到|为)\s*{_GB_PER_S}"
 )
@@ -49,7 +48,6 @@ _MEMORY_RATE = re.compile(
     rf"(?<![x×块张] )(?<![x×块张]){WORD_START}(A100|H100|H200|B200|V100)(?![A-Za-z0-9])[^\n。;；.,，、]{{0,20}}?"
     r"(?:HBM[0-9A-Za-z]*|memory|显存)[^\n。;；,，、\d]{0,16}(?<![\d.])(\d+(?:\.\d+)?)\s*TB/s"
 )
-_QUANTUM_2 = re.compile(r"Quantum-2(?!\d)[^\n。;；.]{0,30}?(?<!\d)200\s*G(?:b|bit)(?:ps|/s)")
 _SPLIT_PORT = re.compile(
     r"(?<!\d)400|NDR200|split|break-?outs?\b|\bhal(?:f|ves?|ved)\b|divid|\bY-?cable|(?:2|two|twin)[ -]*[x×]? ?200"
     r"|\btwo (?:ports|links|lanes|nodes)\b|twin|(?<!\d)128 (?:ports|x|×)|拆分|分拆|拆成|分成|分为|一分二|一拆二|对半",
@@ -92,10 +90,10 @@ _STORED_ACTIVATIONS = re.compile(
     bad="HDR100 results:\n\n| test | rate |\n|---|---|\n| ib_send_bw | 90+ GB/s |\n",
     good="HDR100 results:\n\n| test | rate |\n|---|---|\n| ib_send_bw | 90+ Gb/s |\n",
 )
-def above_link(file: ReviewedFile) -> Iterator[Problem]:
+def rate_above_link(file: ReviewedFile) -> Iterator[Problem]:
     """A rate of a test of perftest, or of a link by its name, above twice the rate of the link."""
     for number, line in enumerate(_text(file), start=1):
-        stated, test = _STATED_RATE.search(line), _RDMA_TEST.search(line)
+        stated, test = _STATED_RATE.search(line), re.search(rf"ib_(?:send|write|read)_bw\b.{{0,40}}?{_GB_PER_S}", line)
         name = stated[1] if stated else _link_above(file, number) if test else None
         found = stated or test
         if found is None or name is None:
@@ -127,7 +125,7 @@ def _link_above(file: ReviewedFile, number: int) -> str | None:
     bad="We train on 1536 A100: DP 128 x TP 8 x PP 8.\n",
     good="We train on 1536 A100: DP 24 x TP 8 x PP 8.\n",
 )
-def above_world_size(file: ReviewedFile) -> Iterator[Problem]:
+def ranks_above_world_size(file: ReviewedFile) -> Iterator[Problem]:
     """All three sizes within a few lines of the number of GPUs, whose product exceeds every number near them."""
     lines = list(_text(file))
     for number, line in enumerate(lines, start=1):
@@ -137,7 +135,10 @@ def above_world_size(file: ReviewedFile) -> Iterator[Problem]:
         near = "\n".join(lines[max(0, number - 3) : number + 4])
         sizes = _parallel_sizes("\n".join(lines[number - 1 : number + 4])[total.start() :])
         world = int(total[1].replace(",", ""))
-        if len(sizes) == len(_AXES) and prod(sizes.values()) > _most_gpus(near):
+        gpus = [int(found[1].replace(",", "")) for found in _TOTAL.finditer(near)]
+        nodes = [int(found) for found in re.findall(r"(\d+)\s*(?:个)?\s*(?:nodes|节点)", near)]
+        most = max([*gpus, *(count * _MOST_GPUS_PER_NODE for count in nodes)])
+        if len(sizes) == len(_AXES) and prod(sizes.values()) > most:
             product = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
             yield Problem(number, total.start() + 1, f"{product} = {prod(sizes.values()):,} ranks on {world:,} GPUs")
 
@@ -148,13 +149,6 @@ def _parallel_sizes(text: str) -> dict[str, int]:
         return {}
     found = {axis: re.search(pattern, text) for axis, pattern in _AXES.items()}
     return {axis: int(match[1] or match[2]) for axis, match in found.items() if match}
-
-
-def _most_gpus(text: str) -> int:
-    """The largest number of GPUs that a text names, or that its nodes could have."""
-    gpus = [int(found[1].replace(",", "")) for found in _TOTAL.finditer(text)]
-    nodes = [int(found) for found in re.findall(r"(\d+)\s*(?:个)?\s*(?:nodes|节点)", text)]
-    return max([*gpus, *(count * _MOST_GPUS_PER_NODE for count in nodes)])
 
 
 @rule(
@@ -172,7 +166,7 @@ def _most_gpus(text: str) -> int:
     bad="AllReduce on A100\n\n| setting | one node (8x GPU) GB/s |\n|---|---|\n| tuned | 510 |\n",
     good="AllReduce on A100\n\n| setting | one node (8x GPU) GB/s |\n|---|---|\n| tuned | 235 |\n",
 )
-def above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
+def busbw_above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
     """A column `N x GPU ... GB/s` of a table about all-reduce, in a text about one kind of accelerator."""
     part = _only_part(file)
     if part is None or not part.scale_up_bytes_per_s:
@@ -188,29 +182,25 @@ def above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
             ranks = {}
         for at, world in ranks.items():
             value = re.fullmatch(r"~?(\d+(?:\.\d+)?)", cells[at]) if at < len(cells) else None
-            limit, over = _all_reduce_bound(part, world, ports, adds_between=adds)
+            # without an adapter, the slots limit it
+            machine = node(part.reference_node) if part.reference_node else None
+            inside = min(world, machine.scale_up_domain if machine else world)
+            slot = part.host_bytes_per_s
+            group = RankGroup(
+                ranks=world,
+                domains=-(-world // inside),
+                rank_bytes_per_s=part.scale_up_bytes_per_s,
+                domain_bytes_per_s=(ports.count or inside) * min(ports.link.bytes_per_s, slot)
+                if ports
+                else inside * slot,
+                adds_inside=bool(machine and machine.scale_up_reduction),
+                adds_between=adds,
+            )
+            limit, over = busbw_bound("all_reduce", group).value, f" over {ports}" if ports and world > inside else ""
             if value and float(value[1]) * 1e9 > limit:
                 column = line.index(value[1]) + 1
                 bound = f"{part.name} reaches at most {format_quantity(limit, 'bytes/s')} on {world} GPUs{over}"
                 yield Problem(number, column, f"{value[1]} GB/s: {bound}")
-
-
-def _all_reduce_bound(
-    part: Accelerator, world: int, ports: NodePorts | None, *, adds_between: bool
-) -> tuple[float, str]:
-    """Largest bus bandwidth in bytes/s, and the adapters that it counts; without one the slots limit it."""
-    machine = node(part.reference_node) if part.reference_node else None
-    inside = min(world, machine.scale_up_domain if machine else world)
-    slot = part.host_bytes_per_s
-    group = RankGroup(
-        ranks=world,
-        domains=-(-world // inside),
-        rank_bytes_per_s=part.scale_up_bytes_per_s,
-        domain_bytes_per_s=ports.count_for(inside) * min(ports.link.bytes_per_s, slot) if ports else inside * slot,
-        adds_inside=bool(machine and machine.scale_up_reduction),
-        adds_between=adds_between,
-    )
-    return busbw_bound("all_reduce", group).value, f" over {ports}" if ports and world > inside else ""
 
 
 def _only_part(file: ReviewedFile) -> Accelerator | None:
@@ -237,16 +227,11 @@ def wrong_memory(file: ReviewedFile) -> Iterator[Problem]:
     """The name of an accelerator directly before a kind of memory that no variant of it has."""
     for number, line in enumerate(_text(file), start=1):
         for found in _STATED_MEMORY.finditer(line):
-            kinds = _memory_kinds(found[1])
+            kinds = {part.memory_type for part in _variants(found[1]) if part.memory_type}
             if kinds and found[2].lower() not in {kind.lower() for kind in kinds}:
                 has = " or ".join(sorted(kinds))
                 message = f"{found[1]} has {has}, not {found[2]}"
                 yield Problem(number, found.start() + 1, message, part=found[1])
-
-
-def _memory_kinds(family: str) -> frozenset[str]:
-    """Kinds of memory of all variants of an accelerator."""
-    return frozenset(part.memory_type for part in _variants(family) if part.memory_type)
 
 
 @cache
@@ -269,7 +254,7 @@ def _variants(family: str) -> tuple[Accelerator, ...]:
 def rate_of_quantum_2(file: ReviewedFile) -> Iterator[Problem]:
     """Quantum-2 directly before 200 Gb/s, in lines that do not speak of a split port."""
     for number, line in enumerate(_text(file), start=1):
-        found = _QUANTUM_2.search(line)
+        found = re.search(r"Quantum-2(?!\d)[^\n。;；.]{0,30}?(?<!\d)200\s*G(?:b|bit)(?:ps|/s)", line)
         near = " ".join(file.lines[max(0, number - 2) : number + 1])
         if found and not _SPLIT_PORT.search(near):
             port = switch("QM9700").port_bytes_per_s * 8 / 1e9
@@ -367,7 +352,7 @@ def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
     bad="The A100 has HBM2e memory with 4.8 TB/s.\n",
     good="The H200 has HBM3e memory with 4.8 TB/s.\n",
 )
-def above_memory(file: ReviewedFile) -> Iterator[Problem]:
+def rate_above_memory(file: ReviewedFile) -> Iterator[Problem]:
     """A bandwidth of the memory of one accelerator that is above that of every variant of it."""
     for number, line in enumerate(_text(file), start=1):
         for found in _MEMORY_RATE.finditer(line):

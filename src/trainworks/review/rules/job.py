@@ -14,8 +14,6 @@ from trainworks.review.rule import rule
 
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
-_SBATCH = "https://man.archlinux.org/man/sbatch.1.en.txt"
-_PARALLEL_STATE = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py"
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -27,7 +25,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
     why="Slurm runs a batch script on the first node of the job alone. torchrun waits there for the other nodes, "
     "which nothing starts.",
     fix="Start torchrun on every node: `srun --ntasks-per-node=1 torchrun ...`.",
-    source=_SBATCH,
+    source="https://man.archlinux.org/man/sbatch.1.en.txt",
     file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\ntorchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",
@@ -127,7 +125,7 @@ def local_meeting_point(file: ReviewedFile) -> Iterator[Problem]:
     why="Megatron needs world size = data x tensor x pipeline x context parallel size, and stops with "
     "`world_size is not divisible` before the first step.",
     fix="Choose sizes whose product divides nodes x processes per node.",
-    source=_PARALLEL_STATE,
+    source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py",
     file="train.sh",
     bad="torchrun --standalone --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 8 "
     "--pipeline-model-parallel-size 2\n",
@@ -145,12 +143,8 @@ def indivisible_world_size(file: ReviewedFile) -> Iterator[Problem]:
             word = next(iter(sizes))
             product = " x ".join(map(str, sizes.values()))
             world = f"{nodes} x {processes} = {nodes * processes} ranks"
-            message = (
-                f"{product} = {prod(sizes.values())} does not divide {world}"
-                if len(sizes) > 1
-                else (f"{product} does not divide {world}")
-            )
-            yield Problem(word.line, word.column, message)
+            total = f"{product} = {prod(sizes.values())}" if len(sizes) > 1 else product
+            yield Problem(word.line, word.column, f"{total} does not divide {world}")
 
 
 @rule(
@@ -169,14 +163,13 @@ def indivisible_world_size(file: ReviewedFile) -> Iterator[Problem]:
 )
 def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
     """`srun python SCRIPT`, where the script requires LOCAL_RANK and nothing sets it."""
-    for script in file.scripts:
-        for command in script.commands:
-            words = command.words
-            index = next((i for i, word in enumerate(words) if re.fullmatch(r"python3?", word.text)), 0)
-            if words[0].text != "srun" or not index or index + 1 >= len(words):
-                continue
-            if "LOCAL_RANK" not in file.values and _requires_rank(file, words[index + 1].text):
-                yield Problem(command.line, words[0].column, f"`{words[index + 1].text}` needs LOCAL_RANK")
+    for command in file.commands:
+        words = command.words
+        index = next((i for i, word in enumerate(words) if re.fullmatch(r"python3?", word.text)), 0)
+        if words[0].text != "srun" or not index or index + 1 >= len(words):
+            continue
+        if "LOCAL_RANK" not in file.values and _requires_rank(file, words[index + 1].text):
+            yield Problem(command.line, words[0].column, f"`{words[index + 1].text}` needs LOCAL_RANK")
 
 
 @rule(
@@ -193,12 +186,11 @@ def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
 )
 def versioned_mpi_plugin(file: ReviewedFile) -> Iterator[Problem]:
     """`--mpi=pmix_vN` of an srun."""
-    for script in file.scripts:
-        for command in script.commands:
-            for word in command.words:
-                if command.words[0].text == "srun" and re.fullmatch(r"--mpi=pmix_v\d", word.text):
-                    edits = file.edit(word.line, word.column, word.text, "--mpi=pmix")
-                    yield Problem(word.line, word.column, f"`{word.text}` names one version of the plugin", edits)
+    for command in file.commands:
+        for word in command.words:
+            if command.words[0].text == "srun" and re.fullmatch(r"--mpi=pmix_v\d", word.text):
+                edits = file.edit(word.line, word.column, word.text, "--mpi=pmix")
+                yield Problem(word.line, word.column, f"`{word.text}` names one version of the plugin", edits)
 
 
 @rule(
@@ -245,7 +237,7 @@ def nodes_apart(file: ReviewedFile) -> Iterator[Problem]:
         return
     for _, launch in file.launches:
         own = any(re.match(r"-[NnwZ]|--(?:nodes|ntasks|nodelist|relative)\b", word.text) for word in launch.prefix)
-        if launch.under_srun and not own and "nnodes" not in launch.options and not launch.opaque:
+        if launch.is_under_srun and not own and "nnodes" not in launch.options and not launch.opaque:
             word = launch.launcher
             nodes = count_of(file.options.get("nodes"))
             yield Problem(word.line, word.column, f"{nodes} nodes, and each torchrun is for one")

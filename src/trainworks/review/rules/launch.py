@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.launch import count_of, nodes_of
-from trainworks.review.readers.shell import Script
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
@@ -41,21 +40,14 @@ def missing_backslash(file: ReviewedFile) -> Iterator[Problem]:
         for command in script.commands:
             word = command.words[0]
             above = script.lines[launch_line - script.first_line] if launch_line else ""
-            if _is_option(word.text) and command.line == launch_line + 1 and not _ELLIPSIS.search(above):
-                edit = _append_backslash(launch_line, above)
+            is_option = re.match("--[A-Za-z]", word.text)
+            if is_option and command.line == launch_line + 1 and not _ELLIPSIS.search(above):
+                kept = above.rstrip()
+                edit = Edit(launch_line, len(kept) + 1, len(above) - len(kept), " \\")
                 yield Problem(word.line, word.column, f"`{word.text}` is not part of the launch above", (edit,))
                 launch_line = command.last_line
             else:
                 launch_line = command.last_line if word.text.rpartition("/")[2] in _LAUNCHERS else 0
-
-
-def _is_option(text: str) -> bool:
-    return re.match("--[A-Za-z]", text) is not None
-
-
-def _append_backslash(number: int, line: str) -> Edit:
-    kept = line.rstrip()
-    return Edit(number, len(kept) + 1, len(line) - len(kept), " \\")
 
 
 @rule(
@@ -79,9 +71,8 @@ def blank_after_backslash(file: ReviewedFile) -> Iterator[Problem]:
             start = word.column - script.indent
             if re.fullmatch(r"\\[ \t]", word.raw) and not line[start:].strip():
                 edit = Edit(word.line, word.column + 1, len(line) - start, "")
-                yield Problem(
-                    word.line, word.column, "the line does not continue: a blank follows its backslash", (edit,)
-                )
+                message = "the line does not continue: a blank follows its backslash"
+                yield Problem(word.line, word.column, message, (edit,))
 
 
 @rule(
@@ -176,7 +167,9 @@ def rank_before_srun(file: ReviewedFile) -> Iterator[Problem]:
     if file.batch is None or count_of(file.options.get("nodes")) == 1:
         return
     for script in file.scripts:
-        early = "|".join({"SLURM_NODEID", "SLURM_PROCID", *_expanded_early(script)})
+        task_id = re.compile(r"\$\{?SLURM_(?:NODEID|PROCID)\}?")
+        named = (setting.name for setting in script.settings if task_id.fullmatch(setting.value))
+        early = "|".join({"SLURM_NODEID", "SLURM_PROCID", *named})
         rank = re.compile(rf"""rank[=\s"]*\$\{{?(?:{early})\b""", re.IGNORECASE)
         for command in script.commands:
             raw = ["" if word.raw.startswith("'") else word.raw for word in command.words]
@@ -184,13 +177,6 @@ def rank_before_srun(file: ReviewedFile) -> Iterator[Problem]:
             found = (word for before, text, word in pairs if text and rank.search(f"{before} {text}"))
             if raw[0] == "srun" and (word := next(found, None)):
                 yield Problem(word.line, word.column, "the rank is expanded once, before the tasks start")
-
-
-def _expanded_early(script: Script) -> Iterator[str]:
-    """Variables that the batch script sets to the id of a node or a task."""
-    for setting in script.settings:
-        if re.fullmatch(r"\$\{?SLURM_(?:NODEID|PROCID)\}?", setting.value):
-            yield setting.name
 
 
 @rule(
@@ -213,7 +199,7 @@ def tasks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
     for script, launch in file.launches:
         own = re.search(r"(?:^|\s)(?:-n|-N|--ntasks|--nodes)", " ".join(word.text for word in launch.prefix))
         processes = script.number(launch.values.get("nproc_per_node"))
-        if tasks and tasks > 1 and processes and processes > 1 and launch.under_srun and not own:
+        if tasks and tasks > 1 and processes and processes > 1 and launch.is_under_srun and not own:
             word = launch.options["nproc_per_node"]
             total = f"{tasks} tasks x {processes} processes = {tasks * processes} processes"
             yield Problem(word.line, word.column, f"{total} on each node")

@@ -85,9 +85,7 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
         for key in ("labels", "annotations"):
             for _, node in tree.entries(tree.get(alert, key)).values():
                 text = tree.scalar(node) or ""
-                own = set(re.findall(r"\$(\w+)\s*(?:,\s*\$\w+\s*)?:=", text)) | set(
-                    re.findall(r",\s*\$(\w+)\s*:=", text)
-                )
+                own = {name for pair in re.findall(r"\$(\w+)\s*(?:,\s*\$(\w+)\s*)?:=", text) for name in pair}
                 used = {name for block in re.findall(r"\{\{(.*?)\}\}", text) for name in re.findall(r"\$(\w+)", block)}
                 for name in sorted(used - own - _VARIABLES):
                     yield Problem(*tree.place(node), f"`${name}` is not a variable of alerts")

@@ -20,10 +20,7 @@ from trainworks.review.versions import Releases
 from trainworks.units import format_quantity
 
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_RDMA_DEVICE = re.compile(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|efa_|rdmap)\d+")
-_PERFTEST = re.compile(r"ib_(?:send|write|read|atomic)_(?:bw|lat)")
 _NCCL_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf(?:_mpi)?")
-_RANKS_OF_COLUMN = re.compile(r"(?<!\d)(\d+)\s*[x×]\s*GPU")
 _LINES_TO_TABLE = 12
 """Lines between a command and the table of its results."""
 _MANY_GPUS = 8
@@ -171,7 +168,7 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     """A `^` behind a comma."""
     for setting in _named(file, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
         if ",^" in setting.value:
-            edits = _without_carets(file, setting)
+            edits = _remove_carets(file, setting)
             yield Problem(setting.line, setting.column, f"`{setting.value}`: only the first `^` excludes", edits)
 
 
@@ -231,14 +228,13 @@ def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
 )
 def adapter_for_host(file: ReviewedFile) -> Iterator[Problem]:
     """A test of perftest whose first argument is the name of an adapter."""
-    for script in file.scripts:
-        for command in script.commands:
-            name, *arguments = command.words
-            if _PERFTEST.fullmatch(name.text.rpartition("/")[2]) and arguments:
-                word = arguments[0]
-                if _RDMA_DEVICE.fullmatch(word.text):
-                    edit = Edit(word.line, word.column, 0, "-d ")
-                    yield Problem(word.line, word.column, f"`{word.text}` is taken for a server", (edit,))
+    for command in file.commands:
+        name, *arguments = command.words
+        if re.fullmatch(r"ib_(?:send|write|read|atomic)_(?:bw|lat)", name.text.rpartition("/")[2]) and arguments:
+            word = arguments[0]
+            if re.fullmatch(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|efa_|rdmap)\d+", word.text):
+                edit = Edit(word.line, word.column, 0, "-d ")
+                yield Problem(word.line, word.column, f"`{word.text}` is taken for a server", (edit,))
 
 
 @rule(
@@ -256,18 +252,17 @@ def adapter_for_host(file: ReviewedFile) -> Iterator[Problem]:
 def test_of_one_node(file: ReviewedFile) -> Iterator[Problem]:
     """A test of nccl-tests without a launcher, in a job of several nodes or above a table of more GPUs."""
     nodes = count_of(file.options.get("nodes")) or 1
-    for script in file.scripts:
-        for command in script.commands:
-            gpus = _gpus_of_test(command)
-            if not gpus:
-                continue
-            line, column = command.line, command.words[0].column
-            below = "\n".join(file.lines[line : line + _LINES_TO_TABLE]) if file.kind == "text" else ""
-            ranks = max((int(found) for found in _RANKS_OF_COLUMN.findall(below)), default=0)
-            if nodes > 1:
-                yield Problem(line, column, f"this measures {gpus} GPUs of one node, and the job has {nodes} nodes")
-            elif ranks > gpus:
-                yield Problem(line, column, f"this measures {gpus} GPUs of one node, and the table has {ranks}")
+    for command in file.commands:
+        gpus = _gpus_of_test(command)
+        if not gpus:
+            continue
+        line, column = command.line, command.words[0].column
+        below = "\n".join(file.lines[line : line + _LINES_TO_TABLE]) if file.kind == "text" else ""
+        ranks = max((int(found) for found in re.findall(r"(?<!\d)(\d+)\s*[x×]\s*GPU", below)), default=0)
+        if nodes > 1:
+            yield Problem(line, column, f"this measures {gpus} GPUs of one node, and the job has {nodes} nodes")
+        elif ranks > gpus:
+            yield Problem(line, column, f"this measures {gpus} GPUs of one node, and the table has {ranks}")
 
 
 def _gpus_of_test(command: Command) -> int:
@@ -312,7 +307,7 @@ def _requested(file: ReviewedFile) -> Accelerator | None:
     return None
 
 
-def _without_carets(file: ReviewedFile, setting: Setting) -> tuple[Edit, ...]:
+def _remove_carets(file: ReviewedFile, setting: Setting) -> tuple[Edit, ...]:
     """Remove every `^` behind a comma, where the value stands in the line as it is."""
     line = file.lines[setting.line - 1]
     start = line.find(setting.value, setting.value_column - 1)
@@ -324,6 +319,5 @@ def _without_carets(file: ReviewedFile, setting: Setting) -> tuple[Edit, ...]:
 
 @cache
 def _variables() -> frozenset[str]:
-    """Variables that NCCL and PyTorch read."""
     text = resources.files("trainworks.review").joinpath("nccl_variables.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.split("\n") if line and not line.startswith("#"))

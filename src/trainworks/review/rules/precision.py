@@ -12,15 +12,17 @@ import yaml
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers import tree
-from trainworks.review.readers.python import Call
+from trainworks.review.readers.python import Call, PythonCode
 from trainworks.review.rule import rule
-from trainworks.review.rules.data import problem_at
 from trainworks.review.versions import Releases
 
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
-_DEEPSPEED = "https://www.deepspeed.ai/docs/config-json/"
 _DEVICE = re.compile(r"set_device|cuda:|CUDA_VISIBLE_DEVICES|cuda\.device\(|\.to\(|device=|\.cuda\([^)]")
 _AMP_IMPORT = re.compile(r"from torch\.cuda\.amp import (?:autocast|GradScaler)(?:, *(?:autocast|GradScaler))?")
+_EMPTY_CACHE = ("torch.cuda.empty_cache", "torch.cuda.memory.empty_cache")
+_CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.ExceptHandler, ast.match_case, ast.Lambda, ast.For, ast.While)
+_Round = ast.For | ast.While | ast.FunctionDef
+_GPU_TEST = re.compile(r"torch\.cuda\.is_available\(\)|[\w.]*device(?:\.type)? == 'cuda'")
 _DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
@@ -40,13 +42,13 @@ _DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel i
 def no_device(file: ReviewedFile) -> Iterator[Problem]:
     """A program of NCCL and DistributedDataParallel with `.cuda()`, and nothing that chooses a device."""
     code = file.python
-    if code is None or _DEVICE.search(code.text):
+    if not any(code.calls_of("DistributedDataParallel")) or _DEVICE.search(code.text):
         return
-    groups = list(code.calls_of("init_process_group")) if any(code.calls_of("DistributedDataParallel")) else []
+    groups = code.calls_of("init_process_group")
     if any(call.name.startswith("torch.distributed") and "nccl" in ast.unparse(call.node) for call in groups):
         for call in code.calls_of("cuda"):
             if not call.node.args and not call.node.keywords:
-                yield problem_at(call, "every rank moves this to GPU 0: nothing calls `torch.cuda.set_device`")
+                yield call.problem("every rank moves this to GPU 0: nothing calls `torch.cuda.set_device`")
 
 
 @rule(
@@ -62,10 +64,10 @@ def no_device(file: ReviewedFile) -> Iterator[Problem]:
 )
 def undefined_rank(file: ReviewedFile) -> Iterator[Problem]:
     """A name in `device_ids` of DistributedDataParallel that nothing binds."""
-    for call in file.python.calls_of("DistributedDataParallel") if file.python else ():
+    for call in file.python.calls_of("DistributedDataParallel"):
         devices = call.argument("device_ids")
         for name in devices.elts if isinstance(devices, ast.List) else ():
-            if isinstance(name, ast.Name) and file.python and not file.python.binds(name):
+            if isinstance(name, ast.Name) and not file.python.binds(name):
                 yield Problem(name.lineno, name.col_offset + 1, f"`{name.id}` is not defined")
 
 
@@ -83,14 +85,13 @@ def undefined_rank(file: ReviewedFile) -> Iterator[Problem]:
 )
 def deprecated_amp(file: ReviewedFile) -> Iterator[Problem]:
     """A call of GradScaler or autocast of `torch.cuda.amp`, in a file that does not choose by version."""
-    code = file.python
-    found = [call for call in code.calls_of("GradScaler", "autocast") if "torch.cuda.amp" in call.name] if code else []
+    found = [call for call in file.python.calls_of("GradScaler", "autocast") if "torch.cuda.amp" in call.name]
     if not found or "torch.amp" in file.text:
         return
     edits = _new_names(file, found)
     for call in found:
         name = call.name.rpartition(".")[2]
-        problem = problem_at(call, f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
+        problem = call.problem(f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
         yield replace(problem, edits=edits)
         edits = ()
 
@@ -105,7 +106,8 @@ def _new_names(file: ReviewedFile, calls: Sequence[Call]) -> tuple[Edit, ...]:
     if len(plain) != len(calls) or len(words) != len(calls) + written or (named and len(imports) != 1):
         return ()
     edits = [
-        Edit(call.node.lineno, (call.node.func.end_col_offset or 0) + 2, 0, _first_argument(call)) for call in calls
+        Edit(c.node.lineno, (c.node.func.end_col_offset or 0) + 2, 0, '"cuda", ' if c.node.keywords else '"cuda"')
+        for c in calls
     ]
     for n, column in [
         *((n, 1) for n in imports),
@@ -120,10 +122,6 @@ def _is_plain(file: ReviewedFile, call: Call) -> bool:
     function, line = call.node.func, file.lines[call.node.lineno - 1]
     end = function.end_col_offset or 0
     return not call.node.args and line.isascii() and function.end_lineno == call.node.lineno and line[end] == "("
-
-
-def _first_argument(call: Call) -> str:
-    return '"cuda", ' if call.node.keywords else '"cuda"'
 
 
 @rule(
@@ -143,16 +141,69 @@ def _first_argument(call: Call) -> str:
 def clipped_before_unscaling(file: ReviewedFile) -> Iterator[Problem]:
     """A clip behind a scaled backward, in its block or in a branch of it, in a file that never unscales."""
     code = file.python
-    if code is None or "unscale_" in code.text or not any(code.calls_of("GradScaler")):
+    if "unscale_" in code.text or not any(code.calls_of("GradScaler")):
         return
-    scaled = [call for call in code.calls_of("backward") if re.search(r"\.scale\(.*\)\.backward", _line(file, call))]
+    scale = re.compile(r"\.scale\(.*\)\.backward")
+    scaled = [call for call in code.calls_of("backward") if scale.search(file.lines[call.node.lineno - 1])]
     for call in code.calls_of("clip_grad_norm_", "clip_grad_value_"):
         if any(code.follows(call.node, other.node) for other in scaled):
-            yield problem_at(call, "the gradients are clipped while they are scaled")
+            yield call.problem("the gradients are clipped while they are scaled")
 
 
-def _line(file: ReviewedFile, call: Call) -> str:
-    return file.lines[call.node.lineno - 1]
+@rule(
+    "TW605",
+    "The cache is emptied at each step",
+    "warning",
+    why="`empty_cache` gives the free blocks of the allocator back to the driver, which waits for all work of the GPU, "
+    "and the next step has to allocate them again. It makes no more memory available to PyTorch, which reuses free "
+    "blocks anyway.",
+    fix="Remove the call. If memory is fragmented, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; if it runs "
+    "out, take a smaller micro-batch or checkpoint activations.",
+    source="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+    file="train.py",
+    bad="import torch\nfor batch in loader:\n    model(batch).backward()\n    optimizer.step()\n"
+    "    torch.cuda.empty_cache()\n",
+    good="import torch\nfor batch in loader:\n    model(batch).backward()\n    optimizer.step()\n",
+)
+def emptied_cache(file: ReviewedFile) -> Iterator[Problem]:
+    """`torch.cuda.empty_cache` in every round of a loop that itself calls `backward`, or of a function that does.
+
+    A loop around that loop, and one inside it, are others: of epochs, of an evaluation.
+    """
+    code = file.python
+    calls = [call for call in code.calls_of("empty_cache") if call.name in _EMPTY_CACHE]
+    steps = {_round_around(code, call.node) for call in code.calls_of("backward")} if calls else set()
+    for call in calls:
+        step = _round_around(code, call.node, is_each=True)
+        if step in steps and _is_repeated(code, step):
+            yield call.problem("the cache of the allocator is emptied at each step")
+
+
+def _round_around(code: PythonCode, node: ast.AST, *, is_each: bool = False) -> _Round | None:
+    """The innermost loop or function that has a node in its body; None without one.
+
+    With `is_each`, None also where a condition or an exception decides whether the node runs. A question for a GPU is
+    no condition: its answer is the same in every round.
+    """
+    while (parent := code.parents.get(node)) is not None:
+        if isinstance(parent, _Round) and node in parent.body:
+            return parent
+        if is_each and isinstance(parent, _CONDITIONAL) and not _asks_for_gpu(parent, node):
+            return None
+        node = parent
+    return None
+
+
+def _is_repeated(code: PythonCode, step: _Round | None) -> bool:
+    """It is a loop, or a function that a loop of the file calls."""
+    if not isinstance(step, ast.FunctionDef):
+        return step is not None
+    return any(isinstance(_round_around(code, call.node), ast.For | ast.While) for call in code.calls_of(step.name))
+
+
+def _asks_for_gpu(parent: ast.AST, node: ast.AST) -> bool:
+    """The node stands below `if torch.cuda.is_available():` or a comparison with `"cuda"`."""
+    return isinstance(parent, ast.If) and node in parent.body and bool(_GPU_TEST.fullmatch(ast.unparse(parent.test)))
 
 
 @rule(
@@ -182,7 +233,7 @@ def two_precisions(file: ReviewedFile) -> Iterator[Problem]:
     why="DeepSpeed needs `train_batch_size` = `train_micro_batch_size_per_gpu` x `gradient_accumulation_steps` x "
     "number of GPUs, and stops with an AssertionError.",
     fix="Leave `train_batch_size` out: DeepSpeed infers the third of the three.",
-    source=_DEEPSPEED,
+    source="https://www.deepspeed.ai/docs/config-json/",
     file="ds_config.json",
     bad='{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4}\n',
     good='{"train_batch_size": 256, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4}\n',

@@ -13,12 +13,11 @@ from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
 from trainworks.review.readers.launch import program_of
 from trainworks.review.readers.run_file import RunFileText
-from trainworks.review.readers.shell import Script, has_branches
+from trainworks.review.readers.shell import has_branches
 from trainworks.review.rule import rule
 from trainworks.units import format_duration, parse_duration
 
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
-_IN_MEMORY = re.compile(r"/(?:dev/shm|run/shm|run/user)(?:/|$)")
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "PET_NODE_RANK")
 _ANOTHER_FOLDER = re.compile(r"\b(?:cd|pushd|chdir|git|wget|curl|unzip|tar|cp|cat|ln)\b|-D\b")
 
@@ -47,7 +46,9 @@ def missing_program(file: ReviewedFile) -> Iterator[Problem]:
         for command in script.commands:
             program = program_of(command)
             plain = program is not None and re.fullmatch(r"[\w.][\w./-]*\.(?:py|sh)", program.text)
-            if program is None or not plain or "$" in below or _may_have_it(script):
+            # Shell code may change the folder, make files, or leave the command out.
+            may_have_it = has_branches(script.text) or _ANOTHER_FOLDER.search(script.text)
+            if program is None or not plain or "$" in below or may_have_it:
                 continue
             if not any(_may_exist(folder / below / program.text) for folder in folders):
                 yield Problem(program.line, program.column, f"`{program.text}` does not exist")
@@ -68,7 +69,7 @@ def missing_program(file: ReviewedFile) -> Iterator[Problem]:
 def checkpoints_in_memory(file: ReviewedFile) -> Iterator[Problem]:
     """`checkpoint.to` below a folder that Linux keeps in memory."""
     node = file.run_file.node("checkpoint", "to") if file.run_file else None
-    if node is not None and _IN_MEMORY.match(tree.scalar(node) or ""):
+    if node is not None and re.match(r"/(?:dev/shm|run/shm|run/user)(?:/|$)", tree.scalar(node) or ""):
         yield Problem(*tree.place(node), f"`{tree.scalar(node)}` is in the memory of the node")
 
 
@@ -203,11 +204,6 @@ def _may_exist(path: Path) -> bool:
         return True
 
 
-def _may_have_it(script: Script) -> bool:
-    """Shell code that changes the folder or makes files, or that may leave the command out."""
-    return has_branches(script.text) or _ANOTHER_FOLDER.search(script.text) is not None
-
-
 def _has_these_files(run_file: RunFileText) -> bool:
     """The job sees the files of this machine: it runs here, or on nodes that share them."""
     engine = run_file.text("cluster") or run_file.text("cluster", "engine") or "local"
@@ -225,10 +221,10 @@ def _duration(text: str | None) -> float | None:
 
 def _nodes(run_file: RunFileText) -> int:
     """Nodes of the job: as written, or those of the cluster that it describes."""
-    from trainworks.catalog.cluster import parse_cluster  # noqa: PLC0415  # reads the catalogue
+    from trainworks.catalog.stack_cluster import read_cluster  # noqa: PLC0415  # reads the catalogue
 
     described = run_file.text("cluster") or run_file.text("cluster", "of")
     try:
-        return parse_cluster(described).num_nodes if described else run_file.nodes
+        return read_cluster(described).num_nodes if described else run_file.nodes
     except TrainworksError:
         return run_file.nodes

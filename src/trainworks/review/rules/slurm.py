@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import PurePath
 
+from trainworks.config.slurm.sbatch_amounts import expand_nodes, parse_slurm_time
 from trainworks.config.slurm.sbatch_options import KNOWN_OPTIONS
-from trainworks.config.slurm.slurm_words import expand_nodes, parse_slurm_time
 from trainworks.errors import QuantityError
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
@@ -54,19 +54,15 @@ def late_option(file: ReviewedFile) -> Iterator[Problem]:
 def refused_option(file: ReviewedFile) -> Iterator[Problem]:
     """An unknown option, an open quote, or a value that is missing or superfluous."""
     for problem in file.batch.problems if file.batch else ():
-        if _may_be_of_a_plugin(problem.message):
+        # plugins of Slurm add options, such as pyxis' containers: an unknown one that is no slip of a known one
+        found = re.match(r"`(.*)` is not an option of sbatch", problem.message)
+        name = found[1].lstrip("-").partition("=")[0] if found else ""
+        near = get_close_matches(name, KNOWN_OPTIONS, n=1, cutoff=0.85)
+        if found is not None and (not found[1].startswith("--") or not near or "container" in name):
             continue
         line = int((problem.place or ":1").rpartition(":")[2])
         hint = f": {problem.hint}" if problem.hint else ""
         yield Problem(line, 1, f"{problem.message}{hint}")
-
-
-def _may_be_of_a_plugin(message: str) -> bool:
-    """The option is unknown, and no slip of a known one: plugins of Slurm add options, such as pyxis' containers."""
-    found = re.match(r"`(.*)` is not an option of sbatch", message)
-    name = found[1].lstrip("-").partition("=")[0] if found else ""
-    near = get_close_matches(name, KNOWN_OPTIONS, n=1, cutoff=0.85)
-    return found is not None and (not found[1].startswith("--") or not near or "container" in name)
 
 
 @rule(
@@ -143,9 +139,8 @@ def exclusive_options(file: ReviewedFile) -> Iterator[Problem]:
 )
 def missing_gres_types(file: ReviewedFile) -> Iterator[Problem]:
     """A slurm.conf that includes no other file, with GPUs and without the type."""
-    if PurePath(file.name).name != "slurm.conf" or re.search(
-        r"^[ \t]*include\s", file.text, re.IGNORECASE | re.MULTILINE
-    ):
+    includes = re.search(r"^[ \t]*include\s", file.text, re.IGNORECASE | re.MULTILINE)
+    if PurePath(file.name).name != "slurm.conf" or includes:
         return
     types = [found.value for line in file.conf if (found := line.get("grestypes"))]
     edits = () if types else (Edit(1, 1, 0, "GresTypes=gpu\n"),)

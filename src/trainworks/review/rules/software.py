@@ -5,22 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from trainworks.catalog import software
 from trainworks.catalog.left_out import term_of_package
-from trainworks.catalog.software import (
-    base_system,
-    driver_end,
-    is_over,
-    nearest_build,
-    releases,
-    version_key,
-    wheel_builds,
-)
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.shell import Command
 from trainworks.review.rule import rule
 
-_RELEASES = "https://github.com/pytorch/pytorch/blob/main/RELEASE.md"
 _WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
 _TORCH = re.compile(r"torch(?:vision|audio)?")
 
@@ -33,7 +24,7 @@ _TORCH = re.compile(r"torch(?:vision|audio)?")
     "this address; with `--extra-index-url` it takes another build from PyPI without a message.",
     fix="Take an index that exists, such as `https://download.pytorch.org/whl/cu126`; the driver decides what runs, "
     "not the installed toolkit.",
-    source=_RELEASES,
+    source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
     file="requirements.txt",
     bad="--extra-index-url https://download.pytorch.org/whl/cu120\ntorch\n",
     good="--index-url https://download.pytorch.org/whl/cu126\ntorch\n",
@@ -44,19 +35,16 @@ def missing_wheel_index(file: ReviewedFile) -> Iterator[Problem]:
         for number, line in enumerate(file.lines, start=1):
             found = _WHEELS.search(line)
             version = f"{found[1][:2]}.{found[1][2:]}" if found else ""
-            is_missing = version.startswith("12.") and version not in wheel_builds()
+            is_missing = version.startswith("12.") and version not in software.wheel_builds()
             if found and is_missing and not line.lstrip().startswith("#"):
-                builds = _builds_of_pinned_torch(file)
-                instead = nearest_build(version, builds).replace(".", "") if builds else found[1]
+                pins = file.allowed_releases("torch")
+                known = [
+                    each for each in software.releases("PyTorch") if all(p.allows(each.name.split()[-1]) for p in pins)
+                ]
+                builds = sorted({cuda for each in known for cuda in each.builds}, key=software.version_key)
+                instead = software.nearest_build(version, builds).replace(".", "") if builds else found[1]
                 edits = file.edit(number, found.start() + 1, f"/cu{found[1]}", f"/cu{instead}") if builds else ()
                 yield Problem(number, found.start() + 1, f"PyTorch has no wheels for CUDA {version}", edits)
-
-
-def _builds_of_pinned_torch(file: ReviewedFile) -> list[str]:
-    """CUDA releases of the wheels of every PyTorch that the file is used with; of all releases without a pin."""
-    pins = file.allowed_releases("torch")
-    known = [each for each in releases("PyTorch") if all(pin.allows(each.name.split()[-1]) for pin in pins)]
-    return sorted({cuda for each in known for cuda in each.builds}, key=version_key)
 
 
 @rule(
@@ -73,17 +61,16 @@ def _builds_of_pinned_torch(file: ReviewedFile) -> list[str]:
 )
 def extra_index(file: ReviewedFile) -> Iterator[Problem]:
     """`pip install torch`, without a version, with an extra index of PyTorch."""
-    for script in file.scripts:
-        for command in script.commands:
-            names = _installed(command)
-            index = next((w for w in command.words if _WHEELS.search(w.text)), None)
-            extra = any(word.text.startswith("--extra-index-url") for word in command.words)
-            if index and extra and any(_TORCH.fullmatch(name) for name in names):
-                alone = all(_TORCH.fullmatch(name) for name in names)
-                option = next(w for w in command.words if w.text.startswith("--extra-index-url"))
-                edits = file.edit(option.line, option.column, "--extra-index-url", "--index-url") if alone else ()
-                message = "the extra index has no priority: pip takes torch from PyPI"
-                yield Problem(index.line, index.column, message, edits)
+    for command in file.commands:
+        names = _installed(command)
+        index = next((w for w in command.words if _WHEELS.search(w.text)), None)
+        extra = any(word.text.startswith("--extra-index-url") for word in command.words)
+        if index and extra and any(_TORCH.fullmatch(name) for name in names):
+            alone = all(_TORCH.fullmatch(name) for name in names)
+            option = next(w for w in command.words if w.text.startswith("--extra-index-url"))
+            edits = file.edit(option.line, option.column, "--extra-index-url", "--index-url") if alone else ()
+            message = "the extra index has no priority: pip takes torch from PyPI"
+            yield Problem(index.line, index.column, message, edits)
 
 
 @rule(
@@ -101,8 +88,8 @@ def old_base_image(file: ReviewedFile) -> Iterator[Problem]:
     """A `FROM` with the name of such a release."""
     for number, line in enumerate(file.lines if file.kind in ("dockerfile", "text") else (), start=1):
         found = re.match(r"\s*(?:\d+\.\s+)?FROM\s+(\S+)", line)
-        base = base_system(found[1]) if found else None
-        if found and base and is_over(base):
+        base = software.base_system(found[1]) if found else None
+        if found and base and software.is_over(base):
             yield Problem(number, found.start(1) + 1, f"support of {base.name} ended in {base.ends}")
 
 
@@ -123,12 +110,11 @@ def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
     """A clone of UCX and its configuration, without autogen.sh in the file."""
     if not re.search(r"git clone\b[^\n]*/ucx(?:\.git)?\b", file.text) or "autogen" in file.text:
         return
-    for script in file.scripts:
-        for command in script.commands:
-            word = command.words[0]
-            if word.text.endswith("contrib/configure-release"):
-                edits = (Edit(word.line, word.column, 0, "./autogen.sh && "),)
-                yield Problem(word.line, word.column, "a clone of UCX needs `./autogen.sh` before this", edits)
+    for command in file.commands:
+        word = command.words[0]
+        if word.text.endswith("contrib/configure-release"):
+            edits = (Edit(word.line, word.column, 0, "./autogen.sh && "),)
+            yield Problem(word.line, word.column, "a clone of UCX needs `./autogen.sh` before this", edits)
 
 
 @rule(
@@ -145,12 +131,11 @@ def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
 )
 def old_driver(file: ReviewedFile) -> Iterator[Problem]:
     """The installation of a package `nvidia-driver-N` of an older branch."""
-    for script in file.scripts:
-        for command in script.commands:
-            for word in command.words if "install" in command.texts[:4] else ():
-                found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
-                if found and driver_end(int(found[1])) is not None:
-                    yield Problem(word.line, word.column, f"the driver branch R{found[1]} is out of support")
+    for command in file.commands:
+        for word in command.words if "install" in command.texts[:4] else ():
+            found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
+            if found and software.driver_end(int(found[1])) is not None:
+                yield Problem(word.line, word.column, f"the driver branch R{found[1]} is out of support")
 
 
 @rule(
@@ -172,18 +157,14 @@ def left_out_software(file: ReviewedFile) -> Iterator[Problem]:
     for number, line in enumerate(file.lines if pattern else (), start=1):
         if pattern and (found := pattern.match(line)):
             yield from _left_out(found[1], number, found.start(1) + 1)
-    for script in file.scripts:
-        for command in script.commands:
-            installed = set(_installed(command))
-            for index, word in enumerate(command.words):
-                if index == 0 or word.text in installed:
-                    yield from _left_out(word.text, word.line, word.column)
+    for command in file.commands:
+        installed = set(_installed(command))
+        for index, word in enumerate(command.words):
+            if index == 0 or word.text in installed:
+                yield from _left_out(word.text, word.line, word.column)
 
 
-_NAMING = {
-    "python": re.compile(r"\s*(?:import|from)\s+(\w+)"),
-    "requirements": re.compile(r"\s*([A-Za-z0-9][\w.-]*)"),
-}
+_NAMING = {"python": re.compile(r"\s*(?:import|from)\s+(\w+)"), "requirements": re.compile(r"\s*([A-Za-z0-9][\w.-]*)")}
 """Lines that name a package, by the kind of the file."""
 
 

@@ -1,4 +1,4 @@
-"""TW73x: stack files: releases that do not fit together, or get no corrections any more."""
+"""TW73x, TW741 to TW743: stack files: releases that do not fit together, or get no corrections any more."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
 from trainworks.review.rule import rule
 
-_DRIVERS = "https://docs.nvidia.com/datacenter/tesla/drivers/620/supported-drivers-and-cuda-toolkit-versions.html"
 _ARCHITECTURES = "https://docs.nvidia.com/datacenter/tesla/drivers/cuda-toolkit-driver-and-architecture-matrix.html"
-_COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"
 _STACK = """os: {os}
 nodes:
   - {{hosts: "gpu[1-4]", machine: {machine}, roles: [compute]}}
@@ -59,11 +57,11 @@ def ended_system(file: ReviewedFile) -> Iterator[Problem]:
     for value, name in ((value, str(value.value)) for value in scalars(file.stack, "os")):
         found = release(name, "operating system")
         if found and software.is_over(found):
-            yield at(value, f"support of {found.name} ended in {found.ends}")
-    for image in _environment_values(file, "image"):
+            yield flag(value, f"support of {found.name} ended in {found.ends}")
+    for image in (value for item in environments(file) for value in scalars(item, "image")):
         base = software.base_system(image.value)
         if base and software.is_over(base):
-            yield at(image, f"support of {base.name}, the base of this image, ended in {base.ends}")
+            yield flag(image, f"support of {base.name}, the base of this image, ended in {base.ends}")
 
 
 @rule(
@@ -73,7 +71,7 @@ def ended_system(file: ReviewedFile) -> Iterator[Problem]:
     why="NVIDIA corrects the branches R580, R595 and R620 (November 2026). An older one gets no corrections of faults "
     "and of security, and knows no later GPU.",
     fix="Install a long-term branch: R580 is supported until June 2028, R620 until September 2029.",
-    source=_DRIVERS,
+    source="https://docs.nvidia.com/datacenter/tesla/drivers/620/supported-drivers-and-cuda-toolkit-versions.html",
     file="stack.yaml",
     bad=_example(driver="535", environment='torch: "2.14", cuda: "12.6"'),
     good=_example(),
@@ -84,7 +82,7 @@ def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
         branch = software.driver_branch(value.value)
         ended = software.driver_end(branch)
         if ended is not None:
-            yield at(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
+            yield flag(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
 
 
 @rule(
@@ -105,9 +103,9 @@ def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
         branch = software.driver_branch(value.value)
         for found in generations(file):
             if found.first_driver and branch < found.first_driver:
-                yield at(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
+                yield flag(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
             elif found.last_driver and branch > found.last_driver:
-                yield at(value, f"R{branch} does not know {found.name}: R{found.last_driver} is the last that does")
+                yield flag(value, f"R{branch} does not know {found.name}: R{found.last_driver} is the last that does")
 
 
 @rule(
@@ -117,7 +115,7 @@ def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
     why="A driver runs programs of its CUDA major release and of older ones: CUDA 12 needs R525, CUDA 13 R580. "
     "`torch.cuda.is_available()` is false otherwise.",
     fix="Take a newer driver, or wheels or an image for an older CUDA.",
-    source=_COMPATIBILITY,
+    source="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
     file="stack.yaml",
     bad=_example(driver="570", comment="  # trainworks: ignore[TW732]"),
     good=_example(),
@@ -129,7 +127,7 @@ def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
         for value, cuda in _cudas(file):
             least = software.least_driver(cuda)
             if least is not None and branch < least:
-                yield at(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
+                yield flag(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
 
 
 @rule(
@@ -149,9 +147,11 @@ def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
     for value, cuda in [*_cudas(file), *_cudas_of_ngc(file)]:
         for found in generations(file):
             if found.first_cuda and software.version_key(cuda) < software.version_key(found.first_cuda):
-                yield at(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
+                yield flag(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
             elif found.last_cuda and software.version_key(cuda)[0] > int(found.last_cuda):
-                yield at(value, f"CUDA {cuda} does not know {found.name}: CUDA {found.last_cuda} is the last that does")
+                yield flag(
+                    value, f"CUDA {cuda} does not know {found.name}: CUDA {found.last_cuda} is the last that does"
+                )
 
 
 @rule(
@@ -174,7 +174,7 @@ def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
             continue
         found = release(".".join(torch.split(".")[:2]), "PyTorch")
         if found and cuda.value not in found.builds:
-            yield at(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
+            yield flag(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
 
 
 @rule(
@@ -194,7 +194,7 @@ def ended_slurm(file: ReviewedFile) -> Iterator[Problem]:
     for value in scalars(file.stack, "slurm", "release"):
         found = release(".".join(value.value.split(".")[:2]), "Slurm")
         if found and software.is_over(found):
-            yield at(value, f"support of {found.name} ended in {found.ends}")
+            yield flag(value, f"support of {found.name} ended in {found.ends}")
 
 
 @rule(
@@ -220,7 +220,7 @@ def ending_support(file: ReviewedFile) -> Iterator[Problem]:
         for value in scalars(file.stack, *path):
             found = release(name(value.value), component)
             if found and software.ends_soon(found):
-                yield at(value, f"support of {found.name} ends in {found.ends}")
+                yield flag(value, f"support of {found.name} ends in {found.ends}")
 
 
 @rule(
@@ -242,7 +242,7 @@ def other_slurm(file: ReviewedFile) -> Iterator[Problem]:
             continue
         system = release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
         if system and system.slurm != ".".join(value.value.split(".")[:2]):
-            yield at(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
+            yield flag(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
 
 
 @rule(
@@ -265,10 +265,91 @@ def placeholder(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(number, len(before) + 1, f"this line needs your own value: {what.strip()}")
 
 
-def at(node_: yaml.ScalarNode, message: str) -> Problem:
+_FABRIC = """os: Ubuntu 24.04
+nodes:
+  - {{hosts: "gpu[1-4]", machine: DGX H100, roles: [compute]}}
+gpu: {{driver: "580"}}
+fabric: {{link: infiniband, driver: {driver}, kernel: "{kernel}", devices: [mlx5_0]}}
+slurm: {{release: "26.05"}}
+"""
+_PLUGIN = """os: Ubuntu 24.04
+nodes:
+  - {{hosts: "gpu[1-4]", machine: DGX H100, roles: [compute]}}
+slurm: {{release: "{slurm}", {plugin}}}{comment}
+"""
+_OLD = "  # trainworks: ignore[TW737]"
+
+
+@rule(
+    "TW741",
+    "DOCA-OFED is not built for the kernel",
+    "error",
+    why="NVIDIA builds and tests DOCA-OFED against the generic kernel of each distribution. Against another one, such "
+    "as a hardware-enablement kernel, its modules fail to build, or the kernel's own ones are loaded after an update.",
+    fix="Take the generic kernel and hold it, or `driver: inbox`, which every kernel brings.",
+    source="https://docs.nvidia.com/doca/archive/3-2-1/general-support/index.html",
+    file="stack.yaml",
+    bad=_FABRIC.format(driver="doca-ofed", kernel="6.14"),
+    good=_FABRIC.format(driver="doca-ofed", kernel="6.8"),
+)
+def other_kernel(file: ReviewedFile) -> Iterator[Problem]:
+    """`fabric.driver: doca-ofed` with a kernel that is not the generic one of the operating system."""
+    if tree.scalar(tree.get(file.stack, "fabric", "driver")) != "doca-ofed":
+        return
+    system = release(tree.scalar(tree.get(file.stack, "os")) or "", "operating system")
+    for value in scalars(file.stack, "fabric", "kernel"):
+        known = system.kernel if system else None
+        if known and ".".join(value.value.split(".")[:2]) != known:
+            yield flag(
+                value, f"the generic kernel of {system.name if system else ''} is {known}, and not {value.value}"
+            )
+
+
+@rule(
+    "TW742",
+    "Slurm has no plugin for this PMIx",
+    "error",
+    why="`srun --mpi=pmix` loads a plugin that Slurm was built with, and a release of Slurm builds it for a PMIx that "
+    "it knows. Without it, every rank of an MPI job believes that it is rank 0 of 1.",
+    fix="Build Slurm with an older PMIx, or take a newer Slurm.",
+    source="https://slurm.schedmd.com/mpi_guide.html",
+    file="stack.yaml",
+    bad=_PLUGIN.format(slurm="22.05", plugin='pmix: "5.0"', comment=_OLD),
+    good=_PLUGIN.format(slurm="26.05", plugin='pmix: "5.0"', comment=""),
+)
+def other_pmix(file: ReviewedFile) -> Iterator[Problem]:
+    """`slurm.pmix` of a major release that `slurm.release` does not know."""
+    slurm = tree.scalar(tree.get(file.stack, "slurm", "release")) or ""
+    for value in scalars(file.stack, "slurm", "pmix"):
+        known = release(value.value.split(".")[0], "PMIx")
+        first = known.first_slurm if known else None
+        if first and slurm and software.version_key(slurm) < software.version_key(first):
+            yield flag(value, f"Slurm {slurm} has no plugin for PMIx {value.value}: {first} is the first that does")
+
+
+@rule(
+    "TW743",
+    "pyxis was built for another Slurm",
+    "error",
+    why="A SPANK plugin is compiled against the headers of one release of Slurm. Another release does not load it, and "
+    "with `required` in plugstack.conf no job starts.",
+    fix="Build pyxis again, against the release that the nodes run.",
+    source="https://slurm.schedmd.com/spank.html",
+    file="stack.yaml",
+    bad=_PLUGIN.format(slurm="26.05", plugin='pyxis: "25.05"', comment=""),
+    good=_PLUGIN.format(slurm="26.05", plugin='pyxis: "26.05"', comment=""),
+)
+def other_pyxis(file: ReviewedFile) -> Iterator[Problem]:
+    """`slurm.pyxis` that is not `slurm.release`."""
+    slurm = tree.scalar(tree.get(file.stack, "slurm", "release")) or ""
+    for value in scalars(file.stack, "slurm", "pyxis"):
+        if slurm and software.version_key(value.value)[:2] != software.version_key(slurm)[:2]:
+            yield flag(value, f"pyxis was built for Slurm {value.value}, and the nodes run {slurm}")
+
+
+def flag(node_: yaml.ScalarNode, message: str) -> Problem:
     """A problem at a value."""
-    line, column = tree.place(node_)
-    return Problem(line, column, message)
+    return Problem(*tree.place(node_), message)
 
 
 def scalars(root: yaml.Node | None, *path: str) -> Iterator[yaml.ScalarNode]:
@@ -288,11 +369,6 @@ def release(name: str, component: str) -> Release | None:
 def environments(file: ReviewedFile) -> list[yaml.Node]:
     """Environments of jobs, and images to build."""
     return [each for key in ("environments", "images") for each in tree.items(tree.get(file.stack, key))]
-
-
-def _environment_values(file: ReviewedFile, key: str) -> Iterator[yaml.ScalarNode]:
-    for item in environments(file):
-        yield from scalars(item, key)
 
 
 def _cudas(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:

@@ -12,10 +12,8 @@ from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
 from trainworks.review.rule import rule
-from trainworks.review.rules.stack import at, environments, generations, release, scalars
+from trainworks.review.rules.stack import environments, flag, generations, release, scalars
 
-_MODULES = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html"
-_RELEASES = "https://github.com/pytorch/pytorch/blob/main/RELEASE.md"
 _STACK = """os: {os}
 nodes:
   - {{hosts: "gpu[1-4]", machine: {machine}, roles: [compute]}}
@@ -47,7 +45,7 @@ kubernetes: {{gpu_operator: {operator}}}
     why="A driver has two kernel modules. The open one does not know GPUs before Turing, and Blackwell runs with no "
     "other; the nodes of a stack get one of them.",
     fix="Give each of the two kinds of nodes a stack file of its own.",
-    source=_MODULES,
+    source="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html",
     file="stack.yaml",
     bad=_TWO_KINDS.format(new="b200"),
     good=_TWO_KINDS.format(new="h100"),
@@ -58,7 +56,7 @@ def two_modules(file: ReviewedFile) -> Iterator[Problem]:
     if len(by_module) == 2:
         for driver in scalars(file.stack, "gpu", "driver"):
             needs = " and ".join(f"{name} needs the {module} module" for module, name in sorted(by_module.items()))
-            yield at(driver, f"one driver cannot serve all nodes: {needs}")
+            yield flag(driver, f"one driver cannot serve all nodes: {needs}")
 
 
 @rule(
@@ -81,7 +79,7 @@ def wheels_without_code(file: ReviewedFile) -> Iterator[Problem]:
             continue
         for each in generations(file):
             if f"{cuda.value} {each.name}" in found.left_out:
-                yield at(cuda, f"the wheels of {found.name} for CUDA {cuda.value} have no code for {each.name}")
+                yield flag(cuda, f"the wheels of {found.name} for CUDA {cuda.value} have no code for {each.name}")
 
 
 @rule(
@@ -91,7 +89,7 @@ def wheels_without_code(file: ReviewedFile) -> Iterator[Problem]:
     why="A virtual environment has the Python of the operating system, and each release of PyTorch has wheels for a "
     "few releases of Python. pip finds none for another one.",
     fix="Take a PyTorch that has wheels for it, another operating system, or an `image` with a Python of its own.",
-    source=_RELEASES,
+    source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
     file="stack.yaml",
     bad=_STACK.format(os="Rocky 9", machine="DGX H100", torch="2.9", cuda="13.0"),
     good=_STACK.format(os="Rocky 9", machine="DGX H100", torch="2.8", cuda="12.8"),
@@ -108,9 +106,9 @@ def other_python(file: ReviewedFile) -> Iterator[Problem]:
             assert found is not None
             of = f"{system.name} has Python {system.python}"
             if found.first_python and key < software.version_key(found.first_python):
-                yield at(value, f"{of}, and the first that {found.name} has wheels for is {found.first_python}")
+                yield flag(value, f"{of}, and the first that {found.name} has wheels for is {found.first_python}")
             elif found.last_python and key > software.version_key(found.last_python):
-                yield at(value, f"{of}, and the last that {found.name} has wheels for is {found.last_python}")
+                yield flag(value, f"{of}, and the last that {found.name} has wheels for is {found.last_python}")
 
 
 @rule(
@@ -131,7 +129,7 @@ def old_operator(file: ReviewedFile) -> Iterator[Problem]:
         for found in generations(file):
             first = found.first_operator
             if first and software.version_key(value.value) < software.version_key(first):
-                yield at(value, f"{value.value} does not know {found.name}: {first} is the first that does")
+                yield flag(value, f"{value.value} does not know {found.name}: {first} is the first that does")
 
 
 def _torch(item: yaml.Node) -> Release | None:

@@ -33,9 +33,8 @@ def options_of_everyone(file: ReviewedFile) -> Iterator[Problem]:
     for _, *clients in file.exports:
         for client, after in pairwise(clients):
             if after.text.startswith("(") and not client.text.endswith(")") and not client.text.startswith("-"):
-                yield Problem(
-                    after.line, after.column, f"`{after.text}` is for every host, and not for `{client.text}`"
-                )
+                message = f"`{after.text}` is for every host, and not for `{client.text}`"
+                yield Problem(after.line, after.column, message)
 
 
 @rule(

@@ -1,18 +1,25 @@
-"""Collective operations over message sizes, with the figures of nccl-tests."""
+"""Collective operations over message sizes: by nccl-tests where it is installed, else by torch with its figures."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 import torch
 import torch.distributed as dist
 
 from trainworks.catalog.bounds import Operation, bus_factor
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+from trainworks.host.mpirun import mpirun
+from trainworks.host.network import node_addresses
 from trainworks.record.measured.bench import BenchRequest, BenchSetting
-from trainworks.worker.bench.output import figure, print_part
+from trainworks.worker.bench.output import Conditions, ProgramText, figure, print_part
 
 _OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 _ELEMENT_BYTES = 4
@@ -22,6 +29,18 @@ _MEMORY_SHARE = 0.25
 """Share of the free memory for the largest buffer: an exchange has two, and the library its own."""
 _SECONDS_EACH, _FULL_SECONDS_EACH = 0.1, 1.0
 _FEWEST, _MOST = 5, 200
+_PROGRAMS: Mapping[Operation, str] = {
+    "all_reduce": "all_reduce_perf",
+    "all_gather": "all_gather_perf",
+    "reduce_scatter": "reduce_scatter_perf",
+    "all_to_all": "alltoall_perf",
+    "broadcast": "broadcast_perf",
+}
+_SIZES = ("-b", "8", "-e", "16M", "-f", "8")
+_FULL_SIZES = ("-b", "8", "-e", "16G", "-f", "2")
+"""The programs take less themselves where the memory of an accelerator does not suffice."""
+_TIMEOUT_S = 3600.0
+_FIRST_RANK = re.compile(r"^#?\s*Rank\s+0\s", re.MULTILINE)
 
 
 def measure_collectives(
@@ -33,12 +52,21 @@ def measure_collectives(
         part = f"collectives/{operation}@{setting.name}"
         if not request.wants("collectives", part):
             continue
-        about = {"ranks": ranks, "nodes": nodes, "transport": dist.get_backend(), "setting": setting.name}
+        common: Conditions = {"ranks": ranks, "nodes": nodes, "transport": dist.get_backend(), "setting": setting.name}
         try:
-            figures = [
-                _figure(operation, size, _seconds(operation, size, device, request.full), subject, about)
-                for size in sizes(_limit(device, full=request.full), ranks, full=request.full)
-            ]
+            figures = []
+            for size in sizes(_limit(device, full=request.full), ranks, full=request.full):
+                seconds = _seconds(operation, size, device, request.full)
+                algbw = size / seconds
+                busbw = algbw * bus_factor(operation, ranks)
+                about: dict[str, str | float] = {
+                    "operation": operation,
+                    "bytes": size,
+                    "seconds": seconds,
+                    "algbw": algbw,
+                    **common,
+                }
+                figures.append(figure("busbw", busbw, subject, **about))
         except (NotImplementedError, RuntimeError) as error:
             if "support" not in str(error):
                 raise
@@ -107,7 +135,44 @@ def _call(operation: Operation, size: int, device: torch.device) -> Callable[[],
     return lambda: dist.broadcast(whole, 0)
 
 
-def _figure(operation: Operation, size: int, seconds: float, subject: str, about: dict[str, Any]) -> dict[str, Any]:
-    algbw = size / seconds
-    busbw = algbw * bus_factor(operation, about["ranks"])
-    return figure("busbw", busbw, subject, operation=operation, bytes=size, seconds=seconds, algbw=algbw, **about)
+def measure_with_nccl_tests(request: BenchRequest, nodes: Sequence[str], ranks_per_node: int) -> BenchRequest:
+    """Measure on the first node what nccl-tests can, one part for each operation and setting.
+
+    One process measures a node, and MPI starts a process per rank for several nodes.
+
+    Returns:
+        The request without these parts. A program that is missing or fails leaves its part, and says why in the log.
+    """
+    done = []
+    for setting in request.settings:
+        for operation, program in _PROGRAMS.items():
+            part = f"collectives/{operation}@{setting.name}"
+            if not request.wants("collectives", part) or shutil.which(program) is None:
+                continue
+            try:
+                text = _output(program, setting, len(nodes), ranks_per_node, full=request.full)
+            except EnvironmentProblem as error:
+                sys.stderr.write(f"{part}: {error.message}; measured without {program}\n")
+                continue
+            ranks = ranks_per_node * len(nodes)
+            subject = f"{len(nodes)} nodes" if len(nodes) > 1 else f"{nodes[0]}, {ranks} ranks"
+            about: dict[str, str | float] = {"ranks": ranks, "nodes": len(nodes), "setting": setting.name}
+            about |= {"operation": operation, "transport": "nccl"}
+            print_part(part, [ProgramText(output=text, subject=subject, version="", conditions=about)])
+            done.append(part)
+    return request.model_copy(update={"done": (*request.done, *done)})
+
+
+def _output(program: str, setting: BenchSetting, nodes: int, ranks_per_node: int, *, full: bool) -> str:
+    command = [program, *(_FULL_SIZES if full else _SIZES)]
+    if nodes > 1:
+        text = mpirun([*command, "-g", "1"], node_addresses(), ranks_per_node, setting.env)
+        if len(_FIRST_RANK.findall(text)) > 1:
+            raise EnvironmentProblem(f"{program} is built without MPI: its ranks measured alone")
+        return text
+    env = {**os.environ, **setting.env}
+    done = process.run([*command, "-g", str(ranks_per_node)], env=env, timeout_s=_TIMEOUT_S)
+    if done.exit_code:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise EnvironmentProblem(f"{program} failed: {lines[-1] if lines else f'exit code {done.exit_code}'}")
+    return done.stdout

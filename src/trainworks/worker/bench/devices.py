@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from trainworks.record.measured.bench import BenchRequest
-from trainworks.worker.bench.output import figure, print_end, print_part
+from trainworks.worker.bench.output import BenchFigure, figure, print_end, print_part
 
 _PRECISIONS = {
     "fp64": torch.float64,
@@ -48,7 +48,7 @@ def main(request_json: str) -> None:
             reason = _unsupported(precision, devices)
             sizes = (_FULL_SIZES if request.full else _SIZES)[devices[0].type]
             print_part(part, [] if reason else _each(devices, _gemm_figure, precision, sizes, seconds), reason)
-    for part, measure in (("memory/device", _memory_figure), ("memory/host-link", _link_figures)):
+    for part, measure in (("memory/device", _triad_figure), ("memory/host-link", _link_figures)):
         if request.wants("memory", part):
             on_cpu = devices[0].type == "cpu"
             size = _FULL_COPY_BYTES if request.full else _COPY_BYTES
@@ -68,8 +68,7 @@ def _unsupported(precision: str, devices: list[torch.device]) -> str:
     return "the accelerator has no 8-bit products" if old else ""
 
 
-def _each(devices: list[torch.device], measure: Callable[..., Any], *arguments: Any) -> list[dict[str, Any]]:
-    """Figures of all devices, measured at once."""
+def _each(devices: list[torch.device], measure: Callable[..., Any], *arguments: Any) -> list[BenchFigure]:
     with ThreadPoolExecutor(len(devices)) as pool:
         found = list(pool.map(lambda device: measure(device, *arguments), devices))
     return [item for each in found for item in (each if isinstance(each, list) else [each])]
@@ -79,7 +78,7 @@ def _subject(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else f"gpu{device.index}"
 
 
-def _gemm_figure(device: torch.device, precision: str, sizes: tuple[int, ...], seconds: float) -> dict[str, Any]:
+def _gemm_figure(device: torch.device, precision: str, sizes: tuple[int, ...], seconds: float) -> BenchFigure:
     """The highest rate over square products of several sizes: 2 n^3 / t."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -104,18 +103,16 @@ def _product(device: torch.device, dtype: torch.dtype, size: int) -> Callable[[]
     return lambda: torch.mm(left, right, out=out)
 
 
-def _memory_figure(device: torch.device, size: int, seconds: float) -> dict[str, Any]:
-    return _triad_figure(device, size, seconds, "device_memory_bandwidth")
-
-
-def _triad_figure(device: torch.device, size: int, seconds: float, quantity: str) -> dict[str, Any]:
+def _triad_figure(
+    device: torch.device, size: int, seconds: float, quantity: str = "device_memory_bandwidth"
+) -> BenchFigure:
     """STREAM's triad a = b + s * c: two arrays read, one written."""
     a, b, c = (torch.ones(size // 4, device=device) for _ in range(3))
     duration = _median_s(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds)
     return figure(quantity, 3 * size / duration, _subject(device), operation="triad", bytes=size)
 
 
-def _link_figures(device: torch.device, size: int, seconds: float) -> list[dict[str, Any]]:
+def _link_figures(device: torch.device, size: int, seconds: float) -> list[BenchFigure]:
     """Copies between pinned host memory and the device, one direction at a time."""
     host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(size, dtype=torch.uint8, device=device)

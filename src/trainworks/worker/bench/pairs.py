@@ -1,26 +1,209 @@
-"""All pairs of nodes in rounds, every node busy with one other: bandwidth in both directions, and latency, per rail."""
+"""All pairs of nodes in rounds, every node busy with one other: bandwidth in both directions, and latency, per rail.
+
+A pair is measured by perftest or iperf3 where both ranks have it: one rank serves, the other one asks it, and the store
+joins them. Else it is measured over NCCL or TCP.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import signal
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from os import devnull
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from trainworks.host.network import listen
-from trainworks.worker.bench.link_programs import RankPlace, link_program, measure_with
-from trainworks.worker.bench.output import figure, program_output
+from trainworks.errors import EnvironmentProblem
+from trainworks.host import process
+from trainworks.host.clock import SystemClock
+from trainworks.host.network import LOOPBACK, listen, node_addresses
+from trainworks.worker.bench.output import BenchFigure, Conditions, ProgramText, figure
 
+_PROGRAM_SECONDS, _FULL_PROGRAM_SECONDS = 1, 5
+_START_S, _POLL_S = 10.0, 0.1
+"""Longest wait for a server that has been started, and the time between two attempts."""
+_TIMEOUT_S = 60.0
+_DEVICES = Path("/sys/class/infiniband")
+_PCI = Path("/sys/bus/pci/devices")
+_ERROR = '"error":'
+"""In the JSON of an iperf3 that failed, whose exit code may be 0."""
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 _SECONDS, _FULL_SECONDS = 0.4, 5.0
 _BLOCK_BYTES = 128 << 10
 """The default of `iperf3 --length`."""
 _PING_BYTES, _PINGS = 8, 500
 _MESSAGE_BYTES, _FULL_MESSAGE_BYTES = 64 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """A rank among the nodes of a job."""
+
+    rank: int
+    local_rank: int
+    node: int
+    names: tuple[str, ...]
+    ranks_per_node: int
+    device: torch.device
+    store: dist.Store
+
+    @property
+    def address(self) -> str:
+        """Address of its node."""
+        addresses = node_addresses()
+        return addresses[self.node] if len(addresses) == len(self.names) else LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class PairOutput:
+    """Both directions and latency of a link as figures, or as what a program printed in their place."""
+
+    sent: float | str
+    received: float | str
+    latency: float | str
+    """Empty for a program that does not measure it."""
+    transport: str
+    version: str = ""
+    """Version of the program; empty where the output has it."""
+
+
+def link_program(place: RankPlace, peer: int, key: str) -> str:
+    """The program that both ranks of a pair have: `perftest`, `iperf3`, or none.
+
+    perftest needs an active port of RDMA for every rail; iperf3 is for nodes without accelerators, whose links are TCP.
+    """
+    mine = ",".join(_installed(place))
+    place.store.set(f"{key}/programs/{place.rank}", mine)
+    theirs = place.store.get(f"{key}/programs/{peer}").decode().split(",")
+    return next((name for name in mine.split(",") if name in theirs), "")
+
+
+def _installed(place: RankPlace) -> list[str]:
+    found = []
+    if all(map(shutil.which, ("ib_write_bw", "ib_write_lat"))) and len(rdma_devices()) >= place.ranks_per_node:
+        found.append("perftest")
+    if shutil.which("iperf3") and place.device.type == "cpu":
+        found.append("iperf3")
+    return found
+
+
+def rdma_devices() -> list[str]:
+    """RDMA devices with an active first port that NCCL_IB_HCA does not rule out; `mlx5_2` comes before `mlx5_10`.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    """
+    states = _DEVICES.glob("*/ports/1/state")
+    active = [state.parents[2].name for state in states if "ACTIVE" in state.read_text(encoding="utf-8")]
+    return sorted(
+        filter(_is_for_nccl, active),
+        key=lambda name: [(int(digits or 0), text) for text, digits in re.findall(r"(\D*)(\d*)", name)],
+    )
+
+
+def _is_for_nccl(device: str) -> bool:
+    """Whether NCCL_IB_HCA names the device: prefixes, `=` before exact names, `^` before those that are left out."""
+    rule = os.environ.get("NCCL_IB_HCA", "")
+    names = [name.partition(":")[0] for name in rule.lstrip("^=").split(",") if name]
+    exact = rule.lstrip("^").startswith("=")
+    is_named = any(device == name if exact else device.startswith(name) for name in names)
+    return not names or is_named is not rule.startswith("^")
+
+
+def rail_device(devices: Sequence[str], gpu: Path | None, local_rank: int) -> str:
+    """The RDMA device of a rank: one that shares the longest PCI path with its GPU, by local rank among equals.
+
+    All are equally near where the folder of the GPU in sysfs is not known (None).
+    """
+    near = {name: _shared_depth(gpu, _DEVICES / name / "device") if gpu else 0 for name in devices}
+    nearest = [name for name in devices if near[name] == max(near.values())]
+    return nearest[local_rank % len(nearest)]
+
+
+def _shared_depth(first: Path, second: Path) -> int:
+    """Number of folders that two devices have in common, from the root: PCI domain, root port, switches."""
+    pairs = zip(first.resolve().parts, second.resolve().parts, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _gpu_folder(device: torch.device) -> Path | None:
+    if device.type != "cuda":
+        return None
+    facts: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the PCI address
+    folder = _PCI / f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}.0"
+    return folder if folder.exists() else None
+
+
+def measure_with(program: str, place: RankPlace, peer: int, key: str, *, full: bool) -> PairOutput | None:
+    """Output of the program for this pair, the same on both ranks; None if it failed."""
+    first, seconds = place.rank < peer, str(_FULL_PROGRAM_SECONDS if full else _PROGRAM_SECONDS)
+    if program == "iperf3":
+        serve = ["iperf3", "--server", "--one-off", "--bind", place.address]
+        ask = ["iperf3", "--json", "--time", seconds, "--client"]
+        commands = {"sent": (serve, ask), "received": (serve, ask)}
+    else:
+        device = ["--ib-dev", rail_device(rdma_devices(), _gpu_folder(place.device), place.local_rank), "-F"]
+        rate = ["ib_write_bw", *device, "--report_gbits", "--duration", seconds]
+        ping = ["ib_write_lat", *device, "--size", str(_PING_BYTES)]
+        commands = {"sent": (rate, rate), "received": (rate, rate), "latency": (ping, ping)}
+    outputs = {
+        name: _exchange(place, f"{key}/{name}", serve, ask, serves=first is (name == "received"))
+        for name, (serve, ask) in commands.items()
+    }
+    if not all(outputs.values()):
+        return None
+    transport = "tcp" if program == "iperf3" else "rdma"
+    return PairOutput(outputs["sent"], outputs["received"], outputs.get("latency", ""), transport, _version(program))
+
+
+def _exchange(place: RankPlace, key: str, serve: list[str], ask: list[str], *, serves: bool) -> str:
+    """What the rank that asks has printed; empty if it failed."""
+    if not serves:
+        address, _, port = place.store.get(f"{key}/at").decode().rpartition(":")
+        text = _answer([*ask, address, "--port", port])
+        place.store.set(f"{key}/output", text)
+        return text
+    with listen(address=place.address) as free:
+        port = str(free.getsockname()[1])
+    server = process.spawn([*serve, "--port", port], log=Path(devnull))
+    try:
+        place.store.set(f"{key}/at", f"{place.address}:{port}")
+        return place.store.get(f"{key}/output").decode()
+    finally:
+        server.signal_group(signal.SIGKILL)
+        server.wait()
+
+
+def _answer(command: list[str]) -> str:
+    """Output of a client, which is started again until its server listens; empty if it failed."""
+    clock = SystemClock()
+    deadline = clock.now() + _START_S
+    while clock.now() < deadline:
+        try:
+            done = process.run(command, timeout_s=_TIMEOUT_S)
+        except EnvironmentProblem:
+            return ""
+        if not done.exit_code and _ERROR not in done.stdout:
+            return done.stdout
+        clock.sleep(_POLL_S)
+    return ""
+
+
+def _version(program: str) -> str:
+    """The version of perftest, whose output has none; empty for others."""
+    if program != "perftest":
+        return ""
+    found = _VERSION.search(process.run(["ib_write_bw", "--version"], timeout_s=_TIMEOUT_S).stdout)
+    return found[0] if found else ""
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:
@@ -38,7 +221,7 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def measure_pairs(place: RankPlace, setting: str, *, full: bool, built_in: bool) -> list[dict[str, Any]]:
+def measure_pairs(place: RankPlace, setting: str, *, full: bool, built_in: bool) -> list[BenchFigure | ProgramText]:
     """Figures of all pairs and rails on rank 0; other ranks get none."""
     keys = []
     for index, pairs in enumerate(rounds(len(place.names))):
@@ -50,44 +233,45 @@ def measure_pairs(place: RankPlace, setting: str, *, full: bool, built_in: bool)
                 peer = (second if place.node == first else first) * place.ranks_per_node + place.local_rank
                 found = _measure(place, peer, key, full=full, built_in=built_in)
                 if place.node == first:
-                    about = {"rail": place.local_rank, "setting": setting, "round": index}
+                    about: Conditions = {"rail": place.local_rank, "setting": setting, "round": index}
                     place.store.set(key, json.dumps(_figures(place.names[first], place.names[second], found, about)))
     return [] if place.rank else [each for key in keys for each in json.loads(place.store.get(key))]
 
 
-def _measure(place: RankPlace, peer: int, key: str, *, full: bool, built_in: bool) -> dict[str, Any]:
+def _measure(place: RankPlace, peer: int, key: str, *, full: bool, built_in: bool) -> PairOutput:
     """Both directions and the latency, by the program that both ranks have, else over NCCL or TCP."""
     program = "" if built_in else link_program(place, peer, key)
     found = measure_with(program, place, peer, f"{key}/{program}", full=full) if program else None
     if found is not None and found.latency:
-        return {**asdict(found), "transport": "rdma"}
+        return found
     if place.device.type == "cuda":
-        return _over_nccl(place, peer, full=full)
+        return _measure_nccl(place, peer, full=full)
     with _connected(place, peer, key) as connection:
         latency = _ping(connection, first=place.rank < peer)
-        rates = _tcp_rates(connection, full=full, first=place.rank < peer) if found is None else asdict(found)
-    return {**rates, "latency": latency, "transport": "tcp"}
+        if found is None:
+            sent, received = _tcp_rates(connection, full=full, first=place.rank < peer)
+            return PairOutput(sent, received, latency, "tcp")
+    return replace(found, latency=latency)
 
 
-def _figures(first: str, second: str, found: dict[str, Any], about: dict[str, Any]) -> list[dict[str, Any]]:
+def _figures(first: str, second: str, found: PairOutput, about: Conditions) -> list[BenchFigure | ProgramText]:
     """The figures; the output of a program in the place of those that it measured."""
-    about = about | {"transport": found["transport"]}
 
-    def item(quantity: str, value: float | str, **conditions: str | float) -> dict[str, Any]:
+    def item(quantity: str, value: float | str, **conditions: str | float) -> BenchFigure | ProgramText:
         subject = f"{first} <-> {second}"
+        conditions |= {**about, "transport": found.transport}
         if isinstance(value, str):
-            return program_output(value, subject, found["version"], conditions={**conditions, **about})
-        return figure(quantity, value, subject, **conditions, **about)
+            return ProgramText(output=value, subject=subject, version=found.version, conditions=conditions)
+        return figure(quantity, value, subject, **conditions)
 
     return [
-        item("link_bandwidth", found["sent"], direction=f"{first} to {second}"),
-        item("link_bandwidth", found["received"], direction=f"{second} to {first}"),
-        item("link_latency", found["latency"], bytes=_PING_BYTES),
+        item("link_bandwidth", found.sent, direction=f"{first} to {second}"),
+        item("link_bandwidth", found.received, direction=f"{second} to {first}"),
+        item("link_latency", found.latency, bytes=_PING_BYTES),
     ]
 
 
 def _connected(place: RankPlace, peer: int, key: str) -> socket.socket:
-    """A TCP connection between two ranks, with the kernel's default settings."""
     if place.rank < peer:
         with listen(address=place.address) as server:
             place.store.set(f"{key}/at", json.dumps(server.getsockname()))
@@ -98,16 +282,16 @@ def _connected(place: RankPlace, peer: int, key: str) -> socket.socket:
     return connection
 
 
-def _tcp_rates(connection: socket.socket, *, full: bool, first: bool) -> dict[str, float]:
-    """Over one connection, as `iperf3` measures it; the rates are the first rank's."""
+def _tcp_rates(connection: socket.socket, *, full: bool, first: bool) -> tuple[float, float]:
+    """Sent and received over one connection, as `iperf3` measures it, on the first rank; zeros on the other."""
     seconds = _FULL_SECONDS if full else _SECONDS
     if first:
         _send(connection, seconds)
-        return {"sent": float(_exactly(connection, 32)), "received": _receive(connection)}
+        return float(_exactly(connection, 32)), _receive(connection)
     rate = _receive(connection)
     connection.sendall(f"{rate:<32.1f}".encode())
     _send(connection, seconds)
-    return {}
+    return 0.0, 0.0
 
 
 def _ping(connection: socket.socket, *, first: bool) -> float:
@@ -158,7 +342,7 @@ def _receive(connection: socket.socket) -> float:
             filled = 0
 
 
-def _over_nccl(place: RankPlace, peer: int, *, full: bool) -> dict[str, Any]:
+def _measure_nccl(place: RankPlace, peer: int, *, full: bool) -> PairOutput:
     """Between two accelerators, in one direction and then in the other."""
     small = torch.zeros(_PING_BYTES, dtype=torch.uint8, device=place.device)
     large = torch.zeros(_FULL_MESSAGE_BYTES if full else _MESSAGE_BYTES, dtype=torch.uint8, device=place.device)
@@ -177,7 +361,7 @@ def _over_nccl(place: RankPlace, peer: int, *, full: bool) -> dict[str, Any]:
         large.numel() / _mean_s(lambda forward=forward: send(large, forward), place.device, 10)  # type: ignore[misc]
         for forward in (True, False)
     )
-    return {"sent": sent, "received": received, "latency": latency, "transport": "nccl"}
+    return PairOutput(sent, received, latency, "nccl")
 
 
 def _mean_s(action: Callable[[], object], device: torch.device, times: int) -> float:

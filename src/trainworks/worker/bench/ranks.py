@@ -16,15 +16,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from trainworks.host.network import LOOPBACK, is_loopback
+from trainworks.host.network import LOOPBACK
 from trainworks.host.probe import probe_accelerators
 from trainworks.record.measured.bench import BenchRequest, BenchSetting, unique_names
-from trainworks.worker.bench.collectives import measure_collectives
-from trainworks.worker.bench.link_programs import RankPlace
-from trainworks.worker.bench.nccl_tests import measure_with_nccl_tests
+from trainworks.worker.bench.collectives import measure_collectives, measure_with_nccl_tests
 from trainworks.worker.bench.output import print_end, print_nodes, print_part
-from trainworks.worker.bench.pairs import measure_pairs
+from trainworks.worker.bench.pairs import RankPlace, measure_pairs
 from trainworks.worker.fork_server import start_fork_server
+from trainworks.worker.mesh import join_group, open_store
 
 _MEETING = timedelta(hours=2)
 """Longest time between the first node that waits and the last one that arrives."""
@@ -36,33 +35,28 @@ _CPU_RANKS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """All nodes of the job, and the ranks on each."""
-
     node: int
     names: tuple[str, ...]
     ranks_per_node: int
     address: str
     port: int
 
-    @property
-    def world_size(self) -> int:
-        """Ranks of all nodes."""
-        return len(self.names) * self.ranks_per_node
-
 
 def main(request_json: str, node: str, nodes: str, name: str, address: str = LOOPBACK, port: str = "0") -> None:
     """Measure this node's share; returns when all nodes have finished."""
     request, count = BenchRequest.model_validate_json(request_json), int(nodes)
-    if is_loopback(address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     start_fork_server(())  # before there is a store: its thread may hold a lock that no fork gets free
-    store = dist.TCPStore(address, int(port), is_master=node == "0", wait_for_workers=False, timeout=_MEETING)
+    store = open_store(address, int(port), serves=node == "0", timeout=_MEETING)
     store.set(f"name/{node}", name)
     names = unique_names([store.get(f"name/{each}").decode() for each in range(count)])
     print_nodes(names)
     per_node = len(probe_accelerators()) or (_CPU_RANKS if count == 1 else 1)  # torch, once asked, could not fork
     if node == "0":  # its request counts: it has the record of earlier attempts
-        store.set("request", _still_to_measure(request, names, per_node).model_dump_json())
+        if request.group != names:  # what was measured on other nodes does not count
+            request = request.model_copy(update={"done": ()})
+        if not request.built_in and probe_accelerators():
+            request = measure_with_nccl_tests(request, names, per_node)
+        store.set("request", request.model_dump_json())
     request = BenchRequest.model_validate_json(store.get("request"))
     group = _Group(int(node), names, per_node, address, store.port)
     for index in range(len(request.settings)):
@@ -73,26 +67,18 @@ def main(request_json: str, node: str, nodes: str, name: str, address: str = LOO
         store.wait([f"end/{each}" for each in range(count)])
 
 
-def _still_to_measure(request: BenchRequest, names: tuple[str, ...], ranks_per_node: int) -> BenchRequest:
-    """The request without what earlier attempts on the same nodes have measured, or nccl-tests measures now."""
-    if request.group != names:
-        request = request.model_copy(update={"done": ()})
-    if request.built_in or not probe_accelerators():
-        return request
-    return measure_with_nccl_tests(request, names, ranks_per_node)
-
-
 def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> None:
     setting = request.settings[index]
     os.environ.update(setting.env)
-    store = dist.PrefixStore(f"setting/{index}", dist.TCPStore(group.address, group.port, timeout=_MEETING))
+    store = dist.PrefixStore(f"setting/{index}", open_store(group.address, group.port, timeout=_MEETING))
     rank, device = group.node * group.ranks_per_node + local_rank, torch.device("cpu")
     torch.set_num_threads(1)
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=group.world_size, timeout=_CALL)
+    world_size = len(group.names) * group.ranks_per_node
+    join_group(backend, group.address, store, rank=rank, world_size=world_size, timeout=_CALL)
     subject = (
         f"{group.names[0]}, {group.ranks_per_node} ranks" if len(group.names) == 1 else f"{len(group.names)} nodes"
     )
@@ -106,16 +92,11 @@ def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> 
 def _pairs(request: BenchRequest, setting: BenchSetting, place: RankPlace) -> None:
     part = f"network@{setting.name}"
     if not request.wants("network", part):
-        return None
-    if len(place.names) > 1:
-        figures = measure_pairs(place, setting.name, full=request.full, built_in=request.built_in)
-    elif place.rank == 0:
-        return print_part(part, skipped="one node has no link to another: name more with `--nodes`")
-    else:
-        return None
+        return
+    skipped = "one node has no link to another: name more with `--nodes`" if len(place.names) == 1 else ""
+    figures = [] if skipped else measure_pairs(place, setting.name, full=request.full, built_in=request.built_in)
     if place.rank == 0:
-        print_part(part, figures)
-    return None
+        print_part(part, figures, skipped)
 
 
 if __name__ == "__main__":

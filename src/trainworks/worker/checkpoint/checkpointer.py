@@ -6,15 +6,18 @@ the step, which determines the learning rate, the reader's position and the rand
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -23,8 +26,14 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager
 
+from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import EnvironmentProblem, TrainworksError
-from trainworks.record.events import EventKind, append_event
+from trainworks.record.events.training import (
+    CheckpointDamagedEvent,
+    CheckpointEvent,
+    CheckpointFailedEvent,
+    MemoryCheckpointsEndedEvent,
+)
 from trainworks.record.fence import AttemptFence
 from trainworks.record.manifest import (
     MANIFEST,
@@ -38,42 +47,47 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import Action, decide_resume
-from trainworks.worker.checkpoint.checksums import find_damage, first_of_any_rank, of_all_ranks
-from trainworks.worker.checkpoint.failures import explained_failure, load_failure
+from trainworks.worker.checkpoint.failures import (
+    explained_failure,
+    find_damage,
+    first_of_any_rank,
+    gather_values,
+    load_failure,
+)
 from trainworks.worker.checkpoint.memory import Found, MemoryTier
-from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError
-from trainworks.worker.checkpoint.peers import WrittenFile
-from trainworks.worker.checkpoint.shards import ShardWriter, reader_of
+from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError, WrittenFile
+from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, SavePlannerOfValues, ShardWriter, reader_of
 from trainworks.worker.checkpoint.state import HasState, staging_options, unchanging, whole_state
-from trainworks.worker.checkpoint.values import LoadPlannerOfValues, SavePlannerOfValues
 
 
+class CheckpointOrigin(TypedDict):
+    """Fields of `Manifest` that do not change from one checkpoint of an attempt to the next."""
+
+    attempt: int
+    layout: ResolvedLayout
+    data_fingerprint: str
+    tokenization: NotRequired[str | None]
+    base_fingerprint: NotRequired[str | None]
+
+
+@dataclass(eq=False)
 class Checkpointer:
-    """Saves and loads the state of one training run.
+    """Saves and loads the state of one training run."""
 
-    Args:
-        run_dir: whose `checkpoints/` is written.
-        group: a process group of its own: saving talks to the other ranks from a thread while training does too.
-        keep: complete checkpoints to keep.
-        template: the manifest's fields that do not change from one checkpoint to the next.
-        memory: tier in the shared memory of the nodes; none when None.
-    """
+    run_dir: RunDir
+    group: dist.ProcessGroup
+    """A group of its own: saving talks to the other ranks from a thread while training does too."""
+    keep: int
+    """Complete checkpoints that stay."""
+    template: CheckpointOrigin
+    """What the manifest of every checkpoint says of the run."""
+    tier: InitVar[MemoryTier | None] = None
+    """In the shared memory of the nodes; none when None."""
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        group: dist.ProcessGroup,
-        *,
-        keep: int,
-        template: dict[str, Any],
-        memory: MemoryTier | None = None,
-    ) -> None:
-        self.memory = memory or MemoryTier(run_dir, None, group)
-        self._run_dir = run_dir
-        self._group = group
-        self._keep = keep
-        self._template = template
-        self._fence = AttemptFence(run_dir.events_file, attempt=template["attempt"], writer=os.getpid())
+    def __post_init__(self, tier: MemoryTier | None) -> None:
+        self.memory = tier or MemoryTier(self.run_dir, None, self.group)
+        run_dir, attempt = self.run_dir, self.template["attempt"]
+        self._fence = AttemptFence(run_dir.events_file, attempt=attempt, writer=os.getpid())
         self._pending: Future[Any] | None = None
         self._may_complete = threading.Event()
         self._stager = DefaultStager(staging_options())
@@ -123,7 +137,7 @@ class Checkpointer:
         self._saving_step = step
         if not to_memory:
             self._damaged.pop(step, None)
-        folder = self.memory.folder(step) if to_memory else self._run_dir.checkpoint(step)
+        folder = self.memory.folder(step) if to_memory else self.run_dir.checkpoint(step)
         if self.memory.completes(folder):
             delete_checkpoint(folder)
         if torch.cuda.is_initialized():  # the copy runs on its own stream, which does not wait for this one
@@ -132,8 +146,7 @@ class Checkpointer:
         assert isinstance(copied, Future)
         self._copied = copied
         self._stall_s = time.perf_counter() - started
-        fields = {"step": step, "samples_consumed": samples_consumed, **self._template}
-        self._pending = self._writer.submit(self._write, copied, folder, fields, started)
+        self._pending = self._writer.submit(self._write, copied, folder, step, samples_consumed, started)
 
     def take_completed(self) -> list[Path]:
         """Checkpoints on disk that have been completed since the last call; none on other ranks than 0."""
@@ -165,13 +178,13 @@ class Checkpointer:
             self._pending.result()
             self._pending = None
 
-    def _write(self, copied: Future[Any], folder: Path, fields: dict[str, Any], started: float) -> None:
+    def _write(self, copied: Future[Any], folder: Path, step: int, samples_consumed: int, started: float) -> None:
         """Runs in the writing thread."""
         is_copied = False
         try:
             writer = ShardWriter(folder, durable=not self.memory.holds(folder))
-            dcp.save(copied.result(), storage_writer=writer, planner=SavePlannerOfValues(), process_group=self._group)
-            written = of_all_ranks(writer.written, self._group)
+            dcp.save(copied.result(), storage_writer=writer, planner=SavePlannerOfValues(), process_group=self.group)
+            written = gather_values(writer.written, self.group)
             files = {name: file for each in written for name, file in each.items()}
             if self.memory.holds(folder):
                 self.memory.copy_to_peer(folder, written)
@@ -183,9 +196,9 @@ class Checkpointer:
                 if self._abandoned:
                     delete_checkpoint(folder)
                 else:
-                    self._complete(folder, files, fields, started)
+                    self._complete(folder, files, step, samples_consumed, started)
         except BaseException as error:  # CheckpointException is one; the loop reports it and ends the run
-            self._fail(error, folder, fields["step"], keeps_files=is_copied)
+            self._fail(error, folder, step, keeps_files=is_copied)
 
     def _fail(self, error: BaseException, folder: Path, step: int, *, keeps_files: bool) -> None:
         """Note why a save failed; files that have copies stay, as another node may have completed the checkpoint."""
@@ -200,15 +213,25 @@ class Checkpointer:
         if self.memory.completes(folder) and not keeps_files:
             delete_checkpoint(folder)
         if dist.get_rank() == 0:
-            self._note_failure("memory_checkpoints_ended" if in_memory else "checkpoint_failed", step, problem)
+            message = str(problem)
+            with suppress(TrainworksError):  # the same full disk; the failure itself is raised by the loop
+                self.run_dir.note(
+                    MemoryCheckpointsEndedEvent(kind="memory_checkpoints_ended", step=step, message=message)
+                    if in_memory
+                    else CheckpointFailedEvent(kind="checkpoint_failed", step=step, message=message)
+                )
 
-    def _complete(self, folder: Path, files: dict[str, WrittenFile], fields: dict[str, Any], started: float) -> None:
+    def _complete(
+        self, folder: Path, files: dict[str, WrittenFile], step: int, samples_consumed: int, started: float
+    ) -> None:
         manifest = Manifest(
             created_at=time.time(),
             torch=torch.__version__,
             files={name: file.num_bytes for name, file in files.items()},
             checksums={name: file.crc32 for name, file in files.items()},
-            **fields,
+            step=step,
+            samples_consumed=samples_consumed,
+            **self.template,
         )
         self._fence.check()
         write_manifest(folder, manifest)
@@ -217,31 +240,26 @@ class Checkpointer:
             return
         self._completed.put(folder)
         write_s = time.perf_counter() - started
-        append_event(
-            self._run_dir.events_file,
-            "checkpoint",
-            attempt=manifest.attempt,
-            step=manifest.step,
-            stall_s=self._stall_s,
-            write_s=write_s,
-            bytes=manifest.num_bytes,
+        self.run_dir.note(
+            CheckpointEvent(
+                kind="checkpoint",
+                attempt=manifest.attempt,
+                step=manifest.step,
+                stall_s=self._stall_s,
+                write_s=write_s,
+                bytes=manifest.num_bytes,
+            )
         )
         self.measured(self._stall_s, write_s)
         self._delete_old()
 
     def _delete_old(self) -> None:
         """Keep the newest `keep` checkpoints and that of `kept_step`; damaged ones neither count nor go."""
-        complete = complete_checkpoints(self._run_dir)
+        complete = complete_checkpoints(self.run_dir)
         loadable = [folder for manifest, folder in complete if manifest.step not in self._damaged]
-        for folder in loadable[: -self._keep]:
-            if self.kept_step is None or folder != self._run_dir.checkpoint(self.kept_step):
+        for folder in loadable[: -self.keep]:
+            if self.kept_step is None or folder != self.run_dir.checkpoint(self.kept_step):
                 delete_checkpoint(folder)
-
-    def _note_failure(self, kind: EventKind, step: int, problem: TrainworksError) -> None:
-        try:
-            append_event(self._run_dir.events_file, kind, step=step, message=str(problem))
-        except TrainworksError:
-            pass  # the same full disk; the failure itself is raised by the loop
 
     def load_newest(self, parts: Sequence[nn.Module], optimizer: HasState) -> Manifest | None:
         """Load the newest checkpoint that can be loaded; every rank loads the same one.
@@ -267,11 +285,11 @@ class Checkpointer:
 
     def _none_loadable(self, reason: str) -> EnvironmentProblem:
         tried = "; ".join(f"step {step:,}: {damage}" for step, damage in sorted(self._damaged.items(), reverse=True))
-        file = self._run_dir.run_file
+        file = self.run_dir.run_file
         command = f": trainworks run {shlex.quote(str(file))}" if file.exists() else ""
         return EnvironmentProblem(
             f"{reason}: {tried}",
-            place=str(self._run_dir.checkpoints),
+            place=str(self.run_dir.checkpoints),
             hint=f"put back a copy of one of these folders, or start a new run{command}",
         )
 
@@ -281,33 +299,28 @@ class Checkpointer:
         Each rank compares the checksums of a share of the files. Damaged checkpoints are reported, and left where they
         are; what was being written at a kill is deleted.
         """
-        for step, folder, checked in self._candidates():
-            if step in self._damaged and not self.memory.holds(folder):
+        on_disk: list[Any] = [self._find_on_disk() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(on_disk, src=0)
+        found: list[Found] = [*self.memory.found(), *on_disk[0]]
+        for step, folder, checked in sorted(found, key=lambda each: each[0], reverse=True):  # of one step, memory first
+            in_memory = self.memory.holds(folder)
+            if step in self._damaged and not in_memory:
                 continue
-            damage = checked if isinstance(checked, Damage) else self._find_damage(checked, folder)
-            if damage is None:
-                assert isinstance(checked, Manifest)
+            if isinstance(checked, Damage):
+                self._pass_over(step, folder, checked)
+                continue
+            restored = self.memory.restore if in_memory else functools.partial(find_damage, group=self.group)
+            if (damage := restored(checked, folder)) is None:
                 self._report_damage(fallback_step=step)
                 return checked, folder
             self._pass_over(step, folder, damage)
         self._report_damage(fallback_step=None)
         return None
 
-    def _candidates(self) -> list[Found]:
-        """Checkpoints on disk and in memory, newest first, the same on every rank; of one step, memory first."""
-        on_disk: list[Any] = [self._on_disk() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(on_disk, src=0)
-        return sorted([*self.memory.found(), *on_disk[0]], key=lambda each: each[0], reverse=True)
-
-    def _find_damage(self, manifest: Manifest, folder: Path) -> Damage | None:
-        if self.memory.holds(folder):
-            return self.memory.restore(manifest, folder)
-        return find_damage(manifest, folder, self._group)
-
-    def _on_disk(self) -> list[Found]:
+    def _find_on_disk(self) -> list[Found]:
         """Every checkpoint that was complete once, newest first."""
         found: list[Found] = []
-        for step, folder in reversed(self._run_dir.checkpoint_folders()):
+        for step, folder in reversed(self.run_dir.checkpoint_folders()):
             if (folder / MANIFEST).exists():
                 found.append((step, folder, check_manifest(folder)))
             else:
@@ -316,10 +329,10 @@ class Checkpointer:
 
     def _pass_over(self, step: int, folder: Path, damage: Damage) -> None:
         if self.memory.holds(folder):
-            dist.barrier(self._group)  # no rank reads it any more
+            dist.barrier(self.group)  # no rank reads it any more
             if self.memory.completes(folder):
                 delete_checkpoint(folder)
-            dist.barrier(self._group)
+            dist.barrier(self.group)
             return
         self._damaged[step] = damage
         self._unreported.append(step)
@@ -328,14 +341,15 @@ class Checkpointer:
         if dist.get_rank() == 0:
             for step in self._unreported:
                 damage = self._damaged[step]
-                append_event(
-                    self._run_dir.events_file,
-                    "checkpoint_damaged",
-                    step=step,
-                    folder=str(self._run_dir.checkpoint(step)),
-                    file=damage.file,
-                    problem=damage.problem,
-                    fallback_step=fallback_step,
+                self.run_dir.note(
+                    CheckpointDamagedEvent(
+                        kind="checkpoint_damaged",
+                        step=step,
+                        folder=str(self.run_dir.checkpoint(step)),
+                        file=damage.file,
+                        problem=damage.problem,
+                        fallback_step=fallback_step,
+                    )
                 )
         self._unreported.clear()
 
@@ -343,7 +357,7 @@ class Checkpointer:
         """A run that resumes from this checkpoint continues after that sample."""
         if self.memory.completes(folder):
             write_manifest(folder, manifest.model_copy(update={"samples_consumed": samples_consumed}))
-        dist.barrier(self._group)
+        dist.barrier(self.group)
 
     def load(self, manifest: Manifest, folder: Path, parts: Sequence[nn.Module], optimizer: HasState) -> None:
         """Put a checkpoint's state into the model and the optimizer.
@@ -353,14 +367,14 @@ class Checkpointer:
             EnvironmentProblem: the checkpoint was made from other data or beside other frozen weights, or cannot be
                 read.
         """
-        if manifest.data_fingerprint != self._template["data_fingerprint"]:
+        if manifest.data_fingerprint != self.template["data_fingerprint"]:
             raise EnvironmentProblem(
                 f"the data changed since step {manifest.step}: the run cannot continue where it was",
                 hint="restore the text files, or start a new run",
             )
-        check_tokenization(manifest, self._template.get("tokenization"))
+        check_tokenization(manifest, self.template.get("tokenization"))
         if (
-            None not in (then := manifest.base_fingerprint, now := self._template.get("base_fingerprint"))
+            None not in (then := manifest.base_fingerprint, now := self.template.get("base_fingerprint"))
             and then != now
         ):
             raise EnvironmentProblem(
@@ -376,19 +390,19 @@ class Checkpointer:
         if (error := self._load_state(state, folder)) is not None:
             raise load_failure(error, manifest) from None
 
-    def _load_state(self, state: dict[str, Any], folder: Path) -> BaseException | None:
+    def _load_state(self, state: dict[str, object], folder: Path) -> BaseException | None:
         """Fill the state from the files; returns the first error of any rank, to all ranks."""
         own: BaseException | None = None
         try:
             reader = reader_of(folder)
         except Exception as error:
             own = error
-        if (failed := first_of_any_rank(own, self._group)) is not None:
+        if (failed := first_of_any_rank(own, self.group)) is not None:
             return failed
         try:
-            dcp.load(state, storage_reader=reader, planner=LoadPlannerOfValues(), process_group=self._group)
+            dcp.load(state, storage_reader=reader, planner=LoadPlannerOfValues(), process_group=self.group)
         except CheckpointException as error:
             own, _ = error.failures[min(error.failures)]
         except Exception as error:  # of a state that takes what was read itself; it may not survive pickling
             own = RuntimeError(f"{type(error).__name__}: {error}")
-        return first_of_any_rank(own, self._group)
+        return first_of_any_rank(own, self.group)

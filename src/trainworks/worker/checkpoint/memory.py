@@ -8,10 +8,17 @@ it is loaded, each node gets the files that it lacks.
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import BinaryIO
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.record.manifest import (
@@ -25,22 +32,144 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.memory_checkpoints import forget_ended, make_memory_folder
-from trainworks.worker.checkpoint.checksums import first_of_any_rank, of_all_ranks
-from trainworks.worker.checkpoint.peers import Incoming, WrittenFile, swap_files, transfers
+from trainworks.worker.checkpoint.failures import first_of_any_rank, gather_values
+from trainworks.worker.checkpoint.metadata import WrittenFile
 
+_CHUNK_BYTES = 16 << 20
+"""Bytes of one message: what a copy takes of memory beside the files."""
 Found = tuple[int, Path, Manifest | Damage]
 """Step, folder on this node, and manifest of a checkpoint that was complete once."""
 
 
-class MemoryTier:
-    """Where checkpoints in memory are.
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A file that another rank sends, and what it has to be."""
 
-    Args:
-        run_dir: of the run.
-        every: steps between two of them; no checkpoint goes to memory when None.
-        group: of the checkpointer; the tier is off if one rank cannot have it.
-        place: number of this rank's node among all nodes of the job; nodes on one machine have a folder each.
-        ranks_per_node: same number on every node, whose ranks are numbered one after the other; all when None.
+    path: Path
+    file: WrittenFile
+
+
+def swap_files(
+    outgoing: Sequence[Path], incoming: Sequence[Incoming], *, to: int, source: int, group: dist.ProcessGroup
+) -> Damage | None:
+    """Send files to one rank while receiving files from another, 16 MiB at a time.
+
+    The other ranks make the matching calls, in a gloo group whose only traffic this is. Files without content are made
+    without a message, and incoming files anew. `to` is unused without `outgoing`, and `source` without `incoming`.
+
+    Returns:
+        The first file that could not be written, or differs from what its writer wrote; all messages are received
+        nevertheless, so that the sender never waits.
+
+    Raises:
+        RuntimeError: the connection to a rank is lost.
+    """
+    damage: Damage | None = None
+    for sent, received in zip_longest(outgoing, incoming):
+        found = _swap_file(sent, received, to, source, group)
+        damage = damage or found
+    return damage
+
+
+def _swap_file(
+    sent: Path | None, received: Incoming | None, to: int, source: int, group: dist.ProcessGroup
+) -> Damage | None:
+    size_out = sent.stat().st_size if sent else 0
+    size_in = received.file.num_bytes if received else 0
+    with ExitStack() as files:
+        reader = files.enter_context(sent.open("rb")) if sent else None
+        writer = files.enter_context(_Receiver(received)) if received else None
+        for start in range(0, max(size_out, size_in), _CHUNK_BYTES):
+            works = []
+            if reader is not None and start < size_out:
+                content = torch.frombuffer(bytearray(reader.read(_CHUNK_BYTES)), dtype=torch.uint8)
+                works.append(dist.isend(content, to, group=group))
+            chunk = torch.empty(max(0, min(_CHUNK_BYTES, size_in - start)), dtype=torch.uint8)
+            if len(chunk):
+                works.append(dist.irecv(chunk, source, group=group))
+            for work in works:
+                assert work is not None
+                work.wait()
+            if writer is not None and len(chunk):
+                writer.take(chunk)
+        return writer.damage() if writer is not None else None
+
+
+class _Receiver:
+    """Writes a file as its chunks arrive; after a failure it takes them all the same, and drops them."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+        self._crc = 0
+        self._file: BinaryIO | None = None
+        self._problem: OSError | None = None
+
+    def __enter__(self) -> _Receiver:
+        try:
+            self._file = self._incoming.path.open("wb", buffering=0)
+        except OSError as error:
+            self._problem = error
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def take(self, chunk: Tensor) -> None:
+        data = chunk.numpy().data
+        self._crc = zlib.crc32(data, self._crc)
+        if self._file is None or self._problem is not None:
+            return
+        try:
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError as error:
+            self._problem = error
+
+    def damage(self) -> Damage | None:
+        name = self._incoming.path.name
+        if self._problem is not None:
+            return Damage(name, f"cannot be written: {self._problem.strerror}")
+        return None if self._crc == self._incoming.file.crc32 else Damage(name, "checksum differs after the copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A file that one node sends to another."""
+
+    name: str
+    source: int
+    target: int
+
+
+def transfers(names: Sequence[str], held: Sequence[frozenset[str]]) -> list[Transfer] | str:
+    """Copies after which every node has every file; the name of a file that no node has, if there is one.
+
+    The order is the same on every rank. Each node handles its own copies one after the other in this order, so that no
+    two wait for each other. Of several holders of a file, the targets take turns. `held` names the intact files of each
+    node.
+
+    >>> transfers(["a", "b"], [frozenset("a"), frozenset("ab")])
+    [Transfer(name='b', source=1, target=0)]
+    >>> transfers(["a", "b"], [frozenset("a"), frozenset("a")])
+    'b'
+    """
+    found: list[Transfer] = []
+    for name in names:
+        holders = [node for node, names_there in enumerate(held) if name in names_there]
+        if not holders:
+            return name
+        missing = [node for node, names_there in enumerate(held) if name not in names_there]
+        found += [Transfer(name, holders[turn % len(holders)], node) for turn, node in enumerate(missing)]
+    return found
+
+
+class MemoryTier:
+    """Where checkpoints in memory are, one each `every` steps; none when None, or if one rank cannot have it.
+
+    `group` is that of the checkpointer. `place` is the number of this rank's node among all nodes of the job; nodes on
+    one machine have a folder each. Every node has `ranks_per_node` ranks, numbered one after the other; all when None.
     """
 
     def __init__(
@@ -86,10 +215,7 @@ class MemoryTier:
         """Send this rank's files to the next node and take those of the node before; every rank calls this.
 
         Rank r sends to r + ranks per node and receives from r - ranks per node, modulo the number of ranks.
-
-        Args:
-            folder: of the checkpoint on this node.
-            written: files by name, of each rank.
+        `written` has the files of each rank by name.
 
         Raises:
             EnvironmentProblem: the copy of a file failed, on any rank.
@@ -124,7 +250,7 @@ class MemoryTier:
             return []
         own = {step: _manifest(folder) for step, folder in self._folders()} if self._is_first else {}
         by_step: dict[int, list[Manifest]] = {}
-        for each in of_all_ranks(own, self._group):
+        for each in gather_values(own, self._group):
             for step, manifest in each.items():
                 by_step.setdefault(step, []).extend([manifest] if manifest else [])
         for step, manifests in by_step.items():
@@ -144,7 +270,7 @@ class MemoryTier:
         """
         names = sorted(manifest.files)
         share = names[self._rank % self._per_node :: self._per_node]
-        intact = of_all_ranks({name for name in share if check_file(folder, manifest, name) is None}, self._group)
+        intact = gather_values({name for name in share if check_file(folder, manifest, name) is None}, self._group)
         held = [
             frozenset[str]().union(*intact[node * self._per_node : (node + 1) * self._per_node])
             for node in range(self._nodes)

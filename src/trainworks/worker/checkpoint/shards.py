@@ -1,6 +1,7 @@
 """Files of a checkpoint: one safetensors file per rank, and metadata.json.
 
-They plug into `torch.distributed.checkpoint`, which decides which rank writes which part of which tensor.
+They plug into `torch.distributed.checkpoint`, which decides which rank writes which part of which tensor. A value that
+is not a tensor is saved only if it can be loaded without running code.
 """
 
 from __future__ import annotations
@@ -8,13 +9,20 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
+import warnings
 import zlib
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
@@ -28,12 +36,18 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
+from torch.serialization import safe_globals
 
 from trainworks.errors import UsageError
 from trainworks.record.manifest import METADATA
-from trainworks.worker.checkpoint.legacy import LegacyReader
-from trainworks.worker.checkpoint.metadata import ByteRange, UnreadableCheckpointError, decode, encode
-from trainworks.worker.checkpoint.peers import WrittenFile
+from trainworks.worker.checkpoint.metadata import (
+    ByteRange,
+    LegacyReader,
+    UnreadableCheckpointError,
+    WrittenFile,
+    decode,
+    encode,
+)
 
 _Extents = dict[MetadataIndex, tuple[int, int]]
 """Start and size in bytes."""
@@ -45,6 +59,14 @@ _SAFETENSORS_DTYPES = {
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.complex64: "C64",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
+_NUMPY: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    np.empty(0).__reduce__()[0],
+    np.float64(0).__reduce__()[0],
+    *{type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"},
+]
+"""Arrays and numbers of numpy, such as the state of its generators."""
 
 
 def reader_of(folder: Path) -> StorageReader:
@@ -58,12 +80,7 @@ def reader_of(folder: Path) -> StorageReader:
 
 
 class ShardWriter(StorageWriter):
-    """Writes the part of this rank, and on rank 0 the metadata.
-
-    Args:
-        folder: gets the files.
-        durable: flush the files to the disk.
-    """
+    """Writes the part of this rank, and on rank 0 the metadata; `durable` flushes the files to the disk."""
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         super().__init__()
@@ -98,13 +115,13 @@ class ShardWriter(StorageWriter):
 
     def _write_items(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         name: str = plan.storage_data
-        values = {item.index: _value_bytes(planner, item) for item in plan.items if item.type == WriteItemType.BYTE_IO}
+        values = {item.index: _content_of(planner, item) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         header, starts = _header(plan.items, values)
         places = {index: ByteRange(name, len(header) + start, size) for index, (start, size) in starts.items()}
         with (self._folder / name).open("wb") as file:
             crc, size = _append(file, header, 0), len(header)
             for item in plan.items:
-                content = values[item.index] if item.index in values else _tensor_bytes(planner, item)
+                content = values[item.index] if item.index in values else _content_of(planner, item)
                 if len(content) != places[item.index].num_bytes:
                     raise AssertionError(f"{item.index}: {len(content)} bytes instead of {places[item.index]}")
                 crc, size = _append(file, content, crc), size + len(content)
@@ -226,7 +243,7 @@ def _header(items: list[WriteItem], values: dict[MetadataIndex, memoryview]) -> 
 
     A value that is not a tensor is a vector of bytes there.
     """
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Mapping[str, object]] = {"__metadata__": {"format": "pt"}}
     starts: _Extents = {}
     end = 0
     for item in items:
@@ -256,20 +273,70 @@ def _safetensors_dtype(name: str, dtype: torch.dtype) -> str:
     return _SAFETENSORS_DTYPES[dtype]
 
 
-def _tensor_bytes(planner: SavePlanner, item: WriteItem) -> memoryview:
-    tensor = planner.resolve_data(item)
-    assert isinstance(tensor, Tensor)
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
-
-
-def _value_bytes(planner: SavePlanner, item: WriteItem) -> memoryview:
+def _content_of(planner: SavePlanner, item: WriteItem) -> memoryview:
     value = planner.resolve_data(item)
-    assert isinstance(value, io.BytesIO)
-    return value.getbuffer()
+    if isinstance(value, io.BytesIO):
+        return value.getbuffer()
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _append(file: BinaryIO, content: bytes | memoryview, crc: int) -> int:
     """Write, and return the checksum of the file so far."""
     file.write(content)
     return zlib.crc32(content, crc)
+
+
+class SavePlannerOfValues(DefaultSavePlanner):
+    """Refuses, at the save, what `LoadPlannerOfValues` would refuse at the load."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 as torch names it
+        """The bytes of a value; tensors as they are."""
+        written = super().transform_object(write_item, object)
+        if write_item.type == WriteItemType.BYTE_IO:
+            try:
+                _load(io.BytesIO(written.getbuffer()))
+            except pickle.UnpicklingError:
+                raise UsageError(
+                    f"cannot save `{write_item.index.fqn}`, a {type(object).__qualname__}: loading it could run code",
+                    hint="keep tensors, numbers, text, and lists and dicts of them in `state_dict`",
+                ) from None
+        return written
+
+
+class LoadPlannerOfValues(DefaultLoadPlanner):
+    """Loads values with torch's unpickler for tensors and plain values."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Put a value into the state."""
+        name = read_item.dest_index.fqn
+        try:
+            loaded = _load(value)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise UnreadableCheckpointError(f"`{name}` is not a plain value: {str(error).splitlines()[0]}") from None
+        set_element(self.original_state_dict, self.mappings[name], loaded)
+
+
+def _load(content: io.BytesIO) -> Any:
+    with safe_globals(_NUMPY):
+        return torch.load(content, map_location="cpu", weights_only=True)
+
+
+def open_checkpoint(folder: Path) -> int:
+    """Load everything in a checkpoint, without its model; returns the number of entries.
+
+    Raises:
+        EnvironmentProblem: something cannot be loaded.
+        OSError: a file cannot be read.
+    """
+    metadata = reader_of(folder).read_metadata()
+    for name, entry in metadata.state_dict_metadata.items():
+        value = None
+        if isinstance(entry, TensorStorageMetadata):
+            value = torch.empty(entry.size, dtype=entry.properties.dtype)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it warns that there is no process group
+                dcp.load({name: value}, storage_reader=reader_of(folder), planner=LoadPlannerOfValues(), no_dist=True)
+        except CheckpointException as error:
+            raise UnreadableCheckpointError(f"`{name}` cannot be loaded: {error}") from None
+    return len(metadata.state_dict_metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -17,19 +17,17 @@ from trainworks.worker.models.adapters import trained_state
 class HasState(Protocol):
     """State of a training run beside the model: the optimizer and what belongs to it."""
 
-    def checkpoint_state(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> Mapping[str, object]:
         """State by name: `optimizer`, under parameter names common to all layouts, and further entries.
 
         `random` holds the state of each rank's generators, which other ranks do not load.
         """
-        ...
 
     def fill_state(self) -> None:
         """Make the state that the first step would make, so that a checkpoint has something to be loaded into."""
-        ...
 
 
-def whole_state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, Any]:
+def whole_state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, object]:
     """State to save or to load, under names and shapes of the whole model: each rank has its part, in any layout."""
     return {
         "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
@@ -37,7 +35,7 @@ def whole_state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, An
     }
 
 
-def unchanging(state: dict[str, Any], parts: Sequence[nn.Module]) -> dict[str, Any]:
+def unchanging(state: Mapping[str, Any], parts: Sequence[nn.Module]) -> dict[str, object]:
     """The state with copies of what forward and backward change: buffers of the model, and the small rest."""
     parameters = {name for part in parts for name, _ in part.named_parameters()}
     model = {name: value if name in parameters else value.clone() for name, value in state["model"].items()}

@@ -14,7 +14,7 @@ lists of messages, which may begin with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FORMS = "`messages`, `conversations`, `prompt` and `completion`, or `instruction` and `output`"
 
-Message = dict[str, Any]
+Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 
@@ -58,7 +58,7 @@ def check_style(style: ChatStyle) -> None:
         raise UsageError(f"chat template {style.origin}: {type(error).__name__}: {error}") from None
 
 
-def _rendered(style: ChatStyle, messages: Sequence[Message], options: dict[str, Any], *, ask: bool = False) -> str:
+def _rendered(style: ChatStyle, messages: Sequence[Message], options: Mapping[str, Any], *, ask: bool = False) -> str:
     """The text of messages, with the beginning of an answer if `ask` is set. The template runs in Jinja's sandbox."""
     texts, _ = render_jinja_template(
         [list(messages)],  # type: ignore[arg-type]
@@ -102,10 +102,10 @@ def pair_of(record: Record, style: ChatStyle, *, loss_on: LossOn) -> tuple[Examp
     return chosen, rejected
 
 
-def _sides(record: Record) -> list[dict[str, Any]]:
+def _sides(record: Record) -> list[Mapping[str, Any]]:
     """The two conversations of a record of preferences, each in a form that `messages_of` reads."""
     fields = record.fields
-    sides = []
+    sides: list[Mapping[str, Any]] = []
     for side in ("chosen", "rejected"):
         prompt, answer = fields.get("prompt"), fields.get(side)
         if not isinstance(answer, str | list) or (isinstance(answer, str) and not isinstance(prompt, str | list)):
@@ -122,14 +122,12 @@ def _sides(record: Record) -> list[dict[str, Any]]:
 
 
 class _BrokenError(Exception):
-    """A record that is not a conversation."""
-
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
 
 
-def _examples(fields: dict[str, Any], style: ChatStyle, *, with_answers: bool) -> list[Example]:
+def _examples(fields: Mapping[str, Any], style: ChatStyle, *, with_answers: bool) -> list[Example]:
     prompt, completion = fields.get("prompt"), fields.get("completion")
     if isinstance(prompt, str) and isinstance(completion, str):
         return [Example(prompt + completion, ((len(prompt), len(prompt) + len(completion)),), is_closed=False)]
@@ -151,7 +149,7 @@ def _examples(fields: dict[str, Any], style: ChatStyle, *, with_answers: bool) -
     return _found_by_prefix(lambda part, ask: _rendered(style, part, options, ask=ask), messages)
 
 
-def messages_of(fields: dict[str, Any]) -> list[Message]:
+def messages_of(fields: Mapping[str, Any]) -> list[Message]:
     """The conversation of a record, in any form but a prompt of text."""
     if "messages" in fields:
         return _checked(fields["messages"], "messages")

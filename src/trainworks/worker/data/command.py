@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def main(action: str, request_json: str, parent: str) -> int:
     return answer(request_json, parent, _prepare if action == "prepare" else _verify)
 
 
-def answer(request_json: str, parent: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+def answer(request_json: str, parent: str, work: Callable[[Mapping[str, Any]], Mapping[str, object]]) -> int:
     """Print the result of `work`, or its error; returns the exit code. This process dies with process `parent`."""
     die_with_parent(signal.SIGKILL, int(parent))
     try:
@@ -60,7 +60,7 @@ def answer(request_json: str, parent: str, work: Callable[[dict[str, Any]], dict
     return 0
 
 
-def _prepare(request: dict[str, Any]) -> dict[str, Any]:
+def _prepare(request: Mapping[str, Any]) -> Mapping[str, object]:
     """`data`, and perhaps `evaluation` of its run, `processes`, `images` (shards of them) and `to` (another place)."""
     evaluation = Evaluation.model_validate(request["evaluation"]) if request.get("evaluation") else None
     data, cache, started = Data.model_validate(request["data"]), cache_folder("data"), time.monotonic()
@@ -97,7 +97,7 @@ def _image_shards(source: DataSource, cache: Path) -> tuple[Path, DatasetCard]:
     return folder, read_card(folder)
 
 
-def _facts(card: DatasetCard) -> dict[str, Any]:
+def _facts(card: DatasetCard) -> dict[str, object]:
     return {
         "kind": card.kind,
         "num_shards": len(card.shards),
@@ -113,7 +113,7 @@ def _facts(card: DatasetCard) -> dict[str, Any]:
     }
 
 
-def _verify(request: dict[str, Any]) -> dict[str, Any]:
+def _verify(request: Mapping[str, Any]) -> Mapping[str, object]:
     """`addresses` of prepared data."""
     cache = cache_folder("data")
     folders = [folder for address in request["addresses"] for folder in _folders(address, cache)]
@@ -126,7 +126,6 @@ def _verify(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folders(address: str, cache: Path) -> Iterator[Path]:
-    """The folder, or those of a mixture's sources."""
     if scheme_of(address) is not None:
         cache.mkdir(parents=True, exist_ok=True)
         folder = stored_data(address, cache)
@@ -141,7 +140,7 @@ def _folders(address: str, cache: Path) -> Iterator[Path]:
         yield folder
 
 
-def print_facts(facts: dict[str, Any]) -> None:
+def print_facts(facts: Mapping[str, object]) -> None:
     """Print a line of the answer."""
     print(json.dumps(facts), flush=True)  # noqa: T201
 
@@ -160,19 +159,16 @@ def verify(folder: Path, progress: Progress) -> list[dict[str, str]]:
     card = read_card(folder)
     if card.kind == "image-files":
         return _changed_files(folder)
+    store = Store(card.store or anchored_source(str(folder)))
     found: list[dict[str, str]] = []
     done = 0
     for name, shard in card.shards.items():
-        problem = _problem(_store(folder, card), name, shard)
+        problem = _problem(store, name, shard)
         if problem is not None:
             found.append({"shard": name, "problem": problem})
         done += shard.num_bytes
         progress(done, card.num_bytes)
     return found
-
-
-def _store(folder: Path, card: DatasetCard) -> Store:
-    return Store(card.store or anchored_source(str(folder)))
 
 
 def _problem(store: Store, name: str, shard: Shard) -> str | None:

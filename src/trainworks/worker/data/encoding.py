@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,8 @@ from trainworks.config.finetune import Chat
 from trainworks.config.spec import Spec
 from trainworks.errors import UsageError
 from trainworks.worker.data.inputs import Piece, Record, documents, records
-from trainworks.worker.data.packing import COUNTED, MARKED_DTYPE, Tokens
-from trainworks.worker.data.tokenization import ChatStyle, Tokenization
-from trainworks.worker.data.tokenizer import end_of_text
+from trainworks.worker.data.tokenization import ChatStyle, Tokenization, end_of_text
+from trainworks.worker.data.tokens import COUNTED, MARKED_DTYPE, Tokens
 
 if TYPE_CHECKING:
     from trainworks.worker.data.chats import Example
@@ -39,23 +38,12 @@ class Recipe(Spec):
 
     @property
     def marked(self) -> bool:
-        """The tokens have marks, see `packing`."""
+        """Tokens carry the marks START and COUNTED of `packing`, which set documents of a row apart."""
         return self.row is not None
 
 
-class Encoder(Protocol):
-    """Turns a part of a source into tokens."""
-
-    counts: Counter[str]
-    """What was met, by name."""
-
-    def encode(self, pieces: Sequence[Piece]) -> Iterator[tuple[list[Tokens], int]]:
-        """Tokens of each document of a batch, and their size as text."""
-        ...
-
-
-def encoder_of(recipe: Recipe, tokenization: Tokenization) -> Encoder:
-    """The encoder of a recipe."""
+def encoder_of(recipe: Recipe, tokenization: Tokenization) -> TextEncoder | ChatEncoder:
+    """The encoder of a recipe, with counts of what it met by name."""
     if recipe.chat is None:
         return TextEncoder(tokenization.tokenizer, recipe)
     assert recipe.row is not None and tokenization.chat is not None
@@ -90,14 +78,7 @@ class TextEncoder:
 
 
 class ChatEncoder:
-    """Conversations in the words of a chat template; answers are counted.
-
-    Args:
-        tokenizer: of the model.
-        chat: what the loss counts, and what becomes of a conversation longer than a row.
-        style: template of the conversations.
-        row: tokens per row, T + 1.
-    """
+    """Conversations in the words of a chat template; answers are counted. A row has T + 1 tokens."""
 
     def __init__(self, tokenizer: Tokenizer, chat: Chat, style: ChatStyle, *, row: int) -> None:
         from trainworks.worker.data import chats  # noqa: PLC0415  # imports `transformers`

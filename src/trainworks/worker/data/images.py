@@ -24,7 +24,7 @@ from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
 from trainworks.worker.data.card import CARD, DatasetCard, Progress, Shard, fingerprint, hash_file, making, read_card
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
-from trainworks.worker.data.shards import Bytes, Shards, stored_data
+from trainworks.worker.data.shards import Bytes, Shards, prepared_folder
 from trainworks.worker.data.split import Side, split_prepared
 from trainworks.worker.data.store import extra
 
@@ -49,7 +49,7 @@ def prepare_images(source: DataSource, cache: Path, side: Side | None = None) ->
         UsageError: no images, or not in one folder per class.
         EnvironmentProblem: a store does not answer.
     """
-    folder = _prepared_already(source, cache)
+    folder = prepared_folder(source, cache)
     if folder is not None:
         if read_card(folder).kind not in ("images", "image-files"):
             raise UsageError(f"`{source.source}` holds prepared text, not images")
@@ -82,10 +82,11 @@ def make_image_shards(source: DataSource, folder: Path, progress: Progress) -> D
             name, dealt = f"images-{number:05d}.bin", files[number::num_shards]
             size = sum(file.num_bytes for file in dealt)
             known = work / f"{name}.json"  # from an earlier try; its presence marks a complete shard
-            if not known.exists() or not _is_whole(work / name, known):
+            shard = Shard.model_validate_json(known.read_bytes()) if known.exists() else None
+            if shard is None or not (work / name).is_file() or hash_file(work / name) != shard.sha256:
                 shard = _write_shard(work / name, dealt)
                 write_atomic(known, shard.model_dump_json())
-            shards[name] = Shard.model_validate_json(known.read_bytes())
+            shards[name] = shard
             done += size
             progress(done, total)
         facts = fingerprint([classes, *(shard.sha256 for shard in shards.values())])
@@ -132,23 +133,12 @@ def _images_in(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
 
 
-def _prepared_already(source: DataSource, cache: Path) -> Path | None:
-    if source.scheme not in (None, "hf"):
-        return stored_data(source.source, cache)
-    folder = Path(anchored_source(source.source))
-    return folder if (folder / CARD).is_file() else None
-
-
 def _write_shard(path: Path, files: Sequence[ImageFile]) -> Shard:
     with ThreadPoolExecutor(8) as pool:
         images = list(pool.map(lambda file: Path(file.path).read_bytes(), files))
     content = joined(images, [file.label for file in files])
     write_atomic(path, content)
     return Shard(items=len(files), num_bytes=len(content), sha256=hash_file(path))
-
-
-def _is_whole(path: Path, known: Path) -> bool:
-    return path.is_file() and hash_file(path) == Shard.model_validate_json(known.read_bytes()).sha256
 
 
 _MAGIC = b"TWIMG1\0\0"
@@ -195,13 +185,10 @@ _SEED_OF_CROPS = 0x1A6E
 
 
 class _Images:
-    """Base of image folders and image shards.
+    """Base of image folders and image shards, which gathers images of S = `image_size` pixels squared.
 
-    Args:
-        fingerprint: of the data.
-        image_size: S, width and height of what is gathered.
-        augment: crop at random and mirror half of the images, keyed by seed and sample number; the centre otherwise.
-        seed: of the run.
+    With `augment` they are cropped at random and half of them mirrored, keyed by seed and sample number; else their
+    centre is taken.
     """
 
     def __init__(self, fingerprint: str, image_size: int, *, augment: bool, seed: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -25,12 +25,7 @@ Format = Literal["text", "jsonl", "parquet", "arrow"]
 _SMALLEST_PART_BYTES = 1_000_000
 _LARGEST_PART_BYTES = 64_000_000
 _PARTS = 64
-_FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+_FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow"}
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 _OF_DATASETS = ("dataset_dict.json", "state.json")
 
@@ -118,7 +113,6 @@ def _grouped(file: Input, sizes: list[int], part_bytes: int) -> Iterator[Piece]:
 
 
 def _group_sizes(file: Input) -> list[int]:
-    """Bytes of each row group or record batch."""
     if file.format == "arrow":
         with extra("pyarrow", "data").memory_map(file.address) as mapped:
             return [batch.nbytes for batch in extra("pyarrow.ipc", "data").open_stream(mapped)]
@@ -140,7 +134,7 @@ def _local_input(file: Path) -> Input:
     return Input(str(file), _format(str(file)), stat.st_size, str(stat.st_mtime_ns))
 
 
-def _stored_input(source: DataSource, path: str, info: dict[str, Any]) -> Input:
+def _stored_input(source: DataSource, path: str, info: Mapping[str, Any]) -> Input:
     version = next((str(info[key]) for key in ("ETag", "etag", "LastModified", "mtime", "created") if key in info), "")
     return Input(f"{source.scheme}://{path.removeprefix(f'{source.scheme}://')}", _format(path), info["size"], version)
 
@@ -184,7 +178,7 @@ def _one_of(what: str, wanted: str, known: Sequence[str], where: str) -> str:
 class Record:
     """A JSONL line, or a row of Parquet or Arrow."""
 
-    fields: dict[str, Any]
+    fields: Mapping[str, Any]
     place: Callable[[], str]
     """`file:line` or `file, row n`, found when an error needs it."""
 
@@ -211,9 +205,7 @@ _TEXT_COLUMNS = ("text", "content")
 def documents(pieces: Sequence[Piece], column: str | None) -> Iterator[str]:
     """The texts of `pieces`, in order; bytes that are not UTF-8 become U+FFFD.
 
-    Args:
-        pieces: of any format.
-        column: key or column of the text; `text`, `content` or the only column of text when None.
+    The text is in the key or column `column`; in `text`, `content` or the only column of text when None.
 
     Raises:
         UsageError: a line is not JSON, or the column does not exist.
@@ -240,7 +232,13 @@ def _text(piece: Piece, column: str | None) -> Iterator[str]:
 
 def _jsonl(piece: Piece, column: str | None) -> Iterator[str]:
     for record in _json_records(piece):
-        yield _text_of_record(record, column)
+        key = column or next((name for name in _TEXT_COLUMNS if name in record.fields), None)
+        if key is None or key not in record.fields:
+            raise _no_column(record.place(), column, list(record.fields))
+        text = record.fields[key]
+        if not isinstance(text, str):
+            raise UsageError(f"{record.place()}: `{key}` is {type(text).__name__}, not text")
+        yield text
 
 
 def _json_records(piece: Piece) -> Iterator[Record]:
@@ -269,16 +267,6 @@ def _record_of_line(line: bytes, place: Callable[[], str]) -> Record:
     if not isinstance(fields, dict):
         raise UsageError(f'{place()}: a line is an object, like {{"text": ...}}')
     return Record(fields, place)
-
-
-def _text_of_record(record: Record, column: str | None) -> str:
-    key = column or next((name for name in _TEXT_COLUMNS if name in record.fields), None)
-    if key is None or key not in record.fields:
-        raise _no_column(record.place(), column, list(record.fields))
-    text = record.fields[key]
-    if not isinstance(text, str):
-        raise UsageError(f"{record.place()}: `{key}` is {type(text).__name__}, not text")
-    return text
 
 
 def _place(piece: Piece, position: int) -> str:
@@ -315,7 +303,7 @@ def _arrow_records(piece: Piece) -> Iterator[Record]:
             first += batch.num_rows
 
 
-def _numbered(rows: list[dict[str, Any]], first: int, address: str) -> Iterator[Record]:
+def _numbered(rows: Sequence[Mapping[str, Any]], first: int, address: str) -> Iterator[Record]:
     """Rows without the columns in which they have nothing."""
     for number, row in enumerate(rows, start=first + 1):
         fields = {name: value for name, value in row.items() if value is not None}

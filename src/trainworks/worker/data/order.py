@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,29 +21,19 @@ _CHUNK = 1 << 13
 Indices = NDArray[np.int64]
 
 
-class Order(Protocol):
-    """Sample numbers to items."""
-
-    def __call__(self, samples: Indices) -> Indices:
-        """The items of samples g [n]."""
-        ...
+Order = Callable[[Indices], Indices]
+"""Sample numbers g [n] to items [n]."""
 
 
 def permute(positions: Indices, *, num_items: int, seed: int | Sequence[int], epoch: int) -> Indices:
-    """A keyed permutation of 0 ... num_items - 1, evaluated at `positions` only.
+    """A keyed permutation of 0 ... N - 1, N = `num_items` >= 1, evaluated at `positions` [n] only.
 
-    A balanced Feistel network over the smallest 4^k >= num_items, walked until it lands inside (Black and Rogaway,
-    "Ciphers with Arbitrary Finite Domains", 2002). Every (seed, epoch) gives another order. Halves of up to 32 bits
-    fit the 32-bit arithmetic, so there may be 2^62 items.
-
-    Args:
-        positions: [n], each in 0 ... num_items - 1.
-        num_items: N >= 1.
-        seed: of the run, or several numbers that are one key together.
-        epoch: which pass over the data.
+    A balanced Feistel network over the smallest 4^k >= N, walked until it lands inside (Black and Rogaway, "Ciphers
+    with Arbitrary Finite Domains", 2002). Every seed, which may be several numbers, and epoch give another order.
+    Halves of up to 32 bits fit the 32-bit arithmetic, so there may be 2^62 items.
     """
     half_bits = max(1, (max(num_items - 1, 1).bit_length() + 1) // 2)
-    keys = _keys(as_key(seed), epoch)
+    keys = _keys(to_key(seed), epoch)
     items = np.empty(len(positions), dtype=np.int64)
     for first in range(0, len(positions), _CHUNK):
         chunk = slice(first, first + _CHUNK)
@@ -57,7 +46,7 @@ def permute(positions: Indices, *, num_items: int, seed: int | Sequence[int], ep
     return items
 
 
-def as_key(seed: int | Sequence[int]) -> tuple[int, ...]:
+def to_key(seed: int | Sequence[int]) -> tuple[int, ...]:
     """One number or several as a key."""
     return (seed,) if isinstance(seed, int) else tuple(seed)
 
@@ -104,7 +93,7 @@ class FullShuffle:
     def __call__(self, samples: Indices) -> Indices:
         """The items of samples g [n]."""
         epochs, positions = np.divmod(samples, self._num_items)
-        return _by_key(
+        return _map_by_key(
             epochs,
             lambda epoch, rows: permute(positions[rows], num_items=self._num_items, seed=self._seed, epoch=epoch),
         )
@@ -113,14 +102,9 @@ class FullShuffle:
 class WindowShuffle:
     """Every epoch the shards in another order, and the items mixed within windows of about `window` shards.
 
-    Reads at one time touch `window` + 1 shards, so a node needs room for only three windows. The price
-    is that a batch mixes the items of `window` shards only; docs/concepts/data.md has figures.
-
-    Args:
-        shard_sizes: items in each shard.
-        seed: of the run, or several numbers that are one key together.
-        window: shards that are mixed with each other.
-        ahead: called at each new window, with the shards of that window and the next.
+    Reads at one time touch `window` + 1 shards, so a node needs room for only three windows. The price is that a batch
+    mixes the items of `window` shards only; docs/concepts/data.md has figures. `ahead` is called at each new window,
+    with the shards of that window and the next.
     """
 
     def __init__(
@@ -135,7 +119,7 @@ class WindowShuffle:
         self._first_of_shard = np.cumsum(self._sizes) - self._sizes
         self._num_items = int(self._sizes.sum())
         self._window_items = max(1, -(-self._num_items * window // max(1, int((self._sizes > 0).sum()))))
-        self._seed = as_key(seed)
+        self._seed = to_key(seed)
         self._ahead = ahead
         self._entered: tuple[int, int] | None = None
         self._shard_order = lru_cache(maxsize=4)(self._make_shard_order)
@@ -144,8 +128,11 @@ class WindowShuffle:
         """The items of samples g [n]."""
         epochs, positions = np.divmod(samples, self._num_items)
         if len(samples):
-            self._enter(int(epochs[-1]), int(positions[-1]) // self._window_items)
-        return _by_key(epochs, lambda epoch, rows: self._of_epoch(epoch, positions[rows]))
+            epoch, window = int(epochs[-1]), int(positions[-1]) // self._window_items
+            if (epoch, window) != self._entered:
+                self._entered = epoch, window
+                self._ahead(np.concatenate([self.shards_of(epoch, window), self.shards_of(epoch, window + 1)]))
+        return _map_by_key(epochs, lambda epoch, rows: self._epoch_indices(epoch, positions[rows]))
 
     def shards_of(self, epoch: int, window: int) -> Indices:
         """The shards of a window, in their order; windows past the end are the next epoch's."""
@@ -155,34 +142,25 @@ class WindowShuffle:
         first, last = window * self._window_items, min((window + 1) * self._window_items, self._num_items) - 1
         return shards[np.searchsorted(ends, first, side="right") : np.searchsorted(ends, last, side="right") + 1]
 
-    def _enter(self, epoch: int, window: int) -> None:
-        if (epoch, window) != self._entered:
-            self._entered = epoch, window
-            self._ahead(np.concatenate([self.shards_of(epoch, window), self.shards_of(epoch, window + 1)]))
-
     def _make_shard_order(self, epoch: int) -> tuple[Indices, Indices]:
         """The shards as this epoch has them in a row, and where each of them ends."""
         shards = permute(np.arange(len(self._sizes)), num_items=len(self._sizes), seed=(*self._seed, 1), epoch=epoch)
         return shards, np.cumsum(self._sizes[shards])
 
-    def _of_epoch(self, epoch: int, positions: Indices) -> Indices:
+    def _epoch_indices(self, epoch: int, positions: Indices) -> Indices:
         windows = positions // self._window_items
-        places = _by_key(windows, lambda window, rows: self._of_window(epoch, window, positions[rows]))
+        places = _map_by_key(windows, lambda window, rows: self._window_indices(epoch, window, positions[rows]))
         shards, ends = self._shard_order(epoch)
         which = np.searchsorted(ends, places, side="right")
         return self._first_of_shard[shards[which]] + places - (ends[which] - self._sizes[shards[which]])
 
-    def _of_window(self, epoch: int, window: int, positions: Indices) -> Indices:
+    def _window_indices(self, epoch: int, window: int, positions: Indices) -> Indices:
         first = window * self._window_items
         size = min(self._window_items, self._num_items - first)
         return first + permute(positions - first, num_items=size, seed=(*self._seed, 2, window), epoch=epoch)
 
 
-class _OfRows(Protocol):
-    def __call__(self, key: int, rows: NDArray[np.bool_] | slice) -> Indices: ...
-
-
-def _by_key(keys: Indices, of_rows: _OfRows) -> Indices:
+def _map_by_key(keys: Indices, of_rows: Callable[[int, NDArray[np.bool_] | slice], Indices]) -> Indices:
     """`of_rows` for the rows of every key; nearly always there is one."""
     if len(keys) and keys[0] == keys[-1] and (keys == keys[0]).all():
         return of_rows(int(keys[0]), slice(None))

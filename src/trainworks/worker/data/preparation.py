@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trainworks.config.data import Data, Evaluation
 from trainworks.errors import UsageError
-from trainworks.record.events import append_event
+from trainworks.record.events.log import append_event
+from trainworks.record.events.training import DataProgressEvent, DataReadyEvent
 from trainworks.worker.data.card import DataFolders, Progress, first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import num_tokens, prepare
@@ -15,10 +16,6 @@ from trainworks.worker.data.split import Side
 from trainworks.worker.data.tokenization import Tokenization, template_origin
 
 _PROGRESS_INTERVAL_S = 0.5
-
-
-def _silent(done: int, total: int) -> None:
-    """Progress callback that does nothing."""
 
 
 def training_side(evaluation: Evaluation | None) -> Side | None:
@@ -32,16 +29,9 @@ def num_samples(folder: Path, data: Data) -> int:
 
 
 def prepare_evaluation(
-    data: Data, evaluation: Evaluation | None, train: Path, cache: Path, progress: Progress = _silent
+    data: Data, evaluation: Evaluation | None, train: Path, cache: Path, progress: Progress = lambda done, total: None
 ) -> Path | None:
-    """The folder of held-out data, tokenized and rendered as the training data; None for a run that does not evaluate.
-
-    Args:
-        data: of the workload.
-        evaluation: of the workload.
-        train: prepared training data.
-        cache: folder of all prepared data.
-        progress: called while something is made.
+    """The folder of held-out data, tokenized and rendered as those in `train`; None for a run that does not evaluate.
 
     Raises:
         UsageError: no documents are held out, the source names no files, or it was prepared in another way than the
@@ -65,11 +55,7 @@ def prepare_evaluation(
 
 
 def _check_alike(held_out: Path, train: Path) -> None:
-    """Check that prepared held-out data have the form of the training data. `prepare` compares the tokenizations.
-
-    Raises:
-        UsageError: they differ.
-    """
+    """Check that prepared held-out data have the form of the training data. `prepare` compares the tokenizations."""
     forms = {(card.marked, card.one_per_row, card.pairs) for card, _ in map(first_card, (train, held_out))}
     if len(forms) > 1:
         raise UsageError(
@@ -80,12 +66,7 @@ def _check_alike(held_out: Path, train: Path) -> None:
 
 
 def prepare_for_run(
-    data: Data,
-    cache: Path,
-    events_file: Path | None,
-    *,
-    model_vocabulary: int,
-    evaluation: Evaluation | None = None,
+    data: Data, cache: Path, events_file: Path | None, *, model_vocabulary: int, evaluation: Evaluation | None = None
 ) -> DataFolders:
     """`prepare` and `prepare_evaluation`, their progress and result as events; silent when `events_file` is None.
 
@@ -101,7 +82,10 @@ def prepare_for_run(
         due = done > 0 and time.monotonic() - last >= _PROGRESS_INTERVAL_S
         if events_file is not None and (begins or due):
             last = time.monotonic()
-            append_event(events_file, "data_progress", done_bytes=0 if begins else done, total_bytes=total)
+            append_event(
+                events_file,
+                DataProgressEvent(kind="data_progress", done_bytes=0 if begins else done, total_bytes=total),
+            )
 
     folder, card = prepare(data, cache, report, side=training_side(evaluation))
     if card.vocabulary > model_vocabulary:
@@ -113,14 +97,16 @@ def prepare_for_run(
     if events_file is not None:
         append_event(
             events_file,
-            "data_ready",
-            folder=str(folder),
-            num_tokens=num_tokens(folder),
-            fingerprint=card.fingerprint,
-            seconds=time.monotonic() - started,
-            tokenization=card.tokenization,
-            template=template_origin(folder),
-            cached=not made,
-            chats=card.chats.model_dump() if card.chats is not None else None,
+            DataReadyEvent(
+                kind="data_ready",
+                folder=str(folder),
+                num_tokens=num_tokens(folder),
+                fingerprint=card.fingerprint,
+                seconds=time.monotonic() - started,
+                tokenization=card.tokenization,
+                template=template_origin(folder),
+                cached=not made,
+                chats=card.chats.model_dump() if card.chats is not None else None,
+            ),
         )
     return DataFolders(folder, held_out)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,40 +19,35 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from trainworks.config.data import STDLIB, TRAINED_VOCABULARY, Data, DataSource
 from trainworks.errors import UsageError
 from trainworks.files import naming_full_disk, write_atomic
-from trainworks.host.corpus import anchored_source
 from trainworks.host.probe import num_cores
-from trainworks.worker.data.card import (
-    CARD,
-    TOKENIZER,
-    DatasetCard,
-    Part,
-    Progress,
-    fingerprint,
-    making,
-    read_card,
-)
+from trainworks.worker.data.card import CARD, TOKENIZER, DatasetCard, Part, Progress, fingerprint, making, read_card
 from trainworks.worker.data.encoding import Recipe
 from trainworks.worker.data.images import prepare_images
 from trainworks.worker.data.inputs import Input, Piece, documents, find_inputs, part_bytes_for, parts_of, records
-from trainworks.worker.data.shards import stored_data
+from trainworks.worker.data.shards import prepared_folder
 from trainworks.worker.data.split import Side, split_prepared
 from trainworks.worker.data.token_shards import make_token_shards
-from trainworks.worker.data.tokenization import Tokenization, agreed, find_tokenization
-from trainworks.worker.data.tokenizer import END_OF_TEXT
+from trainworks.worker.data.tokenization import END_OF_TEXT, Tokenization, agreed, find_tokenization
 
 _TRAINING_SAMPLE_BYTES = 6_000_000
 _FORMAT = 2
 """Counted up when the same source gives other bytes."""
 
 
-def _silent(done: int, total: int) -> None:
-    """Progress callback that does nothing."""
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is prepared, and where."""
+
+    data: Data
+    cache: Path
+    progress: Progress
+    side: Side | None
 
 
 def prepare(
     data: Data,
     cache: Path,
-    progress: Progress = _silent,
+    progress: Progress = lambda done, total: None,
     *,
     processes: int | None = None,
     side: Side | None = None,
@@ -60,13 +55,9 @@ def prepare(
 ) -> tuple[Path, DatasetCard]:
     """The folder of prepared data for `data`, made now if it is not there; one process at a time makes it.
 
-    Args:
-        data: sources, tokenizer, sequence length.
-        cache: folder of all prepared data.
-        progress: called while something is made.
-        processes: that tokenize; as many as there are cores when None.
-        side: of a split, whose documents alone are prepared; everything when None.
-        tokenization: of the training data, for held-out data; found, or trained on the sources, when None.
+    `progress` is called while something is made, by as many `processes` as there are cores when None. With a `side` of
+    a split its documents alone are prepared. `tokenization` is that of the training data, for held-out data; found, or
+    trained on the sources, when None.
 
     Raises:
         UsageError: a source names no files, cannot be read as it is, holds too little text for one sequence, or was
@@ -79,14 +70,12 @@ def prepare(
         return _several(data, cache, [prepare_images(source, cache, side) for source in data.sources])
     ready = {source: found for source in data.sources if (found := _prepared_already(source, cache)) is not None}
     raw = {source: find_inputs(source) for source in data.sources if source not in ready}
-    tokenization = _tokenization(data, cache, list(ready.values()), raw, side, tokenization, progress)
-    workers = processes or num_cores()
+    job, workers = _Job(data, cache, progress, side), processes or num_cores()
+    tokenization = _tokenization(job, list(ready.values()), raw, tokenization)
     if side is not None:
         ready = {source: split_prepared(found, side, cache) for source, found in ready.items()}
     folders = [
-        ready[source]
-        if source in ready
-        else _tokenized(data, source, raw[source], cache, tokenization, workers, progress, side)
+        ready[source] if source in ready else _tokenized(job, source, raw[source], tokenization, workers)
         for source in data.sources
     ]
     folder, card = _several(data, cache, folders)
@@ -101,18 +90,7 @@ def num_tokens(folder: Path) -> int:
 
 
 def _prepared_already(source: DataSource, cache: Path) -> Path | None:
-    """The folder of a source that was prepared before: here, or in a store, whose card is then fetched.
-
-    Raises:
-        UsageError: it holds no tokens.
-        EnvironmentProblem: a store does not answer.
-    """
-    folder: Path | None
-    if source.scheme not in (None, "hf"):
-        folder = stored_data(source.source, cache)
-    else:
-        local = Path(anchored_source(source.source))
-        folder = local if source.source != STDLIB and (local / CARD).is_file() else None
+    folder = prepared_folder(source, cache)
     if folder is not None and (kind := read_card(folder).kind) != "tokens":
         raise UsageError(f"`{source.source}` holds prepared {kind}, not tokens")
     return folder
@@ -175,17 +153,9 @@ def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> Non
             )
 
 
-def _tokenized(
-    data: Data,
-    source: DataSource,
-    inputs: list[Input],
-    cache: Path,
-    tokenization: Tokenization,
-    processes: int,
-    progress: Progress,
-    side: Side | None,
-) -> Path:
+def _tokenized(job: _Job, source: DataSource, inputs: list[Input], tokenization: Tokenization, processes: int) -> Path:
     """The folder of one source's tokens, made now if it is not there."""
+    data, side = job.data, job.side
     recipe = Recipe(
         column=source.column,
         row=data.sequence_length + 1 if data.pack or data.chat else None,
@@ -198,10 +168,13 @@ def _tokenized(
     facts = [_FORMAT, tokenization.tokenizer_sha256, files, source.column, tokenization.chat_facts]
     facts += [recipe.model_dump_json()] if recipe.marked else []
     key = fingerprint([*facts, *(side.facts if side else [])])[:16]
-    folder = cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
+    folder = job.cache / f"{STDLIB if source.source == STDLIB else source.scheme or 'files'}-{key}"
     with _locked(folder):
         if not (folder / CARD).exists():
-            _check_template(tokenization)
+            if tokenization.chat is not None:
+                from trainworks.worker.data.chats import check_style  # noqa: PLC0415  # imports `transformers`
+
+                check_style(tokenization.chat)
             with making(folder) as work, naming_full_disk(folder):
                 make_token_shards(
                     work,
@@ -210,16 +183,9 @@ def _tokenized(
                     recipe=recipe,
                     tokenization=tokenization,
                     processes=processes,
-                    progress=progress,
+                    progress=job.progress,
                 )
     return folder
-
-
-def _check_template(tokenization: Tokenization) -> None:
-    if tokenization.chat is not None:
-        from trainworks.worker.data.chats import check_style  # noqa: PLC0415  # imports `transformers`
-
-        check_style(tokenization.chat)
 
 
 @contextmanager
@@ -230,46 +196,38 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _tokenization(
-    data: Data,
-    cache: Path,
-    prepared: Sequence[Path],
-    raw: dict[DataSource, list[Input]],
-    side: Side | None,
-    given: Tokenization | None,
-    progress: Progress,
+    job: _Job, prepared: Sequence[Path], raw: dict[DataSource, list[Input]], given: Tokenization | None
 ) -> Tokenization:
     """The tokenization of all sources: given, written in the run file, of the prepared sources, or trained now.
 
-    Held-out documents do not train a tokenizer.
-
-    Raises:
-        UsageError: sources were prepared with different ones, or with another one than the given or written one.
+    Sources with different ones, or with another one than the given or written one, are refused. Held-out documents do
+    not train a tokenizer.
     """
+    data = job.data
     if given is None and data.tokenizer != "bpe":
         given = find_tokenization(Path(data.tokenizer), data.chat)
     found = [*([given] if given else []), *map(Tokenization.read, prepared)]
     if not found:
-        return find_tokenization(_trained(data, cache, raw, side, progress), data.chat)
+        return find_tokenization(_trained(job, raw), data.chat)
     common, chat = agreed(found), data.chat
     is_settled = chat is None or (given is not None and given.chat is not None) or not (raw or chat.template)
-    return common if is_settled else agreed([common.for_chats(chat), *found])
+    return common if is_settled else agreed([common.with_chat_template(chat), *found])
 
 
-def _trained(
-    data: Data, cache: Path, raw: dict[DataSource, list[Input]], side: Side | None, progress: Progress
-) -> Path:
+def _trained(job: _Job, raw: dict[DataSource, list[Input]]) -> Path:
+    data, side = job.data, job.side
     vocabulary = data.vocabulary or TRAINED_VOCABULARY
     facts = [
         [source.column, *((file.address, file.num_bytes, file.version) for file in files)]
         for source, files in raw.items()
     ]
     how = [*(["messages"] if data.chat else []), *(side.facts if side else [])]
-    folder = cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts, *how])[:16]
+    folder = job.cache / "tokenizers" / fingerprint([_FORMAT, vocabulary, facts, *how])[:16]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / TOKENIZER
     with _locked(folder):
         if not file.exists():
-            progress(0, sum(file.num_bytes for files in raw.values() for file in files))
+            job.progress(0, sum(file.num_bytes for files in raw.values() for file in files))
             read = _texts_of_chats if data.chat else documents
             write_atomic(file, _train(vocabulary, _sample(raw, side, read)).to_str(pretty=True))
     return file
@@ -282,9 +240,7 @@ def _texts_of_chats(pieces: Sequence[Piece], column: str | None) -> Iterator[str
 
 
 def _sample(
-    raw: dict[DataSource, list[Input]],
-    side: Side | None,
-    read: Callable[[Sequence[Piece], str | None], Iterator[str]],
+    raw: dict[DataSource, list[Input]], side: Side | None, read: Callable[[Sequence[Piece], str | None], Iterator[str]]
 ) -> Iterator[str]:
     """Documents spread evenly over all sources, about as many as training a tokenizer needs."""
     parts = [(source, part) for source, files in raw.items() for part in parts_of(files, part_bytes_for(files), side)]
@@ -300,7 +256,6 @@ def _sample(
 
 
 def _train(vocabulary: int, texts: Iterator[str]) -> Tokenizer:
-    """A byte-level BPE tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

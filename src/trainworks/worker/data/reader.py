@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainworks.worker.data.order import Indices, Order
+from trainworks.worker.mesh import Mesh
 
 _BLOCK_BYTES = 4 << 20
 _MAX_BLOCK_STEPS = 64
@@ -39,7 +40,7 @@ class Staging:
         return tensor.pin_memory() if self.is_pinned else tensor
 
 
-def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def move_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The batch on the device that computes with it. From page-locked memory (`Staging`) the copy is asynchronous."""
     return {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
@@ -59,25 +60,19 @@ class Dataset(Protocol):
 
     def order(self, seed: int | Sequence[int]) -> Order:
         """Order of the items by sample number; several numbers together form one seed."""
-        ...
 
     def gather(self, indices: Indices, samples: Indices) -> Mapping[str, NDArray[Any]]:
         """Arrays by name, each [n, ...], of the items `indices` [n].
 
-        Args:
-            indices: which items.
-            samples: their numbers g in the run, which augmentation and masking are keyed by, so that they too do not
-                depend on the ranks and differ from epoch to epoch.
+        `samples` are their numbers g in the run, which augmentation and masking are keyed by, so that they too do not
+        depend on the ranks and differ from epoch to epoch.
         """
-        ...
 
 
 class TokenView:
     """Rows of tokens in another form: as many, in the same order, and of the same data.
 
-    Args:
-        tokens: gathers `tokens` [n, T].
-        arrays: arrays of about that size that a gathered row has.
+    A gathered row has `arrays` arrays of about its size.
     """
 
     def __init__(self, tokens: Dataset, *, arrays: int) -> None:
@@ -96,16 +91,9 @@ class TokenView:
 class BatchReader:
     """This rank's micro-batches, step after step, read ahead by one thread.
 
-    Args:
-        dataset: what is read.
-        seed: of the run.
-        global_batch: samples per optimizer step over all ranks.
-        micro_batch: samples per forward of one rank.
-        dp_rank: which data-parallel rank this is.
-        dp: data-parallel ranks; micro_batch * dp divides global_batch.
-        first_step: optimizer steps already done.
-        last_step: nothing is read from this step on.
-        staging: memory of the batches; plain memory when None.
+    An optimizer step has `global_batch` samples over all ranks, and a forward of one rank `micro_batch`; micro_batch *
+    dp divides global_batch. `first_step` counts the optimizer steps already done, and nothing is read from `last_step`
+    on. Batches are in plain memory without `staging`.
     """
 
     def __init__(
@@ -135,6 +123,31 @@ class BatchReader:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batch-reader", initializer=self._staging.begin_thread)
         self._steps: Iterator[dict[str, Tensor]] = iter(())
         self._next_block = self._submit(first_step)
+
+    @classmethod
+    def of_rank(
+        cls,
+        dataset: Dataset,
+        mesh: Mesh,
+        device: torch.device,
+        *,
+        seed: int,
+        global_batch: int,
+        first_step: int = 0,
+        last_step: int,
+    ) -> BatchReader:
+        """The reader of a rank of the mesh, for its device."""
+        return cls(
+            dataset,
+            seed=seed,
+            global_batch=global_batch,
+            micro_batch=mesh.layout.micro_batch,
+            dp_rank=mesh.dp_rank,
+            dp=mesh.layout.dp,
+            first_step=first_step,
+            last_step=last_step,
+            staging=Staging(device),
+        )
 
     def next_batch(self) -> dict[str, Tensor]:
         """Arrays of the next optimizer step by name, each [accumulation, micro_batch, ...]; waits only if reading is

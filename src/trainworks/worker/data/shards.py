@@ -11,33 +11,21 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from trainworks.config.data import STDLIB, DataSource
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import write_atomic
+from trainworks.host.corpus import anchored_source
 from trainworks.units import format_bytes
-from trainworks.worker.data.cache import ShardCache
 from trainworks.worker.data.card import CARD, DatasetCard, Shard, fingerprint
 from trainworks.worker.data.order import Indices
-from trainworks.worker.data.store import Store, naming_store
+from trainworks.worker.data.store import ShardCache, Store, naming_store
 
 Bytes = NDArray[np.uint8]
-
-
-class Shards(Protocol):
-    """Source of the files of a dataset."""
-
-    def open(self, number: int) -> Bytes:
-        """The content of shard `number`; valid until the next call."""
-        ...
-
-    def fetch(self, numbers: Indices) -> None:
-        """These are needed now or soon, in this order; returns at once."""
-        ...
 
 
 class LocalShards:
@@ -59,7 +47,7 @@ class LocalShards:
         return self._latest.content
 
     def fetch(self, numbers: Indices) -> None:
-        """They are here."""
+        """Shards that are needed now or soon, in this order: they are here."""
 
 
 def _checked(path: Path, shard: Shard) -> MappedFile:
@@ -103,6 +91,18 @@ WINDOW = 16
 _FETCHING_THREADS = 4
 
 
+def prepared_folder(source: DataSource, cache: Path) -> Path | None:
+    """The folder of a source that was prepared before: here, or in a store, whose card is then fetched.
+
+    Raises:
+        EnvironmentProblem: a store does not answer.
+    """
+    if source.scheme not in (None, "hf"):
+        return stored_data(source.source, cache)
+    folder = Path(anchored_source(source.source))
+    return folder if source.source != STDLIB and (folder / CARD).is_file() else None
+
+
 def stored_data(address: str, cache: Path) -> Path | None:
     """A folder with the card and the tokenizer of prepared data in a store; None without a card.
 
@@ -141,12 +141,8 @@ def put(folder: Path, card: DatasetCard, address: str) -> int:
 
 
 class StreamedShards:
-    """Shards that are fetched when they are needed, and a window before.
-
-    Args:
-        card: with the address of the store.
-        cache: of the node.
-        window: shards that are shuffled together; so many and one more are read in turn.
+    """Shards that are fetched when they are needed, and a window before. A window is shuffled together; so many shards
+    and one more are read in turn.
 
     Raises:
         UsageError: the cache cannot hold three windows: one that slower ranks still read, this one and the next.
@@ -213,3 +209,7 @@ class StreamedShards:
     def _file(self, number: int) -> tuple[str, Shard, Store, str]:
         name, shard = self._shards[number]
         return f"{self._prefix}-{name}", shard, self._store, name
+
+
+Shards = LocalShards | StreamedShards
+"""Source of the files of a dataset."""

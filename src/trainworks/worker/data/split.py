@@ -7,7 +7,6 @@ sides never overlap, copies of a document are on the same side, and other docume
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from trainworks.errors import UsageError
-from trainworks.files import naming_full_disk, write_atomic
+from trainworks.files import naming_full_disk, temporary_folder, write_atomic
 from trainworks.worker.data.card import CARD, DatasetCard, fingerprint, read_card
 from trainworks.worker.data.order import permute
 
@@ -89,7 +88,7 @@ def _link(link: Path, file: Path) -> None:
     """Make a link, or point one at another place; several processes may do the same at once."""
     if link.is_symlink() and link.readlink() == file:
         return
-    with tempfile.TemporaryDirectory(dir=link.parent) as beside:
-        made = Path(beside) / link.name
+    with temporary_folder(".link-", link.parent) as beside:
+        made = beside / link.name
         made.symlink_to(file)
         made.replace(link)

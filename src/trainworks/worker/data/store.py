@@ -1,16 +1,29 @@
-"""Files of this machine and of stores (S3, GCS, HTTP ...) through one interface: fsspec."""
+"""Files of this machine and of stores (S3, GCS, HTTP ...) through fsspec, and a local cache of their shards."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import importlib
+import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import fsspec
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
+from trainworks.files import naming_full_disk
+from trainworks.host.clock import Clock, SystemClock
+from trainworks.units import format_bytes
+from trainworks.worker.data.card import Shard
+
+_READ_BYTES = 4 << 20
+_TRIES = 2
+_PATIENCE, _WAIT_S = 100, 0.1
 
 
 def extra(module: str, name: str) -> Any:
@@ -32,12 +45,10 @@ _EXTRAS = {"s3fs": "s3", "aiohttp": "s3", "boto3": "s3"}
 
 
 class Store:
-    """A folder of a file system that fsspec knows; the usual variables of the environment hold keys and endpoints.
+    """A folder of a file system that fsspec knows, `s3://bucket/folder`, `/path` or another.
 
-    S3-compatible stores take their address from `AWS_ENDPOINT_URL`.
-
-    Args:
-        address: `s3://bucket/folder`, `/path`, ...
+    The usual variables of the environment hold keys and endpoints; S3-compatible stores take their address from
+    `AWS_ENDPOINT_URL`.
 
     Raises:
         MissingExtraError: the library for this kind of store is not installed.
@@ -45,7 +56,7 @@ class Store:
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
-        options: dict[str, Any] = _S3_OPTIONS if address.startswith("s3://") else {}
+        options: Mapping[str, Any] = _S3_OPTIONS if address.startswith("s3://") else {}
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.address, **options)
         except ImportError as error:
@@ -68,7 +79,7 @@ class Store:
             content: bytes = self.fs.cat_file(self.path(name))
             return content
 
-    def files(self) -> list[tuple[str, dict[str, Any]]]:
+    def files(self) -> list[tuple[str, Mapping[str, Any]]]:
         """All files below the address, or those that it matches as a glob, sorted: path and what is known of each.
 
         Raises:
@@ -115,3 +126,142 @@ def _missing(error: ImportError) -> TrainworksError:
     if package is not None:
         return MissingExtraError(package, _EXTRAS[package])
     return EnvironmentProblem(f"a library for this store is not installed: {error}", hint="pip install what it names")
+
+
+class NoRoomError(EnvironmentProblem):
+    """Shards in use leave no room in the cache."""
+
+
+class ShardCache:
+    """A folder of shards, least recently used first out: complete or absent, verified, one copy for all ranks.
+
+        <folder>/<shard>          complete and verified: it was renamed to this name
+                 .<shard>.part    being downloaded; has its final size from the start, so that it counts
+                 <shard>.lock     shared by readers of the shard, exclusive for its download or removal
+                 cache.lock       held to make room
+
+    The locks are the kernel's (flock): a killed process holds none. All processes of the node, and all datasets, share
+    the folder, which holds at most `limit_bytes`, downloads in progress included.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, clock: Clock | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._clock = clock or SystemClock()
+
+    def hold(self, name: str, shard: Shard, store: Store, remote_name: str) -> tuple[Path, int]:
+        """The file of a shard, downloaded if missing, and a lock that keeps it until closed.
+
+        Raises:
+            EnvironmentProblem: the store does not answer, its file is not what the card says, or what is in use
+                leaves no room.
+            DiskFullError: no space on the disk.
+        """
+        path, patience = self._folder / name, _PATIENCE
+        while True:
+            lock = self._lock(name, fcntl.LOCK_SH)  # waits for a running download
+            if path.exists():
+                os.utime(path)
+                return path, lock
+            os.close(lock)
+            try:
+                self.fetch_ahead(name, shard, store, remote_name)
+            except NoRoomError:  # downloads of others, which cannot be removed, are in use when they are finished
+                patience -= 1
+                if not patience:
+                    raise
+                self._clock.sleep(_WAIT_S)
+
+    def fetch_ahead(self, name: str, shard: Shard, store: Store, remote_name: str) -> None:
+        """Download a shard, unless it is present or being downloaded.
+
+        It never waits for the exclusive lock: another rank may have downloaded the shard meanwhile, and hold it for as
+        long as it trains.
+        """
+        if not (self._folder / name).exists():
+            with contextlib.suppress(BlockingIOError):
+                self._fetch(name, shard, store, remote_name)
+
+    def _fetch(self, name: str, shard: Shard, store: Store, remote_name: str) -> None:
+        path, part = self._folder / name, self._folder / f".{name}.part"
+        with self._locked(name, fcntl.LOCK_EX | fcntl.LOCK_NB), naming_full_disk(path):
+            if path.exists():
+                return
+            self._reserve(part, shard.num_bytes)
+            try:
+                _download(store, remote_name, part, shard)
+                with self._locked("cache", fcntl.LOCK_EX):  # so that who counts sees it under one name
+                    part.replace(path)
+            except BaseException:
+                with self._locked("cache", fcntl.LOCK_EX):  # nor may it vanish during the count
+                    part.unlink(missing_ok=True)
+                raise
+
+    def _reserve(self, part: Path, num_bytes: int) -> None:
+        """An empty file of the final size, after what was used longest ago has made room for it."""
+        with self._locked("cache", fcntl.LOCK_EX):
+            files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.iterdir() if file.suffix != ".lock")
+            held = sum(file.stat().st_size for _, file in files)
+            for _, file in files:
+                if held + num_bytes <= self._limit_bytes:
+                    break
+                held -= self._removed_bytes(file)
+            if held + num_bytes > self._limit_bytes:
+                raise NoRoomError(
+                    f"no room for a shard of {format_bytes(num_bytes)}: {format_bytes(held)} of "
+                    f"{format_bytes(self._limit_bytes)} in `{self._folder}` are in use",
+                    hint="raise `data.cache`, or lower `data.shuffle_shards`",
+                )
+            with part.open("wb") as reserved:
+                reserved.truncate(num_bytes)
+
+    def _removed_bytes(self, file: Path) -> int:
+        """Remove a file and return its size; 0 if it is in use."""
+        try:
+            with self._locked(file.name.removeprefix(".").removesuffix(".part"), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                size = file.stat().st_size
+                file.unlink()
+                return size
+        except (BlockingIOError, FileNotFoundError):
+            return 0
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, how: int) -> Iterator[None]:
+        lock = self._lock(name, how)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _lock(self, name: str, how: int) -> int:
+        handle = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, how)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+
+def _download(store: Store, name: str, to: Path, shard: Shard) -> None:
+    """Download a file of the store to `to` and verify it against the card; retry once."""
+    address = f"{store.address}/{name}"
+    for _ in range(_TRIES):
+        digest = hashlib.sha256()
+        with (
+            naming_store(address),
+            store.fs.open(store.path(name), "rb", block_size=_READ_BYTES) as remote,
+            to.open("r+b") as file,
+        ):
+            while chunk := remote.read(_READ_BYTES):
+                digest.update(chunk)
+                with naming_full_disk(to):
+                    file.write(chunk)
+            file.truncate()
+        if digest.hexdigest() == shard.sha256:
+            return
+    raise EnvironmentProblem(
+        f"`{address}` is damaged: its SHA-256 is {digest.hexdigest()[:12]}..., the card says {shard.sha256[:12]}...",
+        hint="put the shard there again; `trainworks data verify` names every damaged one",
+    )

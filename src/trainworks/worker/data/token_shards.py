@@ -29,9 +29,8 @@ from trainworks.host.process import die_with_parent
 from trainworks.worker.data.card import CARD, ChatCounts, DatasetCard, Progress, Shard, fingerprint, hash_file
 from trainworks.worker.data.encoding import Recipe, dtype_of, encoder_of
 from trainworks.worker.data.inputs import Piece
-from trainworks.worker.data.packing import Tokens, marked_rows
-from trainworks.worker.data.tokenization import Tokenization
-from trainworks.worker.data.tokenizer import end_of_text
+from trainworks.worker.data.tokenization import Tokenization, end_of_text
+from trainworks.worker.data.tokens import Tokens, marked_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +46,7 @@ class Made:
 
 
 class ShardMaker:
-    """Turns parts into shards; every process has its own.
-
-    Args:
-        folder: receives the shards.
-        recipe: how the source becomes rows.
-        tokenization: of the text.
-    """
+    """Turns parts into shards; every process has its own."""
 
     def __init__(self, folder: Path, recipe: Recipe, tokenization: Tokenization) -> None:
         tokenizer = tokenization.tokenizer
@@ -117,19 +110,10 @@ def make_token_shards(
     processes: int,
     progress: Progress,
 ) -> DatasetCard:
-    """Make the shards that are not finished yet, then the card.
+    """Make the shards that are not finished yet, one for each part, then the card.
 
     The bytes of every shard depend on its part, the recipe and the tokenization only, so the result is the same whether
     one process made it in one go or many did in several.
-
-    Args:
-        work: folder to make them in, perhaps with shards of an earlier try.
-        parts: one per shard.
-        source: for the card.
-        recipe: how the source becomes rows.
-        tokenization: of the text.
-        processes: to tokenize in.
-        progress: called as text is done.
 
     Raises:
         UsageError: the text cannot be read as it is.
@@ -155,7 +139,7 @@ def make_token_shards(
     todo_bytes = sum(piece.num_bytes for part in open_parts.values() for piece in part)
     several = processes > 1 and len(open_parts) > 1 and todo_bytes >= _WORTH_PROCESSES_BYTES
     made = (
-        _in_processes(work, open_parts, (recipe, tokenization), processes, advance)
+        _make_in_processes(work, open_parts, (recipe, tokenization), processes, advance)
         if several
         else (maker.make(name, part, advance) for name, part in open_parts.items())
     )
@@ -168,7 +152,7 @@ def make_token_shards(
     return card
 
 
-def _in_processes(
+def _make_in_processes(
     work: Path,
     parts: dict[str, Sequence[Piece]],
     of_makers: tuple[Recipe, Tokenization],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from trainworks.config.finetune import Chat
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import write_atomic
 from trainworks.worker.data.card import CARD, STYLE, TOKENIZER, fingerprint, first_card, read_card
-from trainworks.worker.data.tokenizer import end_of_text, parse_tokenizer
 
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""End-of-document tokens: the first that the tokenizer has is used. A trained tokenizer has the first."""
 BUILT_IN = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -34,6 +35,24 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENS_MAP = "special_tokens_map.json"
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _SHOWN_DIGITS = 12
+
+
+def end_of_text(tokenizer: Tokenizer) -> int | None:
+    """The token that closes a document; None if the tokenizer has none, and documents then follow each other."""
+    known = (tokenizer.token_to_id(name) for name in END_OF_TEXT)
+    return next((token for token in known if token is not None), None)
+
+
+def parse_tokenizer(content: bytes, place: str) -> Tokenizer:
+    """The tokenizer of the content of a tokenizer.json; `place` is for errors.
+
+    Raises:
+        EnvironmentProblem: it is not a tokenizer.
+    """
+    try:
+        return Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises plain Exception
+        raise EnvironmentProblem(f"`{place}` is not a tokenizer.json: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +142,7 @@ class Tokenization:
         if self.chat is not None:
             write_atomic(folder / STYLE, json.dumps(asdict(self.chat)))
 
-    def for_chats(self, chat: Chat | None) -> Tokenization:
+    def with_chat_template(self, chat: Chat | None) -> Tokenization:
         """The same with the template of the run file, if that names one.
 
         Raises:
@@ -183,7 +202,9 @@ def find_tokenization(tokenizer: Path, chat: Chat | None) -> Tokenization:
     if (folder / CARD).is_file() and (folder / STYLE).is_file():
         style = ChatStyle.read(folder)
     else:
-        settings = _settings(folder)
+        settings = _mapping(folder / TOKENIZER_CONFIG)
+        if "added_tokens_decoder" not in settings:  # as in `transformers`, the older file of special tokens then counts
+            settings = {**settings, **_mapping(folder / TOKENS_MAP)}
         tokens = special_tokens(settings)
         if (folder / TEMPLATE).is_file():
             style = ChatStyle(_text(folder / TEMPLATE), tokens, str(folder / TEMPLATE))
@@ -191,7 +212,7 @@ def find_tokenization(tokenizer: Path, chat: Chat | None) -> Tokenization:
             style = ChatStyle(own, tokens, str(folder / TOKENIZER_CONFIG))
         else:
             style = ChatStyle(BUILT_IN, _closed(tokens, loaded), "built-in")
-    return replace(found, chat=style).for_chats(chat)
+    return replace(found, chat=style).with_chat_template(chat)
 
 
 def fingerprint_of(folder: Path) -> str | None:
@@ -208,13 +229,7 @@ def template_origin(folder: Path) -> str | None:
     return chat.origin
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Settings of a tokenizer; as in `transformers`, the older file of special tokens counts where these list none."""
-    settings = _mapping(folder / TOKENIZER_CONFIG)
-    return settings if "added_tokens_decoder" in settings else settings | _mapping(folder / TOKENS_MAP)
-
-
-def _mapping(file: Path) -> dict[str, Any]:
+def _mapping(file: Path) -> Mapping[str, Any]:
     if not file.is_file():
         return {}
     try:
@@ -224,7 +239,7 @@ def _mapping(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens that a template may name, from the content of tokenizer_config.json."""
     return {name: text for name in _TOKENS if (text := _text_of_token(settings.get(name)))}
 

@@ -1,18 +1,28 @@
-"""Find the rank that hangs among those that only wait for it. Pure: observations in, a verdict out.
+"""Find the rank that hangs among those that only wait for it: each node watches its ranks, and all nodes judge alike.
 
 In a synchronous job one hung rank blocks all others, so silence alone does not show the cause. The cause is a rank that
 does *not* wait for others: a signal stopped it, it does not answer, or its main thread is outside of any collective. If
 all ranks wait, they are in a deadlock.
+
+Every node hands what it sees of its own ranks to the others through the rendezvous store, as durations: the clocks of
+two machines are not compared. The node of the first culprit acts. `find_hang` is pure: observations in, a verdict out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
+from pydantic import TypeAdapter
+
+from trainworks.host import memory, process
 from trainworks.units import format_duration
-from trainworks.worker.health.heartbeat import Beat, Phase
+from trainworks.worker.health.heartbeat import Beat, HeartbeatBoard, Phase
 
 FLOOR_S = 10.0
 STEPS = 20
@@ -26,6 +36,13 @@ ANSWER_S = 2.0
 _READING = frozenset({Phase.DATA, Phase.EVALUATION})
 """Phases that read data; an evaluation marks each of its batches."""
 _LONG = frozenset({Phase.STARTING, Phase.LOADING, Phase.CHECKPOINT, Phase.FINISHING})
+_LOOK_EVERY_S = 0.5
+_LATE_S = 2.0
+"""Delay of a poll after which its observations do not count: the agent itself did not run."""
+_KEPT_STEPS = 64
+_MARKS_PER_STEP = 6
+"""At most."""
+_NOT_BEGUN = Beat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +56,7 @@ class HangLimits:
     hang_timeout_s: float | None = None
     """Value from the run file; None for automatic."""
 
-    def of_step(self, step_times_s: Sequence[float]) -> float:
+    def step_limit_s(self, step_times_s: Sequence[float]) -> float:
         """Limit in seconds for forward, backward, optimizer and collectives."""
         if self.hang_timeout_s is not None:
             return self.hang_timeout_s
@@ -47,7 +64,7 @@ class HangLimits:
 
     def of(self, phase: Phase, step_times_s: Sequence[float]) -> float:
         """Limit in seconds for a phase."""
-        limit = self.of_step(step_times_s)
+        limit = self.step_limit_s(step_times_s)
         if phase in _LONG or not step_times_s:
             return max(LONG_S, 10 * limit)
         return DATA_FACTOR * limit if phase in _READING else limit
@@ -88,6 +105,10 @@ class RankObservation:
     def is_still_to_answer(self) -> bool:
         """True if its answer may still come."""
         return not self.is_stopped and self.waits_for is None and self.asked_s < ANSWER_S
+
+
+_OBSERVATIONS = TypeAdapter(list[RankObservation])
+"""What a node hands to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +195,123 @@ def find_hang(observations: Sequence[RankObservation]) -> Hang | None:
 def _verdict(culprits: Sequence[RankObservation], observations: Sequence[RankObservation]) -> Hang:
     ordered = sorted(culprits, key=lambda culprit: (not culprit.is_overdue, culprit.rank))
     return Hang(tuple(ordered), tuple(observation for observation in observations if observation not in culprits))
+
+
+@dataclass(slots=True)
+class Watched:
+    """One rank of this node, and what has been seen of it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    beat: Beat = _NOT_BEGUN
+    changed_at: float = 0.0
+    looked_at: float = 0.0
+    asked_at: float | None = None
+    peak_bytes: int = 0
+    """Memory peak, read while the rank lives."""
+    first_step: int = 0
+    step_at: tuple[int, float] = (0, 0.0)
+    step_times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STEPS))
+
+    def see(self, beat: Beat, now: float) -> None:
+        """Record a new mark. The first step compiles and allocates, so step times count from the second.
+
+        If several steps pass between two polls, the marks between them give their least number, at any first step of
+        a resumed run; so do their numbers where the poll before saw the first step.
+        """
+        looked_at, self.looked_at = self.looked_at, now
+        if beat.count == self.beat.count:
+            return
+        step, since = self.step_at
+        if step == 0 and beat.step and (done := (beat.count - self.beat.count) // _MARKS_PER_STEP) > 1:
+            self.step_times_s.append((now - self.changed_at) / done)
+        self.beat, self.changed_at, self.asked_at = beat, now, None
+        if beat.step > step:
+            self.first_step = self.first_step or beat.step
+            if step > self.first_step:
+                self.step_times_s.append((now - since) / (beat.step - step))
+            elif step and beat.step > step + 1:
+                self.step_times_s.append((now - looked_at) / (beat.step - step - 1))
+            self.step_at = beat.step, now
+
+
+@dataclass(eq=False)
+class HangMonitor:
+    """Looks at the ranks of one node, and at what the other nodes say of theirs.
+
+    Nothing is judged before all ranks of the job are in sight. `now` is a clock that only goes forward, in seconds.
+    """
+
+    board: HeartbeatBoard
+    limits: HangLimits
+    world_size: int
+    exchange: Callable[[str], list[str]] | None
+    """Hands this node's text over to all; returns the last ones of the other nodes that have given any."""
+    now: Callable[[], float]
+    _ranks: list[Watched] = field(default_factory=list, init=False)
+    _looked_at: float = field(default=0.0, init=False)
+
+    def begin(self, ranks: Sequence[tuple[int, int]]) -> None:
+        """Watch new processes: global rank and process id, in order of the local rank. The board is clear."""
+        now = self._looked_at = self.now()
+        self._ranks = [
+            Watched(rank, index, pid, changed_at=now, looked_at=now) for index, (rank, pid) in enumerate(ranks)
+        ]
+
+    def look(self) -> Hang | None:
+        """The verdict, if one of this node's ranks is its first culprit; twice a second there is something to do."""
+        now = self.now()
+        late_s = now - self._looked_at - _LOOK_EVERY_S
+        if late_s < 0:
+            return None
+        self._looked_at = now
+        for rank in self._ranks:
+            if late_s > _LATE_S:
+                rank.changed_at += late_s
+                rank.asked_at = None if rank.asked_at is None else rank.asked_at + late_s
+            rank.see(self.board.read(rank.local_rank), now)
+            rank.peak_bytes = max(rank.peak_bytes, memory.peak_bytes(rank.pid))
+        own = [self._sighting(rank, now) for rank in self._ranks]
+        everybody = own + self._others(own)
+        if any(observation.is_overdue for observation in everybody):
+            self._ask(now)
+        hang = find_hang(everybody) if len(everybody) == self.world_size else None
+        return hang if hang and hang.first in own else None
+
+    def last_seen(self, rank: int) -> Watched:
+        """A rank of this node, with its very last mark, even if it has ended since."""
+        watched = next(watched for watched in self._ranks if watched.rank == rank)
+        watched.beat = self.board.read(watched.local_rank)
+        return watched
+
+    def _sighting(self, rank: Watched, now: float) -> RankObservation:
+        answer = self.board.answer(rank.local_rank) if rank.asked_at is not None else None
+        if answer is not None and answer["count"] != rank.beat.count:
+            answer = None  # of an earlier silence
+        return RankObservation(
+            rank=rank.rank,
+            beat=rank.beat,
+            silent_s=now - rank.changed_at,
+            limit_s=self.limits.of(rank.beat.phase, rank.step_times_s),
+            stop_limit_s=self.limits.step_limit_s(rank.step_times_s),
+            state=process.state(rank.pid),
+            asked_s=0.0 if rank.asked_at is None else now - rank.asked_at,
+            waits_for=None if answer is None else answer["waits_for"],
+            where="" if answer is None else answer["where"],
+        )
+
+    def _ask(self, now: float) -> None:
+        """Ask every rank of this node what it waits for; again if it moved meanwhile."""
+        for rank in self._ranks:
+            if rank.asked_at is None:
+                rank.asked_at = now
+                if rank.beat.count:  # before that the signal would end it
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(rank.pid, signal.SIGUSR2)
+
+    def _others(self, own: Sequence[RankObservation]) -> list[RankObservation]:
+        if self.exchange is None:
+            return []
+        texts = self.exchange(_OBSERVATIONS.dump_json(list(own)).decode())
+        return [observation for text in texts for observation in _OBSERVATIONS.validate_json(text)]

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing.forkserver
 import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from trainworks.errors import TrainworksError
 from trainworks.host import memory, process
-from trainworks.record.events import Event, append_event, read_events
+from trainworks.record.events.job import FailureEvent
+from trainworks.record.events.log import Event, of_kind, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.fence import agent_is_superseded
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.decisions import NodeStanding, Options, RecoveryDecision, Verdict, decide, restart_verdict
+from trainworks.recover.decisions import (
+    NodeStanding,
+    Options,
+    RecoveryDecision,
+    Verdict,
+    decide,
+    refusal,
+    restart_verdict,
+)
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit, may_restart
-from trainworks.worker.health.hang_monitor import Watched
+from trainworks.worker.health.hang import Watched
+
+_LOG = logging.getLogger(__name__)
 
 _NO_REPORT = 255
 
@@ -35,47 +46,43 @@ class RankExit:
     """Negative signal number if a signal ended it."""
 
 
+@dataclass(eq=False)
 class RankExits:
-    """Judges the failed ranks of one node.
+    """Judges the failed ranks of one node."""
 
-    Args:
-        run_dir: of the run.
-        node: index of this node.
-        last_seen: last observation of a rank.
-        limit: restarts that the job has.
-    """
-
-    def __init__(self, run_dir: RunDir, node: int, last_seen: Callable[[int], Watched], limit: RestartLimit) -> None:
-        self._run_dir = run_dir
-        self._node = node
-        self._last_seen = last_seen
-        self._limit = limit
-        self._verdict = Verdict.RESTART
-        self._rendezvous = ""
-        self._before: list[Event] = []
-        self._oom_kills = 0
-        self.first_bad_code: int = ExitCode.PEER_LOST
-        """Exit code of the rank that failed first, not of those that lost their peer to it."""
+    run_dir: RunDir
+    node: int
+    last_seen: Callable[[int], Watched]
+    limit: RestartLimit
+    _verdict: Verdict = field(default=Verdict.RESTART, init=False)
+    _rendezvous: str = field(default="", init=False)
+    _before: list[Event] = field(default_factory=list, init=False)
+    _oom_kills: int = field(default=0, init=False)
+    first_bad_code: int = field(default=ExitCode.PEER_LOST, init=False)
+    """Exit code of the rank that failed first, not of those that lost their peer to it."""
 
     def begin(self, rendezvous: str) -> None:
         """Start a new attempt: earlier events of the record do not concern it."""
         self._rendezvous = rendezvous
         self._verdict = Verdict.RESTART
-        self._before = read_events(self._run_dir.events_file)
+        self._before = read_events(self.run_dir.events_file)
         self._oom_kills = memory.oom_kills()
 
     def decide(self) -> RecoveryDecision:
         """What follows the failures of this attempt; the record of all agents has the restarts that are left."""
-        has_restart = may_restart(read_events(self._run_dir.events_file), self._limit, RANK_RESTART)
-        return decide(self._verdict, NodeStanding.FIT, Options(has_restart))
+        has_restart = may_restart(read_events(self.run_dir.events_file), self.limit, RANK_RESTART)
+        decision = decide(self._verdict, NodeStanding.FIT, Options(has_restart))
+        _LOG.info("ranks ended with %d first: %s, %s", self.first_bad_code, decision.action, decision.reason)
+        return decision
 
     def judge(self, exits: Sequence[RankExit]) -> Verdict:
         """Note the ranks that could not say why they ended; returns whether a restart can help all of them."""
-        told = {event["pid"]: event for event in self._failures_of_this_node()}
+        known = of_kind(self._new_events(), FailureEvent)
+        told = {event.get("pid"): event for event in known if event.get("node") == self.node}
         failures = [told.get(each.pid) or self._note_exit(each) for each in exits]
         own = [each.code for each in exits if each.code != ExitCode.PEER_LOST]
         self.first_bad_code = own[0] if own else ExitCode.PEER_LOST
-        since = self._since()
+        since = self._new_events()
         for failure in failures:
             verdict = restart_verdict(failure, self._before, since)
             if verdict is not Verdict.RESTART:
@@ -90,74 +97,63 @@ class RankExits:
             process.kill(pid)
         self.first_bad_code = -signal.SIGKILL
         self.note(
-            rank=None,
-            cause="node_lost",
-            exit_code=self.first_bad_code,
-            signal=signal.SIGKILL.name,
-            message="the fork server of the node's ranks was killed",
+            FailureEvent(
+                kind="failure",
+                rank=None,
+                node=self.node,
+                cause="node_lost",
+                exit_code=self.first_bad_code,
+                signal=signal.SIGKILL.name,
+                message="the fork server of the node's ranks was killed",
+            )
         )
 
-    def note(self, **fields: Any) -> Event:
+    def note(self, failure: FailureEvent) -> FailureEvent:
         """Write a failure of this node; one that cannot be written, or must not be, is judged all the same."""
-        event = {"node": self._node, "host": socket.gethostname(), "rendezvous": self._rendezvous, **fields}
-        if self.is_superseded:
-            return {"kind": "failure", **event}
-        with contextlib.suppress(TrainworksError, OSError):
-            append_event(self._run_dir.events_file, "failure", **event)
-        return {"kind": "failure", **event}
+        failure |= {"host": socket.gethostname(), "rendezvous": self._rendezvous}
+        if not self.is_superseded:
+            with contextlib.suppress(TrainworksError, OSError):
+                self.run_dir.note(failure)
+        return failure
 
     @property
     def is_superseded(self) -> bool:
         """True if another launch, or another agent of this node, has started since: this one writes nothing more."""
-        return agent_is_superseded(self._since(), self._node, os.getpid())
+        return agent_is_superseded(self._new_events(), self.node, os.getpid())
 
-    def _since(self) -> list[Event]:
-        return read_events(self._run_dir.events_file)[len(self._before) :]
+    def _new_events(self) -> list[Event]:
+        return read_events(self.run_dir.events_file)[len(self._before) :]
 
-    def _failures_of_this_node(self) -> list[Event]:
-        return [event for event in self._since() if event["kind"] == "failure" and event.get("node") == self._node]
-
-    def _note_refusal(self, failure: Event, verdict: Verdict) -> None:
+    def _note_refusal(self, failure: FailureEvent, verdict: Verdict) -> None:
         """Write why a failure is final, where its cause alone does not say so."""
         if verdict is Verdict.FINAL_CAUSE or self.is_superseded:
             return
-        about = {key: failure.get(key) for key in ("node", "rank", "cause", "rendezvous")}
         with contextlib.suppress(TrainworksError, OSError):
-            append_event(self._run_dir.events_file, "restart_refused", **about, message=str(verdict))
+            self.run_dir.note(refusal(failure, verdict))
 
-    def _note_exit(self, ended: RankExit) -> Event:
+    def _note_exit(self, ended: RankExit) -> FailureEvent:
         """Failure of a rank that could not report it itself; the kernel counts its out-of-memory kills."""
-        seen = self._last_seen(ended.rank)
-        return self.note(
+        seen = self.last_seen(ended.rank)
+        name = signal.Signals(-ended.code).name if ended.code < 0 else None
+        failure = FailureEvent(
+            kind="failure",
             rank=ended.rank,
+            node=self.node,
             pid=ended.pid,
+            cause="killed" if name else "unknown",
             exit_code=ended.code,
+            signal=name,
+            message=f"killed by {name}" if name else f"exited with code {ended.code} without an error message",
             step=seen.beat.step,
             phase=seen.beat.phase.text,
-            **(self._of_signal(-ended.code, seen) if ended.code < 0 else _of_exit_code(ended.code)),
         )
-
-    def _of_signal(self, number: int, seen: Watched) -> dict[str, Any]:
-        name = signal.Signals(number).name
-        if number != signal.SIGKILL or memory.oom_kills() <= self._oom_kills:
-            return {"cause": "killed", "signal": name, "message": f"killed by {name}"}
-        limited_by, _ = memory.memory_left_bytes()
-        held = MemoryAtFailure(limited_by=limited_by, peak_bytes=seen.peak_bytes).model_dump()
-        return {
-            "cause": "oom",
-            "signal": name,
-            "message": f"out of memory: killed by the kernel ({name})",
-            "memory": held,
-        }
-
-
-def _of_exit_code(code: int) -> dict[str, Any]:
-    return {
-        "cause": "unknown",
-        "signal": None,
-        "fingerprint": f"exit code {code}",
-        "message": f"exited with code {code} without an error message",
-    }
+        if name is None:
+            failure["fingerprint"] = f"exit code {ended.code}"
+        elif -ended.code == signal.SIGKILL and memory.oom_kills() > self._oom_kills:
+            limited_by, _ = memory.memory_left_bytes()
+            failure["cause"], failure["message"] = "oom", f"out of memory: killed by the kernel ({name})"
+            failure["memory"] = MemoryAtFailure(limited_by=limited_by, peak_bytes=seen.peak_bytes).model_dump()
+        return self.note(failure)
 
 
 def fork_server_is_lost(exits: Sequence[RankExit]) -> bool:

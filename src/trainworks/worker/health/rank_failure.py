@@ -1,4 +1,4 @@
-"""Names the cause of an exception that ended a rank. Whether to restart is decided in `record.recovery`."""
+"""Names the cause of an exception that ended a rank. Whether to restart is decided in `recover.decisions`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import re
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,10 +15,11 @@ from torch.distributed.checkpoint import CheckpointException
 
 from trainworks.errors import DiskFullError, DivergedError, EnvironmentProblem, TrainworksError
 from trainworks.record.exit_code import ExitCode
-from trainworks.units import format_bytes
-from trainworks.worker.health.allocation_errors import is_out_of_memory, requested_bytes
+from trainworks.units import format_bytes, parse_bytes
 from trainworks.worker.tasks.user_module import place_in_user_code
 
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|out of memory|bad_alloc|ALLOC_FAILED|Cannot allocate memory")
+_REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:[KMGT]iB|bytes))")
 _PEER_LOST = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|Timed out waiting|gloo|NCCL|"
     r"failed to recv|Read error|unhandled system error",
@@ -63,17 +65,30 @@ _FORESEEN: tuple[tuple[type[TrainworksError], str, ExitCode], ...] = (
 """The first that fits names the cause."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an allocation failed, in any library."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def requested_bytes(error: BaseException) -> int | None:
+    """Bytes named in the error of torch's allocators: `20.00 GiB` on accelerators, `12884901888 bytes` on CPUs."""
+    found = _REQUESTED.search(str(error))
+    return None if found is None else parse_bytes(found[1].replace(" bytes", " B"))
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailure:
     """Cause, message, hint, and `file:line` in a user's file, of the exception that ended a rank."""
 
-    def __init__(
-        self, cause: str, exit_code: ExitCode, message: str, hint: str | None = None, place: str | None = None
-    ) -> None:
-        self.cause = cause
-        self.exit_code = exit_code
-        self.message = message
-        self.hint = hint
-        self.place = place
+    cause: str
+    exit_code: ExitCode
+    message: str
+    hint: str | None = None
+    place: str | None = None
 
 
 def explain(error: BaseException) -> RankFailure:

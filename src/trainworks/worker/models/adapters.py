@@ -27,24 +27,22 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 def adapt(model: nn.Module, blocks: Iterable[nn.Module], adapter: Adapter, *, precision: str) -> list[str]:
-    """Freeze a model and give linear layers of its blocks adapters, without values yet.
+    """Freeze a model and give linear layers of its blocks adapters, without values yet; returns their names.
 
-    Args:
-        model: that has the blocks; it may have no storage.
-        blocks: whose linear layers may get adapters.
-        adapter: which ones do, and how the frozen weights are kept.
-        precision: of forward and backward.
-
-    Returns:
-        Names of the layers with an adapter.
+    The model may have no storage.
 
     Raises:
         UsageError: no layer has a name that the adapter asks for.
     """
     layers = dict(linear_layers(model, blocks))
-    chosen = [name for name in layers if is_target(name, adapter)]
-    _check_targets(adapter, list(layers))
-    freeze(model, kept_in(adapter, precision))
+    for target in adapter.targets:
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            leaves = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+            raise UsageError(f"no layer `{target}` to adapt", hint=f"the linear layers of this model are {leaves}")
+    targets = tuple(f".{target}" for target in adapter.targets)
+    chosen = [name for name in layers if not targets or f".{name}".endswith(targets)]
+    in_16_bits = adapter.base == "bf16" or (adapter.base in ("auto", "nf4") and precision == "bf16")
+    freeze(model, torch.bfloat16 if in_16_bits else torch.float32)
     if adapter.base == "nf4":
         for layer in layers.values():
             keep_in_nf4(layer)
@@ -60,35 +58,13 @@ def freeze(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def kept_in(adapter: Adapter, precision: str) -> torch.dtype:
-    """Type of the frozen weights that are not in 4 bits."""
-    in_16_bits = adapter.base in ("auto", "nf4") and precision == "bf16"
-    return torch.bfloat16 if in_16_bits or adapter.base == "bf16" else torch.float32
-
-
 def linear_layers(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Linear layers of the blocks with their names in the model, without routers."""
     inside = {id(module) for block in blocks for module in block.modules()}
     for name, module in model.named_modules():
-        if id(module) in inside and _is_linear(module):
+        is_linear = isinstance(module, nn.Linear) and not isinstance(module, Router)
+        if id(module) in inside and (is_linear or type(module).__name__ == "Conv1D"):  # whose import takes a second
             yield name, module
-
-
-def is_target(name: str, adapter: Adapter) -> bool:
-    """True if a layer gets an adapter."""
-    return not adapter.targets or any(f".{name}".endswith(f".{target}") for target in adapter.targets)
-
-
-def _check_targets(adapter: Adapter, names: list[str]) -> None:
-    for target in adapter.targets:
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            leaves = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
-            raise UsageError(f"no layer `{target}` to adapt", hint=f"the linear layers of this model are {leaves}")
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """A `Linear` that is not a router, or a `Conv1D` of `transformers`, whose import takes a second."""
-    return (isinstance(module, nn.Linear) and not isinstance(module, Router)) or type(module).__name__ == "Conv1D"
 
 
 def features(layer: nn.Module) -> tuple[int, int]:
@@ -110,7 +86,7 @@ def _add_adapter(layer: nn.Module, adapter: Adapter) -> None:
 
 
 def _adapted(forward: Callable[[Tensor], Tensor], layer: nn.Module, scale: float, dropout: float, x: Tensor) -> Tensor:
-    """W x + scale * B A drop(x), or W x within `without_adapters`."""
+    """W x + scale * B A drop(x), or W x within `detach_adapters`."""
     if layer.adapter_is_off:
         return forward(x)
     dropped = F.dropout(x, dropout, layer.training) if dropout else x
@@ -119,7 +95,7 @@ def _adapted(forward: Callable[[Tensor], Tensor], layer: nn.Module, scale: float
 
 
 @contextmanager
-def without_adapters(parts: Iterable[nn.Module]) -> Iterator[None]:
+def detach_adapters(parts: Iterable[nn.Module]) -> Iterator[None]:
     """The parts as their checkpoint is."""
     adapted = [module for part in parts for module in part.modules() if hasattr(module, "adapter_is_off")]
     for layer in adapted:

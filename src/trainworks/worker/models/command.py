@@ -6,6 +6,7 @@ The control plane asks before anything starts; a rank decides by the same functi
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from trainworks.config.model import Model
@@ -13,11 +14,15 @@ from trainworks.worker.data.command import answer
 from trainworks.worker.models.support import loaded_config, support_of
 
 
-def _support(request: dict[str, Any]) -> dict[str, Any]:
-    """The support of `model`, with an adapter if it is `adapted`."""
-    config = loaded_config(Model.model_validate(request["model"]))
-    return support_of(config, adapted=request["adapted"]).model_dump(mode="json")
+def main(action: str, request_json: str, parent: str) -> int:
+    """Print the support of `model`, with an adapter if it is `adapted`; returns the exit code."""
+
+    def support(request: Mapping[str, Any]) -> Mapping[str, object]:
+        config = loaded_config(Model.model_validate(request["model"]))
+        return support_of(config, adapted=request["adapted"]).model_dump(mode="json")
+
+    return answer(request_json, parent, support)
 
 
 if __name__ == "__main__":
-    sys.exit(answer(sys.argv[2], sys.argv[3], _support))
+    sys.exit(main(*sys.argv[1:]))

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
-from trainworks.worker.loss import ChunkedCrossEntropy
-from trainworks.worker.models.experts import MixtureOfExperts, local_part
+from trainworks.worker.loss import ChunkedCrossEntropy, local_part
+from trainworks.worker.models.experts import MixtureOfExperts
 
 Rotation = tuple[Tensor, Tensor] | None
 """Cosine and sine [T, H], or [B, T, H] of documents, of the rotary embedding; None with learned positions."""
@@ -76,13 +76,10 @@ class DecoderConfig:
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, norm and output; or the part of them that one pipeline stage has.
+    """Embedding, blocks, norm and output; or the `layers` of them that one pipeline stage has.
 
-    Args:
-        config: of the whole model.
-        layers: those that this part has.
-        first: this part looks tokens up.
-        last: this part computes logits or the loss.
+    The `first` part looks tokens up, and the `last` one computes logits or the loss. `config` is that of the whole
+    model.
     """
 
     def __init__(
@@ -206,8 +203,8 @@ class OutputHead(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.loss: Callable[[Tensor, Tensor, Tensor], Tensor] = ChunkedCrossEntropy()
-        self.gather_positions: Callable[[Tensor], Tensor] = _as_it_is
-        self.gather_logits: Callable[[Tensor], Tensor] = _as_it_is
+        self.gather_positions: Callable[[Tensor], Tensor] = _identity
+        self.gather_logits: Callable[[Tensor], Tensor] = _identity
 
     def compile_loss(self) -> None:
         """See `ChunkedCrossEntropy.compile`."""
@@ -222,7 +219,7 @@ class OutputHead(nn.Module):
         return self.gather_logits(F.linear(x_BTD if at is None else x_BTD[:, at], local_part(weight_VD)))
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 

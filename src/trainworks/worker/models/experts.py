@@ -13,19 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
-from trainworks.worker.loss import dtype_of_products
+from trainworks.worker.loss import dtype_of_products, local_part
 
 
 class MixtureOfExperts(nn.Module):
     """Each token passes its best experts, weighted by the router (Mixtral, Jiang et al. 2024). No token is dropped.
 
-    Args:
-        hidden: D.
-        feed_forward: F, of each expert.
-        experts: E.
-        experts_per_token: X.
-        renormalize: the weights of a token's experts add up to 1.
-        balance_loss: weight of the loss that keeps all experts in use, see `ExpertBalance`.
+    Sizes: D `hidden`, F `feed_forward` of an expert, E `experts`, X `experts_per_token`. With `renormalize` the weights
+    of a token's experts add up to 1. `balance_loss` weighs the loss that keeps all experts in use (`ExpertBalance`).
     """
 
     def __init__(
@@ -153,9 +148,3 @@ class Experts(nn.Module):
         gate_RF = F.silu(F.grouped_mm(x_RD, gate_EDF, offs=ends_E))
         hidden_RF = gate_RF * F.grouped_mm(x_RD, up_EDF, offs=ends_E)
         return F.grouped_mm(hidden_RF, down_EFD, offs=ends_E)
-
-
-def local_part(weight: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor; any other tensor as it is."""
-    to_local = getattr(weight, "to_local", None)
-    return weight if to_local is None else to_local()

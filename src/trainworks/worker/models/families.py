@@ -59,7 +59,12 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
     """The decoder of a Hugging Face config; None where it differs from what the decoder can be."""
     if config.model_type == "gpt2":
         return _gpt2(config)
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or _has_other_layers(config):
+    layers_differ = (
+        len(set(getattr(config, "layer_types", None) or ())) > 1
+        or getattr(config, "mlp_only_layers", None)
+        or getattr(config, "decoder_sparse_step", 1) != 1
+    )
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or layers_differ:
         return None
     if config.rope_parameters["rope_type"] not in _FIXED_ROPES or dropout_rate(config):
         return None
@@ -84,7 +89,7 @@ def decoder_config(config: PretrainedConfig) -> DecoderConfig | None:
         mlp_bias=getattr(config, "mlp_bias", False),
         qk_norm=qwen3,
         tie_embeddings=config.tie_word_embeddings,
-        sliding_window=_window(config),
+        sliding_window=(getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)) or 0,
         experts=experts,
         experts_per_token=config.num_experts_per_tok if experts else 0,
         renormalize_experts=getattr(config, "norm_topk_prob", True),
@@ -110,18 +115,6 @@ def dropout_rate(config: PretrainedConfig) -> float:
     """Largest rate at which the layers of a model drop something; heads for other tasks do not count."""
     rates = {name: value for name, value in config.to_dict().items() if "drop" in name and isinstance(value, float)}
     return max((rate for name, rate in rates.items() if not name.startswith(_OTHER_HEADS)), default=0.0)
-
-
-def _has_other_layers(config: PretrainedConfig) -> bool:
-    """Some layers differ from others."""
-    mixed_attention = len(set(getattr(config, "layer_types", None) or ())) > 1
-    some_dense = bool(getattr(config, "mlp_only_layers", None)) or getattr(config, "decoder_sparse_step", 1) != 1
-    return mixed_attention or some_dense
-
-
-def _window(config: PretrainedConfig) -> int:
-    used = getattr(config, "use_sliding_window", True)
-    return (getattr(config, "sliding_window", None) or 0) if used else 0
 
 
 def _rope(config: PretrainedConfig) -> tuple[tuple[float, ...], float]:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainworks.worker.loss import dtype_of_products
+
 BLOCK = 64
 CODE = (
     -1.0,
@@ -31,7 +33,6 @@ CODE = (
     0.7229568362236023,
     1.0,
 )
-BYTES_PER_WEIGHT = 0.5 + 4 / BLOCK
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,12 +102,11 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, shape: torch.Size, transposed: bool) -> Tensor:
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        dtype = dtype_of_products(x)
         ctx.save_for_backward(codes, scales)
         ctx.shape, ctx.transposed, ctx.dtype, ctx.x_dtype = shape, transposed, dtype, x.dtype
         weight = dequantized(codes, scales, shape, dtype)
-        with torch.autocast(kind, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):
             return x.to(dtype) @ (weight if transposed else weight.T)
 
     @staticmethod

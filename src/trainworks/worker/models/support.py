@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainworks.config.layout import ModelSupport
 from trainworks.config.model import Model
@@ -18,23 +18,22 @@ _WHOLE = "the worker trains it as `transformers` computes it"
 
 
 def support_of(config: PretrainedConfig, *, adapted: bool) -> ModelSupport:
-    """What the worker can do with a model.
-
-    Args:
-        config: of the model.
-        adapted: whether adapters train beside it.
-    """
+    """What the worker can do with a model, beside which adapters train if it is `adapted`."""
     decoder = adaptable_decoder(config) if adapted else decoder_config(config)
-    facts: dict[str, Any] = {"model_type": config.model_type, "dropout": dropout_rate(config)}
-    facts["balance_loss"] = balance_weight(config)
-    if decoder is not None:
-        return ModelSupport(**facts)
-    uncut = dict.fromkeys(("pp", "cp", "ep"), _WHOLE)
-    if reason := _no_tensor_parallel(config):
-        uncut["tp"] = reason
-    elif heads := getattr(config, "num_key_value_heads", None):
-        facts["key_heads"] = heads
-    return ModelSupport(**facts, uncut=uncut)
+    uncut, key_heads = {}, 0
+    if decoder is None:
+        uncut = dict.fromkeys(("pp", "cp", "ep"), _WHOLE)
+        if reason := _no_tensor_parallel(config):
+            uncut["tp"] = reason
+        else:
+            key_heads = getattr(config, "num_key_value_heads", None) or 0
+    return ModelSupport(
+        model_type=config.model_type,
+        uncut=uncut,
+        key_heads=key_heads,
+        dropout=dropout_rate(config),
+        balance_loss=balance_weight(config),
+    )
 
 
 def _no_tensor_parallel(config: PretrainedConfig) -> str | None:
@@ -47,17 +46,18 @@ def _no_tensor_parallel(config: PretrainedConfig) -> str | None:
     return None if table else "`transformers` has no table for it"
 
 
-def loaded_config(model: Model) -> PretrainedConfig:
-    """The config of a model that is named, with the balance loss of the run file.
+def loaded_config(model: Model, **changes: int) -> PretrainedConfig:
+    """The config of a model that is named, with the balance loss of the run file and other fields changed.
 
     Raises:
         EnvironmentProblem: it cannot be read.
         UsageError: the run file has a balance loss, and the model does not.
     """
-    from transformers import AutoConfig  # noqa: PLC0415  # a second, for models that are named alone
+    from transformers import AutoConfig, logging  # noqa: PLC0415  # a second, for models that are named alone
 
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        config = AutoConfig.from_pretrained(str(model.hf))
+        config = AutoConfig.from_pretrained(str(model.hf), **changes)
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load `{model.hf}`: {error}") from None
     if model.balance_loss and not hasattr(config, "router_aux_loss_coef"):

@@ -27,14 +27,9 @@ _STYLES: dict[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: Rowwi
 
 
 class CausalTransformer(nn.Module):
-    """Next-token prediction with a model of `transformers`.
+    """Next-token prediction with a model of `transformers`, with pretrained weights or random ones.
 
     Shape suffixes: B sequences, T positions, V vocabulary.
-
-    Args:
-        config: of the model.
-        pretrained: folder or hub id with its weights; random ones when None.
-        seed: of random weights, the same on every rank.
 
     Raises:
         EnvironmentProblem: the weights cannot be read.
@@ -122,8 +117,8 @@ def _mean_cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The longest list of modules of a model: its layers."""
-    return max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
+    """The longest list of modules of a model: its layers; empty without one."""
+    return max((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), key=len, default=[])
 
 
 def model_config(model: Model, shape: ModelShape | None) -> PretrainedConfig:

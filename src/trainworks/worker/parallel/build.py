@@ -22,13 +22,21 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
-from trainworks.worker.parallel.context_parallel import apply_context_parallel
-from trainworks.worker.parallel.data_parallel import DTYPES, LastGradient, note_collectives, replicate, shard
-from trainworks.worker.parallel.expert_parallel import apply_expert_parallel, balance_sequences
-from trainworks.worker.parallel.float8 import use_float8
-from trainworks.worker.parallel.recompute import offload_activations, recompute
-from trainworks.worker.parallel.statistics import check_batch_norm
-from trainworks.worker.parallel.tensor_parallel import apply_tensor_parallel
+from trainworks.worker.parallel.blocks import offload_activations, recompute, use_float8
+from trainworks.worker.parallel.data_parallel import (
+    DTYPES,
+    LastGradient,
+    check_batch_norm,
+    note_collectives,
+    replicate,
+    shard,
+)
+from trainworks.worker.parallel.model_parallel import (
+    apply_context_parallel,
+    apply_expert_parallel,
+    apply_tensor_parallel,
+    balance_sequences,
+)
 from trainworks.worker.timing import Timeline, all_reduce, note_waits
 
 if TYPE_CHECKING:
@@ -55,12 +63,6 @@ Objective = Callable[[nn.Module, Any, Any], Tensor]
 """Model, inputs and labels of a micro-batch to its loss; in evaluation also to the number of right predictions."""
 
 
-def _own_loss(module: nn.Module, x: Any, labels: Any) -> Tensor:
-    """The loss that the model computes itself."""
-    loss: Tensor = module(x, labels)
-    return loss
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """Mesh, device and precision that a model is prepared for."""
@@ -78,14 +80,12 @@ class Setup:
 class Parallel:
     """Model parts of this rank, wrapped for the layout; computes gradients over all ranks.
 
-    Args:
-        parts: the model, or this rank's pipeline stages; a checkpoint holds their state.
-        setup: what they were prepared for.
-        pipeline: runs the stages, where there are any; they compute the loss.
+    `parts` are the model, or this rank's pipeline stages, which `pipeline` runs and which then compute the loss; a
+    checkpoint holds their state.
     """
 
     def __init__(self, parts: list[nn.Module], setup: Setup, pipeline: PipelineRun | None = None) -> None:
-        self.objective: Objective = _own_loss
+        self.objective: Objective = lambda module, x, labels: module(x, labels)  # the model computes its loss itself
         self.parts = parts
         self.mesh = setup.mesh
         self._pipeline = pipeline
@@ -125,7 +125,10 @@ class Parallel:
             balance.scale = scale
         if self._pipeline is not None:
             loss = self._pipeline.gradients(_joined(x), _joined(labels), scale, weights)
-            self._sum_tied_embeddings()
+            if (tied := tied_embedding(self.parts)) is not None and tied.grad is not None:
+                # The first and the last stage both have the matrix, each with its own part of the gradient.
+                gradient = tied.grad.to_local() if hasattr(tied.grad, "to_local") else tied.grad
+                all_reduce(gradient, self.mesh.embedding_group)
             return torch.zeros((), device=self._device) if loss is None else loss
         accum = len(labels)
         losses = [
@@ -204,15 +207,11 @@ class Parallel:
         first = self.mesh.cp_rank * stretch
         mine_BT = padded_BT[:, first : first + stretch]
         with _seen_from(self.parts, first), self._autocast():
-            logits_BV = self._through_stages(mine_BT, at=(length - 1) % stretch)
+            forward = self.parts[0] if self._pipeline is None else self._pipeline.forward
+            logits_BV: Tensor = forward(mine_BT, at=(length - 1) % stretch)
         if layout.cp > 1:
             dist.broadcast(logits_BV, group=self.mesh.cp_group, group_src=(length - 1) // stretch)
         return logits_BV
-
-    def _through_stages(self, x: Tensor, *, at: int) -> Tensor:
-        if self._pipeline is None:
-            return self.parts[0](x, at=at)  # type: ignore[no-any-return]
-        return self._pipeline.forward(x, at=at)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:
@@ -236,12 +235,6 @@ class Parallel:
         elif not last and isinstance(self._module, DistributedDataParallel):
             return self._module.no_sync()
         return nullcontext()
-
-    def _sum_tied_embeddings(self) -> None:
-        """The first and the last stage both have the tied matrix, each with its own part of the gradient."""
-        if (tied := tied_embedding(self.parts)) is not None and tied.grad is not None:
-            gradient = tied.grad.to_local() if hasattr(tied.grad, "to_local") else tied.grad
-            all_reduce(gradient, self.mesh.embedding_group)
 
 
 def _row(values: Any, index: int) -> Any:
@@ -272,13 +265,8 @@ def distribute_decoder(
     """A decoder for any layout. Built without storage, cut, and only then filled: no rank ever holds all of a model
     that is sharded, but for weights in 4 bits.
 
-    Args:
-        config: of the model.
-        setup: what it is prepared for.
-        positions: of a sequence.
-        first_weights: fills it.
-        adapter: trained beside it, whose weights are then frozen; None to train them.
-        frozen: type in which weights are kept that do not train; None to train them.
+    Sequences have `positions`. An `adapter` is trained beside the weights, which are then frozen; `frozen` is the type
+    in which weights are kept that do not train. Both are None to train the weights, which `first_weights` fills.
     """
     mesh = setup.mesh
     stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
@@ -319,10 +307,7 @@ def _stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig)
 def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup) -> Parallel:
     """Any module that maps (x, labels) to its loss, under every layout that needs no surgery: replicas and shards.
 
-    Args:
-        model: with its first weights, the same on every rank.
-        blocks: its layers, each worth gathering on its own.
-        setup: what it is prepared for.
+    The model has its first weights, the same on every rank; each of its blocks is worth gathering on its own.
     """
     _prepare_blocks(blocks, setup)
     model.to(_home(setup))

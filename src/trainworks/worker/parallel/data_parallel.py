@@ -1,8 +1,9 @@
-"""Replicas with DDP, shards with FSDP2, and what each waits for."""
+"""Replicas with DDP, shards with FSDP2, what each waits for, and the running statistics of batch norm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from trainworks.config.layout import ResolvedLayout
+from trainworks.errors import LayoutError
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.experts import Experts
 from trainworks.worker.timing import Mark, Timeline
@@ -96,11 +99,15 @@ def shard(
 
     A unit is one block, or several small ones; the rest of the model belongs to the root.
     """
-    dtype = DTYPES.get(precision)
+    dtype, layout = DTYPES.get(precision), mesh.layout
+    # A zero-bubble pipeline needs gathered weights in both halves of backward. With weights in shards it is refused;
+    # where each rank has all of them, they stay.
+    keeps_weights = layout.zero < 3 or (layout.zero_bubble and mesh.fsdp.size(-1) == 1)
+    on_host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     options = {
-        "reshard_after_forward": _takes_weights_away(mesh),
+        "reshard_after_forward": not keeps_weights,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None),
-        "offload_policy": _offload(mesh, device),
+        "offload_policy": on_host if layout.offload_optimizer else OffloadPolicy(),
     }
     for module in model.modules():
         if isinstance(module, Experts):
@@ -113,16 +120,6 @@ def shard(
     return root
 
 
-def _takes_weights_away(mesh: Mesh) -> bool:
-    """Whether gathered weights are freed after forward.
-
-    A zero-bubble pipeline needs them in both halves of backward. With weights in shards it is refused; where each rank
-    has all of them, they stay.
-    """
-    layout = mesh.layout
-    return layout.zero == 3 and not (layout.zero_bubble and mesh.fsdp.size(-1) == 1)
-
-
 def _is_uneven(parameter: Tensor) -> bool:
     """True if tensor parallelism gave ranks different numbers of rows: shards then take another dimension."""
     if not isinstance(parameter, DTensor) or not any(isinstance(each, Shard) for each in parameter.placements):
@@ -132,12 +129,6 @@ def _is_uneven(parameter: Tensor) -> bool:
         for axis, each in enumerate(parameter.placements)
         if isinstance(each, Shard)
     )
-
-
-def _offload(mesh: Mesh, device: torch.device) -> OffloadPolicy:
-    if mesh.layout.offload_optimizer:
-        return CPUOffloadPolicy(pin_memory=device.type == "cuda")
-    return OffloadPolicy()
 
 
 def _shard_experts(experts: Experts, mesh: Mesh, options: dict[str, object]) -> None:
@@ -152,7 +143,7 @@ def _shard_experts(experts: Experts, mesh: Mesh, options: dict[str, object]) -> 
     dim = 1 if rows % shards != 0 and has_even_columns else 0
     fully_shard(experts, mesh=mesh.expert_fsdp, shard_placement_fn=lambda parameter: Shard(dim), **options)  # type: ignore[call-overload]
     assert isinstance(experts, FSDPModule)
-    experts.set_gradient_divide_factor(mesh.num_losses)
+    experts.set_gradient_divide_factor(mesh.layout.dp * mesh.layout.cp)
     # gloo has no scaling reduction; and with sums, FSDP2 divides twice if there is nothing to reduce.
     experts.set_force_sum_reduction_for_comms(shards > 1)
 
@@ -194,3 +185,54 @@ class _Noted:
         work = self._collective(output_tensor, input_tensor, **options)
         self._timeline.waited_since(start)
         return work
+
+
+def check_batch_norm(model: nn.Module, precision: str) -> None:
+    """Refuse batch norm in models sharded in a 16-bit precision: it keeps fp32 statistics and rejects 16-bit weights
+    beside them.
+
+    Raises:
+        LayoutError: it has batch norm, and the precision has 16 bits.
+    """
+    if precision in ("bf16", "fp16") and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise LayoutError(
+            f"batch norm cannot be sharded in {precision}: its statistics are fp32, its gathered weights would not be",
+            field="dp_shard",
+            hint="train it with replicas (`dp_replicate`), or in fp32",
+        )
+
+
+@torch.no_grad()
+def average_statistics(parts: Sequence[nn.Module]) -> None:
+    """Make running means and variances the same on all ranks, so that a checkpoint holds those of all the data.
+
+    Training does not read them. The mean of variances ignores the variance between ranks, which is small
+    because every rank sees a random part of the batch.
+    """
+    statistics = [value for part in parts for module in part.modules() for value in _statistics(module)]
+    if not statistics or dist.get_world_size() == 1:
+        return
+    flat = torch.cat([value.flatten() for value in statistics])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for value, mean in zip(statistics, flat.split([value.numel() for value in statistics]), strict=True):
+        value.copy_(mean.view_as(value))
+
+
+@contextmanager
+def averaged_statistics(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Running means and variances of all the data for a while; afterwards every rank has its own again."""
+    statistics = [value for part in parts for module in part.modules() for value in _statistics(module)]
+    own = [value.clone() for value in statistics]
+    average_statistics(parts)
+    try:
+        yield
+    finally:
+        for value, before in zip(statistics, own, strict=True):
+            value.copy_(before)
+
+
+def _statistics(module: nn.Module) -> list[Tensor]:
+    if not isinstance(module, _BatchNorm):
+        return []
+    return [value for value in (module.running_mean, module.running_var) if value is not None]

@@ -20,14 +20,9 @@ from trainworks.worker.models.decoder import PackedTokens
 class PipelineRun:
     """Runs the micro-batches of a step through the stages of all ranks.
 
-    Args:
-        modules: the stages of this rank, as they are wrapped for data parallelism, by their index.
-        mesh: of this rank.
-        device: of this rank.
-        boundary: shape [b, T, D] of what a stage hands to the next, of one micro-batch.
-        tokens: shape [b, T] of one micro-batch's tokens.
-        vocabulary: V.
-        dtype: of what stages hand on.
+    `modules` are the stages of this rank, as they are wrapped for data parallelism, by their index. What a stage hands
+    to the next of one micro-batch has the shape `boundary`, [b, T, D], and the type `dtype`; its `tokens` are [b, T],
+    and the `vocabulary` is V.
     """
 
     def __init__(
@@ -74,22 +69,21 @@ class PipelineRun:
         Returns:
             Mean of the weighted losses of the micro-batches on the ranks that have the last stage; None elsewhere.
         """
-        self._scale, self._weights, self._losses = scale, weights, []
-        options = {"labels_BT": labels}
-        if isinstance(x, PackedTokens):
-            x, options["positions_BT"] = x
-        arguments = (x,) if self._has_first else ()
-        self._schedule.step(*arguments, target=labels, **options, return_outputs=False)
-        return torch.stack(self._losses).mean() if self.has_last else None
+        self._scale, self._weights = scale, weights
+        losses = self._pass(self._schedule.step, x, labels)
+        return None if losses is None else losses.mean()
 
     def evaluate(self, x: Tensor | PackedTokens, labels: Tensor) -> Tensor | None:
         """Losses [m] of all micro-batches [m * b, T], forward alone; None on ranks without the last stage."""
-        self._scale, self._weights, self._losses = 1.0, None, []
+        self._scale, self._weights = 1.0, None
+        return self._pass(self._schedule.eval, x, labels)
+
+    def _pass(self, run: Callable[..., object], x: Tensor | PackedTokens, labels: Tensor) -> Tensor | None:
+        self._losses = []
         options = {"labels_BT": labels}
         if isinstance(x, PackedTokens):
             x, options["positions_BT"] = x
-        arguments = (x,) if self._has_first else ()
-        self._schedule.eval(*arguments, target=labels, **options, return_outputs=False)
+        run(*((x,) if self._has_first else ()), target=labels, **options, return_outputs=False)
         return torch.stack(self._losses) if self.has_last else None
 
     def forward(self, tokens_BT: Tensor, *, at: int) -> Tensor:

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForMaskedLM, PretrainedConfig
 from transformers import logging as transformers_logging
 
-from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
-from trainworks.worker.data.tokenization import Tokenization
-from trainworks.worker.data.tokenizer import end_of_text
+from trainworks.worker.data.tokenization import Tokenization, end_of_text
 from trainworks.worker.data.tokens import MaskedTokens
+from trainworks.worker.models.support import loaded_config
+from trainworks.worker.models.transformer import blocks_of
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
 
 _SEED_OF_EVALUATION = 0
@@ -61,7 +61,7 @@ class MaskedLanguageModeling:
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with its head over the vocabulary."""
         model = _built(AutoModelForMaskedLM, self.config, self._workload)
-        return distribute_module(_Objective(model, "input_ids"), _longest_list(model), setup)
+        return distribute_module(_Objective(model, "input_ids"), blocks_of(model), setup)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Sequences with hidden tokens, and what was there."""
@@ -88,7 +88,7 @@ class ImageClassification:
         size = int(workload.data.image_size or 0)
         self._shape = (micro_batch, size, size, 3)
         card, _ = first_card(folder)
-        self.config = _loaded_config(workload.model, num_labels=len(card.classes))
+        self.config = loaded_config(workload.model, num_labels=len(card.classes))
         own = getattr(self.config, "image_size", size)
         if own != size:
             raise UsageError(
@@ -103,7 +103,7 @@ class ImageClassification:
     def build(self, setup: Setup) -> Parallel:
         """The model of `transformers` with a head over the classes of the data."""
         model = _built(AutoModelForImageClassification, self.config, self._workload)
-        return distribute_module(_Objective(model, "pixel_values"), _longest_list(model), setup)
+        return distribute_module(_Objective(model, "pixel_values"), blocks_of(model), setup)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Pixels and classes."""
@@ -130,7 +130,10 @@ class _Objective(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
-            x = _normalised(x, next(self.model.parameters()).dtype)
+            # [B, S, S, 3] of 0 ... 255 becomes [B, 3, S, S] of about mean 0 and deviation 1.
+            mean, std = (torch.tensor(values, device=x.device) for values in (_MEAN, _STD))
+            normal = ((x / 255 - mean) / std).permute(0, 3, 1, 2).contiguous()
+            x = normal.to(next(self.model.parameters()).dtype)
         logits: Tensor = self.model(**{self._argument: x}).logits
         loss = nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
         if self.training:
@@ -138,16 +141,10 @@ class _Objective(nn.Module):
         return torch.stack([loss, (logits.argmax(-1) == labels).sum().float()])
 
 
-def _normalised(pixels: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, S, S, 3] of 0 ... 255 as [B, 3, S, S] of about mean 0 and deviation 1."""
-    mean, std = (torch.tensor(values, device=pixels.device) for values in (_MEAN, _STD))
-    return ((pixels / 255 - mean) / std).permute(0, 3, 1, 2).contiguous().to(dtype)
-
-
 def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:
     model = workload.model
     if model.hf is not None:
-        return _loaded_config(model)
+        return loaded_config(model)
     dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), model.dropout)
     return AutoConfig.for_model(
         "bert",
@@ -173,14 +170,6 @@ def _check_room(config: PretrainedConfig, vocabulary: int, positions: int) -> No
         raise UsageError(f"data.sequence_length ({positions}) is longer than the {limit} positions of the model")
 
 
-def _loaded_config(model: Model, **changes: int) -> PretrainedConfig:
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        return AutoConfig.from_pretrained(str(model.hf), **changes)
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"cannot load `{model.hf}`: {error}") from None
-
-
 def _built(kind: type, config: PretrainedConfig, workload: Workload) -> nn.Module:
     """With random weights from the seed, or with those of the checkpoint and a new head where it has another."""
     torch.manual_seed(workload.seed)
@@ -195,7 +184,3 @@ def _built(kind: type, config: PretrainedConfig, workload: Workload) -> nn.Modul
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"cannot load `{workload.model.hf}`: {error}") from None
     return model.float().train()
-
-
-def _longest_list(model: nn.Module) -> list[nn.Module]:
-    return max((list(each) for each in model.modules() if isinstance(each, nn.ModuleList)), key=len, default=[])

@@ -29,7 +29,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
             answer = [result.result.get("rc"), result.result.get("stdout", "")]
             _write_line(json.dumps({"host": result.host.get_name(), "answer": answer}))
         if result.result.get("changed"):
-            self._write("changed", result, _places(result.result))
+            changed = [part for part in result.result.get("results", [result.result]) if part.get("changed")]
+            self._write("changed", result, ", ".join(dict.fromkeys(name for name in map(_place, changed) if name)))
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A task that failed: written unless the playbook ignores it."""
@@ -56,12 +57,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
 def _write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _places(result: dict[str, Any]) -> str:
-    """Paths and names of the items that a result changed."""
-    changed = [part for part in result.get("results", [result]) if part.get("changed")]
-    return ", ".join(dict.fromkeys(name for name in map(_place, changed) if name))
 
 
 def _place(part: dict[str, Any]) -> str:

@@ -7,36 +7,10 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     """Create the tables."""
-    _jobs()
-    op.create_table(
-        "attempts",
-        sa.Column("job_id", sa.Integer, sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
-        sa.Column("number", sa.Integer, primary_key=True),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("cause", sa.Text),
-        sa.Column("message", sa.Text),
-        sa.Column("placement", sa.Text),
-        sa.Column("exit_code", sa.Integer),
-        sa.Column("started_at", sa.Float, nullable=False),
-        sa.Column("ended_at", sa.Float),
-    )
-    changes = op.create_table("changes", sa.Column("number", sa.Integer, nullable=False))
-    op.bulk_insert(changes, [{"number": 0}])
-    op.create_table(
-        "nodes",
-        sa.Column("name", sa.Text, primary_key=True),
-        sa.Column("reason", sa.Text, nullable=False),
-        sa.Column("drained_at", sa.Float, nullable=False),
-    )
-
-
-def _jobs() -> None:
     texts = ("handle", "raw", "reason", "detail", "cause", "message", "asked_to_end", "placement")
     whole = ("priority", "attempt", "restarts", "version")
     needed = ("run_id", "run_dir", "name", "owner", "engine", "ticket", "state")
@@ -61,3 +35,23 @@ def _jobs() -> None:
         ("jobs_by_owner", ["owner", "id"]),
     ):
         op.create_index(name, "jobs", columns)
+    op.create_table(
+        "attempts",
+        sa.Column("job_id", sa.Integer, sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+        sa.Column("number", sa.Integer, primary_key=True),
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("cause", sa.Text),
+        sa.Column("message", sa.Text),
+        sa.Column("placement", sa.Text),
+        sa.Column("exit_code", sa.Integer),
+        sa.Column("started_at", sa.Float, nullable=False),
+        sa.Column("ended_at", sa.Float),
+    )
+    changes = op.create_table("changes", sa.Column("number", sa.Integer, nullable=False))
+    op.bulk_insert(changes, [{"number": 0}])
+    op.create_table(
+        "nodes",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("drained_at", sa.Float, nullable=False),
+    )

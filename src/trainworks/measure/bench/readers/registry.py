@@ -6,21 +6,22 @@ from pathlib import Path
 
 from trainworks.errors import UsageError
 from trainworks.measure.bench.measurement import Measurement
-from trainworks.measure.bench.readers import fio, iperf3, mdtest, nccl_tests, nvbandwidth, osu, perftest, processor
+from trainworks.measure.bench.readers import links, node_programs
+from trainworks.measure.bench.readers.collectives import NCCL_TESTS_READER, OSU_READER
 from trainworks.measure.bench.readers.output import OutputReader, ToolOutput
 
-JSON_READERS = (fio.JSON_READER, iperf3.JSON_READER, nvbandwidth.JSON_READER)
+JSON_READERS = (node_programs.FIO_JSON_READER, links.IPERF3_JSON_READER, links.NVBANDWIDTH_JSON_READER)
 TEXT_READERS = (
-    nccl_tests.READER,
-    perftest.READER,
-    osu.READER,
-    fio.TERSE_READER,
-    iperf3.TEXT_READER,
-    processor.STREAM_READER,
-    processor.HPL_READER,
-    processor.HPCC_READER,
-    mdtest.READER,
-    nvbandwidth.TEXT_READER,
+    NCCL_TESTS_READER,
+    links.PERFTEST_READER,
+    OSU_READER,
+    node_programs.FIO_TERSE_READER,
+    links.IPERF3_READER,
+    node_programs.STREAM_READER,
+    node_programs.HPL_READER,
+    node_programs.HPCC_READER,
+    node_programs.MDTEST_READER,
+    links.NVBANDWIDTH_READER,
 )
 _LARGEST_BYTES = 50_000_000
 

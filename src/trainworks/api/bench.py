@@ -1,0 +1,289 @@
+"""Measure a cluster: a benchmark is a run whose ranks measure, on this machine or in the queue of another cluster.
+
+Verdicts say whether the figures are as good as the hardware, and the planner learns from them.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+from trainworks.agent.environments.files import without_packages
+from trainworks.api.inputs import argument, load_run
+from trainworks.api.launching.prepared_run import prepare
+from trainworks.api.notices import warn
+from trainworks.api.proving.expected_hardware import described_hardware
+from trainworks.api.run_handle import Run, find_run
+from trainworks.api.run_request import RunRequest
+from trainworks.api.runs import Launch, create_launch, prepare_resume
+from trainworks.api.storage import storage
+from trainworks.backends.registry import shares_files
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.config.run_description import is_run_description
+from trainworks.config.run_file import Cluster, RunFile
+from trainworks.config.stack import is_stack_file
+from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.host import process
+from trainworks.host.folders import data_folder
+from trainworks.jobs.described_nodes import described_cluster
+from trainworks.jobs.state import JobState
+from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
+from trainworks.measure.bench.bench_verdicts import BenchVerdicts, judge_all, measured_rates
+from trainworks.measure.bench.expected import Yardstick
+from trainworks.measure.bench.measurement import Quantity
+from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
+from trainworks.measure.bench.outliers import read_cables
+from trainworks.measure.bench.readers.registry import read_file
+from trainworks.measure.bench.verdict import Judged
+from trainworks.record.measured.bench import BenchKind, BenchRequest, BenchSetting
+from trainworks.record.measured.measurement import ClusterMeasurement
+from trainworks.record.measured.measurement_store import append_measurement, measurement_file, read_measurements
+
+_PROGRAM = "trainworks.measure.bench.node"
+KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
+Progress = Callable[[str], None]
+
+
+def bench(
+    *kinds: str,
+    cluster: str | None = None,
+    nodes: int | None = None,
+    full: bool = False,
+    built_in: bool = False,
+    paths: Sequence[Path | str] = (),
+    settings: Sequence[str] = (),
+    expect: str | None = None,
+    cables: Path | str | None = None,
+    resume: str | None = None,
+    folder: Path | str = "runs",
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Measure compute, memory, network, collectives, storage and MPI of this machine or of the nodes of a cluster.
+
+    Args:
+        kinds: what to measure; all when left out.
+        cluster: another cluster than this machine: a name such as `slurm`, a stack file, or a run file.
+        nodes: number of nodes; that of the run file, or one.
+        full: sizes for acceptance, up to hours, instead of about a minute.
+        built_in: measure with the programs of Trainworks alone. When left out, nccl-tests, perftest, OSU
+            micro-benchmarks, nvbandwidth, iperf3 and fio measure in their place where they are on the search path.
+        paths: folders whose storage is measured; when left out the run file's folder of checkpoints and of local data,
+            or the current folder.
+        settings: variables whose values are compared side by side in the transfers between ranks, such as
+            `NCCL_ALGO=Ring,Tree`.
+        expect: hardware that the figures are held against: a description such as `4x DGX H100`, a stack file, or a run
+            file with one, whose workload says what it needs of the storage; when left out the run file of `cluster`, or
+            what the nodes show of their processors.
+        cables: cable plan that names the cables of slow links, as `trainworks network --cables` writes it.
+        resume: run of a benchmark to continue or to show; what it has measured is not measured again.
+        folder: folder of all runs.
+        progress: receives a line for every finished part.
+
+    Rates of a described cluster that passed or are weak teach its plans, as `read_bench(learn=True)` does.
+
+    Raises:
+        ArgumentError: an argument is not valid.
+        UsageError: the cluster cannot run it, or the run is unknown.
+        RunFailedError: the run failed; `resume` continues it.
+        EnvironmentProblem: nothing was measured, because what measures is missing.
+
+    Examples:
+        >>> import tempfile
+        >>> found = bench("memory", folder=tempfile.mkdtemp())
+        >>> found.is_complete
+        True
+    """
+    plan = read_cables(Path(cables)) if cables is not None else {}
+    yardstick = described_hardware(expect) if expect is not None else None
+    if resume is not None:
+        found = find_run(resume, folder)
+        is_new = found.standing()[0] is not JobState.SUCCEEDED
+        run = _followed(prepare_resume(found), progress) if is_new else found
+    else:
+        is_new, run_file = True, _run_file(cluster)
+        if yardstick is None and run_file.cluster.of is not None:
+            yardstick = described_cluster(run_file)
+        chosen = _kinds(kinds)
+        folders = _folders(run_file) if cluster is not None else ()  # of checkpoints and of local data, as far as there
+        own = list(dict.fromkeys(path for path in folders if path and path.is_dir()))
+        request = BenchRequest(
+            kinds=chosen,
+            full=full,
+            built_in=built_in,
+            paths=tuple(str(Path(path).absolute()) for path in paths or own or [Path()]),
+            settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
+            prints_record=not shares_files(run_file.cluster.engine),
+        )
+        run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
+    records = read_records(run.path)
+    needs = _needs(expect or cluster, measured_paths(records))
+    report = build_bench_report(run.id, records, yardstick, needs, plan)
+    _check_measured(report)
+    if is_new and yardstick is not None and measured_rates(report.judged):
+        return replace(report, learned=learn_from(report.judged, yardstick))
+    return report
+
+
+def _check_measured(report: BenchReport) -> None:
+    """Refuse a report without a figure: its nodes lack what measures."""
+    if report.judged or not report.skipped:
+        return
+    missing = "; ".join(f"{part}: {reason} ({', '.join(names)})" for part, reason, names in report.skipped)
+    hint = "pip install 'trainworks[train]'" if "torch is not installed" in missing else "provide it, and measure again"
+    raise EnvironmentProblem(f"nothing was measured: {missing}", place=report.run, hint=hint)
+
+
+def parse_setting(text: str) -> list[BenchSetting]:
+    """Settings to compare: `NCCL_ALGO=Ring,Tree` are two.
+
+    Raises:
+        ArgumentError: the text is not a variable with values.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not name.isidentifier() or not all(values.split(",")):
+        hint = "write the values after an equals sign: `NCCL_ALGO=Ring,Tree`"
+        raise ArgumentError(f"`{text}` is not a variable with values", argument="settings", hint=hint)
+    return [BenchSetting(name=f"{name}={value}", env={name: value}) for value in values.split(",")]
+
+
+def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:
+    wanted = set(names) - {"all"}
+    if unknown := sorted(wanted - set(KINDS)):
+        raise ArgumentError(
+            f"cannot measure `{unknown[0]}`", argument="kinds", hint=f"choose of {', '.join(KINDS)} and all"
+        )
+    return tuple(kind for kind in KINDS if not wanted or "all" in names or kind in wanted)
+
+
+def _run_file(cluster: str | None) -> RunFile:
+    with argument("cluster"):
+        if cluster is not None and is_run_description(cluster) and not is_stack_file(cluster):
+            return load_run(cluster)[0]
+        return RunFile(name="bench", run=_PROGRAM, cluster=Cluster() if cluster is None else Cluster.named(cluster))
+
+
+def _folders(run_file: RunFile) -> tuple[Path | None, Path | None]:
+    """Folder of the checkpoints and of the local data of a run file; None for what it does not have."""
+    if run_file.workload is None:
+        return None, None
+    data = getattr(run_file.workload.data, "source", None)
+    return Path(run_file.checkpoint.to), Path(str(data)) if data else None
+
+
+def _needs(run: str | None, paths: Sequence[str]) -> dict[str, dict[Quantity, float]]:
+    """Rates that each node needs of the storage of each path, for a workload on a described cluster.
+
+    The path of the checkpoints has to take one in the time of a save, and to give the newest one back after a failure;
+    that of the data has to be read while the run trains. A path that is neither is held against both.
+    """
+    if run is None or not Path(run).is_file() or is_stack_file(run):
+        return {}
+    run_file, _ = load_run(run)
+    if run_file.cluster.of is None or run_file.workload is None:
+        return {}
+    demand, folders = storage(run_file).demand, _folders(run_file)
+    rates = (
+        {Quantity.STORAGE_WRITE: demand.write.value, Quantity.STORAGE_READ: demand.restart.value},
+        {Quantity.STORAGE_READ: demand.read.value},
+    )
+    found: dict[str, dict[Quantity, float]] = {}
+    for path in paths:
+        own = [need for folder, need in zip(folders, rates, strict=True) if folder and str(folder.absolute()) == path]
+        found[path] = {
+            quantity: max(need.get(quantity, 0.0) for need in own or rates) / demand.nodes.value
+            for quantity in dict.fromkeys(quantity for need in own or rates for quantity in need)
+        }
+    return found
+
+
+def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: int | None) -> RunRequest:
+    """The run: one program per node of the cluster of the run file."""
+    python = run_file.cluster.slurm.python if run_file.cluster.engine == "slurm" else None
+    command = process.python_module(_PROGRAM, request.model_dump_json(exclude_defaults=True), python=python)
+    if request.prints_record:  # an image has a Python of its own
+        command[0] = "python"
+    own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
+    job = without_packages(run_file).model_copy(update={**own, "workload": None, "layout": None})
+    return RunRequest(job.with_ranks(nodes, 1), command=command)
+
+
+def _started(request: RunRequest, folder: Path, progress: Progress | None) -> Run:
+    prepared = prepare(request, folder=folder, queued=False)
+    prepared.check()
+    if note := prepared.probe():
+        warn(note)
+    return _followed(create_launch(prepared), progress)
+
+
+def _followed(launch: Launch, progress: Progress | None) -> Run:
+    """Start the run and wait for its end; a node that does not share its folder has printed its record."""
+    launch.start()
+    seen: set[tuple[str, str]] = set()
+    run = launch.run
+    for _ in run.follow(since=launch.since, poll_s=0.5):
+        for record in read_records(run.path) if progress else ():
+            for part in record.parts:
+                if progress and (record.name, part) not in seen:
+                    seen.add((record.name, part))
+                    progress(f"{record.name}: {part}")
+    if run.has_remote_output:
+        for record in records_in(run.output()):
+            write_record(record_path(run.path, record.node), record)
+    return run.check()
+
+
+def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn: bool = False) -> BenchVerdicts:
+    """Read what other benchmark programs printed, and judge it.
+
+    These are read: nccl-tests and rccl-tests, perftest, OSU micro-benchmarks, fio (JSON and terse), iperf3 (JSON and
+    text), STREAM, HPL, HPCC, mdtest and nvbandwidth (JSON and text).
+
+    Args:
+        files: output of one program each.
+        expect: hardware that was measured: a description such as `4 nodes of 8x H100, 8x NDR`, a run file with one, or
+            a stack file.
+            Without it a measurement inside a node is held against the accelerator that the output names.
+        learn: store the measured rates for the plans of this kind of cluster; needs `expect`.
+
+    Raises:
+        UsageError: a file is not the complete output of one known program.
+        ArgumentError: `expect` describes no cluster, or `learn` has nothing to learn for or from.
+
+    >>> tuned = read_bench(["tests/data/bench/ib_write_bw.txt"], expect="2 nodes of 8x A100-SXM-80GB, 8x HDR")
+    >>> tuned.judged[-1].verdict.value
+    'pass'
+    """
+    cluster = described_hardware(expect) if expect is not None else None
+    measurements = [measurement for file in files for measurement in read_file(Path(file))]
+    judged = judge_all(measurements, Yardstick(cluster))
+    learned = learn_from(judged, cluster) if learn else None
+    return BenchVerdicts(judged, cluster.name if cluster else "", learned)
+
+
+def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> Path:
+    """Store measured rates for the plans of a kind of cluster, equal ones once; returns the file.
+
+    Raises:
+        ArgumentError: no cluster is described, or no figure tells of a rate that plans use.
+    """
+    if cluster is None:
+        raise ArgumentError(
+            "what was measured teaches the plans of a kind of cluster, and none is described",
+            argument="learn",
+            hint='describe it: `--expect "4 nodes of 8x H100, 8x NDR"`',
+        )
+    rates = measured_rates(judged)
+    if not rates:
+        raise ArgumentError(
+            "no figure that passed or is weak tells of products, device memory or links",
+            argument="learn",
+            hint="give the output of all_reduce_perf or of ib_write_bw",
+        )
+    folder = data_folder("clusters")
+    measurement = ClusterMeasurement(created_at=time.time(), cluster=cluster, rates=rates)
+    known = any(one.rates == rates and one.cluster == cluster for one in read_measurements(folder, cluster))
+    return measurement_file(folder, cluster) if known else append_measurement(folder, measurement)

@@ -1,1 +1,0 @@
-"""Use cases that measure a cluster by a run of their own."""

@@ -1,0 +1,188 @@
+"""Check a stack file, and render the configuration of its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.api.observing.monitor import render_monitoring
+from trainworks.catalog.explaining import explaining_names
+from trainworks.config.source import Source, read_text
+from trainworks.config.stack import Stack, load_stack
+from trainworks.deploy.fabric.network import check_design
+from trainworks.deploy.hardware import check_names
+from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
+from trainworks.deploy.project import project_files
+from trainworks.deploy.rollout import BatchStep, Rollout, batches
+from trainworks.deploy.verification import ClusterVerification, probe, verify
+from trainworks.errors import ArgumentError, RunFileError, UsageError
+from trainworks.files import write_atomic
+from trainworks.observe.monitoring.prometheus import target_files
+from trainworks.review.check import check_text
+from trainworks.review.finding import ReviewReport
+from trainworks.review.registry import selected_rules
+
+_RULES = ("TW73", "TW74")
+
+
+def check_stack(path: Path | str) -> ReviewReport:
+    """Judge whether the releases of a stack file fit together, and are supported.
+
+    The rules are those of `review` for stack files, over the facts of `trainworks catalog list software`. Findings are
+    in the order of the file.
+
+    Args:
+        path: of the stack file.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+        RunFileError: a key or a value of it is not valid.
+
+    >>> [finding.rule for finding in check_stack("examples/cluster/stack.yaml").findings]
+    []
+    """
+    _, source = _read(Path(path))
+    return ReviewReport(check_text(source.text, selected_rules(_RULES, ()), name=source.name), 1)
+
+
+def render_stack(path: Path | str) -> dict[str, str]:
+    """Render the Ansible project that brings a stack onto its cluster; nothing is written, and nothing is reached.
+
+    Args:
+        path: of the stack file.
+
+    Returns:
+        Text of every file by its path in the project.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+        RunFileError: a key, a value or a name of it is not valid, or a finding of `check_stack` is an error.
+
+    >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
+    True
+    """
+    stack, source = _read(Path(path))
+    wrong = [
+        UsageError(f"the stack cannot be installed ({each.rule}): {each.message}", place=each.place, hint=each.fix)
+        for each in check_stack(path).findings
+        if each.severity == "error"
+    ]
+    if wrong:
+        raise RunFileError([*wrong])
+    monitoring: dict[str, str] = {}
+    if stack.monitoring is not None:
+        monitoring = render_monitoring(page=stack.monitoring.page, ticket=stack.monitoring.ticket)
+        targets = target_files(name for group in stack.nodes for name in group.names)
+        monitoring["node.targets.json"] = targets["node.targets.json"]  # no role installs the exporter of runs
+    try:
+        return project_files(stack, monitoring, _locks(stack, Path(path).parent))
+    except ArgumentError as error:
+        raise source.blame(error) from None
+
+
+def apply_stack(
+    path: Path | str,
+    into: Path,
+    *,
+    limit: str | None = None,
+    dry_run: bool = False,
+    batch: int | None = None,
+    wait_s: int = 3600,
+    on_result: Callable[[TaskResult], None] = lambda result: None,
+    on_step: Callable[[BatchStep], None] = lambda step: None,
+) -> PlaybookRun:
+    """Render a stack to a folder, and bring its nodes to what it says, over ssh, batch by batch.
+
+    Servers change first and together. Compute nodes follow rack by rack: their jobs end before, their health is checked
+    after, and the first node that fails ends the apply. A second call changes nothing on nodes that are as the stack
+    says, and drains none of them.
+
+    Args:
+        path: of the stack file.
+        into: folder of the project; it is kept, since it has the secrets of the cluster.
+        limit: hosts, as a pattern of Ansible; all when None.
+        dry_run: report what would change, on all hosts at once, and change nothing on the nodes.
+        batch: compute nodes at a time; those under one set of leaf switches when None.
+        wait_s: longest time to wait for the jobs of a batch.
+        on_result: called with each result that changed or failed, as it comes.
+        on_step: called with each step of a batch, as it comes.
+
+    Raises:
+        UsageError: as `render_stack`, or `limit` names no host.
+        RunFileError: as `render_stack`.
+        EnvironmentProblem: Ansible is not installed, or it reached no host.
+    """
+    stack, _ = _read(Path(path))
+    _write_project(path, into)
+    if dry_run:
+        return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
+    (controller,) = stack.hosts("controller")
+    rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
+    return rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
+
+
+def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> ClusterVerification:
+    """Compare what the nodes really run with a stack; nothing is changed on them.
+
+    Args:
+        path: of the stack file.
+        into: folder of the project, as for `apply_stack`.
+        limit: hosts, as a pattern of Ansible; all when None.
+
+    Raises:
+        UsageError: as `render_stack`, or `limit` names no host.
+        RunFileError: as `render_stack`.
+        EnvironmentProblem: Ansible is not installed, or it reached no host.
+    """
+    stack, _ = _read(Path(path))
+    files = _write_project(path, into)
+    hosts = [name for group in stack.nodes for name in group.names] if limit is None else hosts_of(into, limit)
+    return verify(stack, files["roles/scheduler/files/slurm.conf"], run_command(into, hosts, probe(stack)))
+
+
+@dataclass(frozen=True, slots=True)
+class _AnsibleNodes:
+    """Nodes that Ansible reaches over ssh."""
+
+    project: Path
+    on_result: Callable[[TaskResult], None]
+
+    def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        report = (lambda result: None) if dry_run else self.on_result
+        return run_playbook(self.project, limit=",".join(hosts), dry_run=dry_run, on_result=report)
+
+    def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        return run_command(self.project, hosts, command)
+
+
+def _write_project(path: Path | str, into: Path) -> dict[str, str]:
+    files = render_stack(path)
+    for name, text in files.items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(into / name, text)
+        (into / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+    return files
+
+
+def _locks(stack: Stack, folder: Path) -> dict[str, str]:
+    """Text of the lock files of images, which lie beside the stack file."""
+    found: dict[str, str] = {}
+    for index, recipe in enumerate(stack.images):
+        try:
+            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
+        except UsageError as error:
+            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
+    return found
+
+
+def _read(path: Path) -> tuple[Stack, Source]:
+    """A stack file whose names the catalogue has."""
+    with explaining_names():
+        stack, source = load_stack(path)
+    try:
+        check_names(stack)
+        check_design(stack)
+    except ArgumentError as error:
+        raise source.blame(error) from None
+    return stack, source

@@ -1,1 +1,0 @@
-"""Use cases that bring a software stack onto a cluster."""

@@ -1,1 +1,0 @@
-"""Use cases of what is kept of runs, and for how long."""

@@ -1,0 +1,106 @@
+"""`trainworks deploy`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trainworks.cli.options import AsJson, option_errors
+from trainworks.cli.output import print_or_write, show
+from trainworks.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainworks.deploy.playbook import PlaybookRun, TaskResult
+    from trainworks.deploy.rollout import BatchStep
+
+
+def deploy_command(
+    step: Annotated[
+        Literal["check", "render", "diff", "apply", "verify"],
+        typer.Argument(metavar="check|render|diff|apply|verify", help="What to do.", show_default=False),
+    ],
+    stack_file: Annotated[Path, typer.Argument(metavar="STACK_FILE", help="YAML stack file.")],
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option("--limit", metavar="HOSTS", help="With `diff`, `apply`, `verify`: these hosts alone."),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, help="With `apply`: compute nodes at a time; those of one rack by default."),
+    ] = None,
+    wait_s: Annotated[
+        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With `apply`: longest wait for jobs of a batch.")
+    ] = 3600,
+    as_json: AsJson = False,
+) -> None:
+    """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
+
+    `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
+
+    `apply` renders, then runs the project over ssh, servers first, then rack by rack: it drains nodes before, checks
+    and resumes them after, and stops at the first that fails, with 1. `diff` reports what would change; 1 is drift.
+
+    `verify` compares what the nodes run with the stack; it exits with 1 if something differs.
+    """
+    from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
+
+    if step == "check":
+        report = check_stack(stack_file)
+        show(report, as_json=as_json)
+        raise typer.Exit(int(any(finding.severity == "error" for finding in report.findings)))
+    if into is None:
+        raise UsageError(f"`{step}` writes a project", hint="name its folder: `--into FOLDER`")
+    with option_errors("--into", into):
+        if step == "render":
+            print_or_write(render_stack(stack_file), into)
+        elif step == "verify":
+            verified = verify_stack(stack_file, into, limit=limit)
+            show(verified, as_json=as_json)
+            raise typer.Exit(int(verified.failed))
+        else:
+            drift = step == "diff"
+            done = apply_stack(
+                stack_file,
+                into,
+                limit=limit,
+                dry_run=drift,
+                batch=batch,
+                wait_s=wait_s,
+                on_result=_nothing if as_json else _print_result,
+                on_step=_nothing if as_json else _print_step,
+            )
+            _show_run(done, as_json=as_json)
+            raise typer.Exit(int(done.failed or (drift and done.changed)))
+
+
+def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
+    """Counts of each host; as JSON with every result that changed or failed."""
+    if as_json:
+        typer.echo(json.dumps({"changed": done.changed, "failed": done.failed, **asdict(done)}, indent=2))
+        return
+    for host in done.hosts:
+        counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
+        typer.echo(f"{host.host}  {counts}")
+    if done.stopped:
+        typer.echo(f"stopped  {done.stopped}")
+
+
+def _nothing(result: object) -> None:
+    """The results come as JSON at the end."""
+
+
+def _print_result(result: TaskResult) -> None:
+    """One line for a result that changed or failed."""
+    typer.echo(f"{result.outcome}  {result.host}  {result.task}: {result.detail}")
+
+
+def _print_step(step: BatchStep) -> None:
+    """One line for a step of a batch."""
+    typer.echo(f"{step.step}  {','.join(step.hosts)}" + f": {step.detail}" * bool(step.detail))

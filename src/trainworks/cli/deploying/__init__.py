@@ -1,1 +1,0 @@
-"""Commands that bring a software stack onto a cluster."""

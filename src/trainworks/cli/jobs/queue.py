@@ -1,0 +1,58 @@
+"""`trainworks hold`, `release`, `edit` and `retry`: change what waits in the queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import trainworks
+from trainworks.cli.options import JobArgument, warn
+from trainworks.report.rendering.printable import say
+
+
+def hold_command(job: JobArgument) -> None:
+    """Keep a waiting job from starting; it keeps its place in the queue."""
+    say(f"{trainworks.hold(job, notify=warn).run_id} held")
+
+
+def release_command(job: JobArgument) -> None:
+    """Let a held job start."""
+    say(f"{trainworks.release(job, notify=warn).run_id} released")
+
+
+def edit_command(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Number of a job, its run id, or an array.")],
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value, repeatable: `job.priority=90`."),
+    ],
+) -> None:
+    """Changes only what does not need a new plan.
+
+    `--set` changes `name`, `job.team`, `job.priority`, `job.preemptible`, `job.time_limit`, `job.grace`, `job.exclude`,
+    `job.depends_on`, `recover.max_restarts` and `recover.restart_window`. Of an array, by its id, all waiting jobs
+    change.
+    """
+    from trainworks.api.resuming.changes import key_and_value
+
+    values = dict(key_and_value(text, example="job.priority=90") for text in settings)
+    for edited in trainworks.edit(job, values, notify=warn):
+        changed = ", ".join(map(str, edited.changes)) or "nothing changed"
+        say(f"{edited.job.run_id}: {changed}")
+
+
+def retry_command(
+    names: Annotated[list[str], typer.Argument(metavar="JOB...", help="Numbers, run ids or arrays.")],
+) -> None:
+    """A workload resumes from its newest checkpoint; a command starts from its beginning.
+
+    Of an array, by its id, all jobs that failed, were lost or were stopped start again.
+    """
+    from trainworks.api.jobs import JobState, is_array_id, jobs_of_array
+
+    again = (JobState.FAILED, JobState.LOST, JobState.STOPPED)
+    for name in names:
+        members = jobs_of_array(name, notify=warn) if is_array_id(name) else []
+        for one in [str(job.id) for job in members if job.state in again] if members else [name]:
+            say(f"{trainworks.retry(one, notify=warn).run_id} queued again")

@@ -1,1 +1,0 @@
-"""Images of containers and of machines."""

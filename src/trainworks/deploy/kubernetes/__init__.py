@@ -1,1 +1,0 @@
-"""Objects of a Kubernetes cluster for the teams of a stack."""

@@ -1,0 +1,1 @@
+"""events.jsonl: the events of a run in order, from all its processes."""

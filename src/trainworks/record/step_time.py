@@ -1,0 +1,62 @@
+"""Time of one optimizer step: predicted by term, or measured by group."""
+
+from __future__ import annotations
+
+from trainworks.config.spec import Spec
+
+
+class StepTimeGroups(Spec):
+    """Time of one optimizer step, as far as a worker tells its parts apart; the parts add up.
+
+    A trial measures these groups, and a plan of an older version has no finer ones.
+    """
+
+    compute_s: float
+    """Time of forward and backward."""
+    communication_s: float
+    """Exposed communication: the wait after the compute of the step."""
+    optimizer_s: float
+    data_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the groups."""
+        return self.compute_s + self.communication_s + self.optimizer_s + self.data_s
+
+    @property
+    def groups(self) -> StepTimeGroups:
+        """These groups."""
+        return self
+
+
+class StepTimeTerms(Spec):
+    """Time of one optimizer step by term, under the names of `plan.job.StepTimes`; the terms add up."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    head_s: float
+    tp_s: float
+    cp_s: float
+    ep_s: float
+    offload_s: float
+    pp_s: float
+    bubble_s: float
+    dp_s: float
+    optimizer_s: float
+    host_s: float
+    straggle_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the terms."""
+        return float(sum(self.model_dump().values()))
+
+    @property
+    def groups(self) -> StepTimeGroups:
+        """The terms in the groups that a worker measures."""
+        compute_s = self.forward_s + self.backward_s + self.recompute_s + self.head_s + self.bubble_s
+        waits_s = self.tp_s + self.cp_s + self.ep_s + self.offload_s + self.pp_s + self.dp_s + self.straggle_s
+        return StepTimeGroups(
+            compute_s=compute_s, communication_s=waits_s, optimizer_s=self.optimizer_s, data_s=self.host_s
+        )

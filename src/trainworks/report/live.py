@@ -1,0 +1,278 @@
+"""View of a running run: a table that stays in place on a terminal, plain lines anywhere else, and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from trainworks.measure.worker_tasks import tokenizing_line
+from trainworks.record.events.job import BusyEvent, FailureEvent, IdleEvent, RestartRefusedEvent
+from trainworks.record.events.log import Event
+from trainworks.record.events.training import DataProgressEvent, DataReadyEvent, ProfileEvent, ProfileRefusedEvent
+from trainworks.record.faults import describe_fault
+from trainworks.record.manifest import describe_damage
+from trainworks.record.metrics import STEP_PARTS, MetricsRow
+from trainworks.recover.failures import is_consequence
+from trainworks.report.data import chat_line
+from trainworks.report.rendering.document import Block, Cell, Document, Preformatted, Section, Styled, Table, Text, left
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.runs import run_progress as observed
+from trainworks.report.runs.summary import Report
+from trainworks.units import format_bytes, format_count, format_duration
+
+_LINE_S = 5.0
+_MOST_EVENTS = 60
+
+
+class LineView:
+    """One line now and then, for log files."""
+
+    def __init__(self, console: Console, num_steps: int | None, unit: str = "tokens") -> None:
+        self._console, self._num_steps, self._unit = console, num_steps, unit
+        self._shown_at = 0.0
+        self._shown_step = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def _print_new(self, snapshot: observed.Progress) -> None:
+        for event in snapshot.new_events:
+            if (line := event_line(event)) is not None:
+                self._console.print(line, highlight=False, markup=False)
+
+    def show(self, snapshot: observed.Progress, now: float) -> None:
+        """Print what is new, at most one line of figures every five seconds."""
+        self._print_new(snapshot)
+        row = snapshot.latest
+        due = now - self._shown_at >= _LINE_S or snapshot.state.is_final
+        if due and 0 < snapshot.data_done_bytes < snapshot.data_total_bytes:
+            self._shown_at = now
+            done, total = map(format_bytes, (snapshot.data_done_bytes, snapshot.data_total_bytes))
+            self._console.print(f"tokenized {done} of {total}", highlight=False, markup=False)
+        if row is None or row["step"] == self._shown_step or not due:
+            return
+        self._shown_at, self._shown_step = now, row["step"]
+        figures = _figures(snapshot, row, self._num_steps, self._unit, now)
+        text = " | ".join(f"{name} {value}" for name, value in figures.items())
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class LiveView(LineView):
+    """A progress bar and a table that stay in place; events scroll by above them."""
+
+    def __init__(self, console: Console, run_id: str, num_steps: int | None, unit: str = "tokens") -> None:
+        super().__init__(console, num_steps, unit)
+        self._bar = Progress(
+            TextColumn(f"[bold]{run_id}"),
+            TextColumn("{task.fields[state]}"),
+            BarColumn(bar_width=None),
+            _Done(),
+            console=console,
+        )
+        self._task = self._bar.add_task("run", total=num_steps, state="")
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, snapshot: observed.Progress, now: float) -> None:
+        """Print new events above, and bring the table up to date."""
+        self._print_new(snapshot)
+        self._live.update(self._table(snapshot, now))
+
+    def _table(self, snapshot: observed.Progress, now: float) -> RenderableType:
+        if snapshot.data_total_bytes:
+            share = snapshot.data_done_bytes / snapshot.data_total_bytes
+            self._bar.update(self._task, state="tokenizing", total=100, completed=round(100 * share))
+            return self._bar
+        step = snapshot.latest["step"] if snapshot.latest else 0
+        self._bar.update(self._task, state=snapshot.state.lower(), total=self._num_steps, completed=step)
+        if snapshot.latest is None:
+            return self._bar
+        table = RichTable(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for name, text in _figures(snapshot, snapshot.latest, self._num_steps, self._unit, now).items():
+            table.add_row(RichText(name, style="bold"), text)
+        return Group(self._bar, table)
+
+
+class _Done(ProgressColumn):
+    def render(self, task: Task) -> RichText:
+        total = f"/{task.total:,.0f}" if task.total else ""
+        return RichText(f"{task.completed:,.0f}{total}")
+
+
+def _figures(
+    snapshot: observed.Progress, row: MetricsRow, num_steps: int | None, unit: str, now: float
+) -> dict[str, str]:
+    """What both views show, by name."""
+    of = f"/{num_steps:,}" if num_steps else ""
+    eta = snapshot.eta_s(num_steps) if num_steps else None
+    means = [(name, sum(each.get(name, 0.0) for each in snapshot.recent) / len(snapshot.recent)) for name in STEP_PARTS]  # type: ignore[misc]
+    parts = [f"{name.removesuffix('_s')} {format_duration(mean)}" for name, mean in means if mean >= 5e-5]
+    figures = {
+        "step": f"{row['step']:,}{of}",
+        "loss": f"{row['loss']:.4f}",
+        "throughput": f"{format_count(snapshot.tokens_per_s or 0)} {unit}/s",
+        "step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}",
+        "memory": format_bytes(snapshot.memory_peak_bytes or 0),
+        "checkpoint": _checkpoint_age(snapshot, now),
+    }
+    if snapshot.evaluation is not None:
+        at_step, found = snapshot.evaluation
+        accuracy = f", accuracy {found['accuracy']:.2%}" if "accuracy" in found else ""
+        figures["held-out"] = f"loss {found['loss']:.4f}{accuracy} at step {at_step:,}"
+    if eta is not None:
+        figures["ETA"] = format_duration(eta)
+    return figures
+
+
+def _checkpoint_age(snapshot: observed.Progress, now: float) -> str:
+    if snapshot.checkpoint_at is None:
+        return "none yet"
+    age = format_duration(max(0.0, now - snapshot.checkpoint_at))
+    return f"of step {snapshot.checkpoint_step:,}, {age} ago"
+
+
+def event_line(event: Event) -> str | None:
+    """An event of the run in one line; None for those that a reader need not know."""
+    line = None
+    match event["kind"]:
+        case "data_progress" | "data_ready":
+            line = _data_line(event)
+        case "attempt" if event["resumed_from_step"]:
+            line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
+        case "failure" | "restart_refused":
+            line = _failure_line(event)
+        case "skipped" | "rollback":
+            line = describe_fault(event)
+        case "profile" | "profile_refused":
+            line = _profile_line(event)
+        case "idle" | "busy":
+            line = _idle_line(event)
+        case "checkpoint_damaged" | "checkpoint_failed":
+            line = (
+                f"checkpoint of step {event['step']:,} failed: {event['message']}"
+                if event["kind"] == "checkpoint_failed"
+                else f"{describe_damage(event)}\n  --> {event['folder']}"
+            )
+    return line
+
+
+def _data_line(event: DataProgressEvent | DataReadyEvent) -> str | None:
+    if event["kind"] == "data_progress":
+        return None if event["done_bytes"] else tokenizing_line(event["total_bytes"])
+    if event["cached"]:
+        return None
+    line = f"tokenized {format_count(event['num_tokens'])} tokens in {format_duration(event['seconds'])}"
+    line += f": {chat_line(chats)}" if (chats := event.get("chats")) else ""
+    return f"{line}; chat template {event['template']}" if event.get("template") else line
+
+
+def _failure_line(event: FailureEvent | RestartRefusedEvent) -> str | None:
+    if event["kind"] == "restart_refused":
+        return f"not restarted: {event['message']}"
+    if is_consequence(event):
+        return None
+    rank = f"rank {event['rank']} on " if event.get("rank") is not None else ""
+    return f"{rank}node {event.get('node')}: {event.get('message')}"
+
+
+def _profile_line(event: ProfileEvent | ProfileRefusedEvent) -> str:
+    steps = f"steps {event['first_step']:,} to {event['last_step']:,}"
+    if event["kind"] == "profile":
+        return f"profiled {steps}: {event['folder']}"
+    return f"{steps} were not profiled: {event['message']}"
+
+
+def _idle_line(event: IdleEvent | BusyEvent) -> str:
+    if event["kind"] == "busy":
+        return f"busy again after {format_duration(event['idle_for_s'])}"
+    share = event["accelerator"]
+    used = [f"{share:.0%} of the accelerators"] if share is not None else []
+    used.append(f"{event['cpu_cores']:.2g} cores")
+    return f"idle for {format_duration(event['t'] - event['since'])}: it uses {' and '.join(used)}"
+
+
+def run_document(
+    report: Report, events: Sequence[Event], *, job: Sequence[Section] = (), logs: Sequence[tuple[str, str]]
+) -> Document:
+    """The report with the sections of its job, its events, and links to its logs by name and address."""
+    whole = build_document(report)
+    links: list[Cell] = []
+    for name, address in logs:
+        links += [Styled(name, href=address), "  "]
+    return replace(
+        whole,
+        sections=[
+            *whole.sections,
+            *(Section("Job", section.blocks) for section in job),
+            Section("Events", _story(events)),
+            Section("Logs", [Text(links)] if links else []),
+        ],
+    )
+
+
+def _story(events: Sequence[Event]) -> list[Block]:
+    """The newest events first, as a reader wants to hear of them."""
+    told = []
+    for event in events:
+        with suppress(KeyError, TypeError, ValueError):  # of another version
+            if text := _told(event) or event_line(event):
+                told.append((float(event["t"]), text))
+    if not told:
+        return []
+    began = told[0][0]
+    rows = [
+        [f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}", f"+{format_duration(at - began)}", text]
+        for at, text in reversed(told[-_MOST_EVENTS:])
+    ]
+    caption = f"The last {_MOST_EVENTS} of {len(told):,}." if len(told) > _MOST_EVENTS else ""
+    return [Table([*left("time (UTC)", "since the start"), *left("event", wrap=True)], rows, caption=caption)]
+
+
+def _told(event: Event) -> str | None:
+    """An event that a terminal leaves out, because it shows it otherwise."""
+    match event["kind"]:
+        case "submitted":
+            return f"submitted: {event['nodes']} x {event['processes_per_node']} ranks"
+        case "state":
+            return ": ".join(filter(None, (event["state"], event.get("message"))))
+        case "attempt" if not event["resumed_from_step"]:
+            return f"attempt {event['attempt']}: {event['world_size']} ranks have met"
+        case "finished" | "stopped":
+            return f"{event['kind']} after step {event['step']:,}"
+        case "stop_requested":
+            return f"stop requested: {event['reason']}"
+    return None
+
+
+def log_document(run: str, log: str, lines: Sequence[str], *, text: str, level: str, is_cut: bool) -> Document:
+    """The last lines of a log, those with a text or from a level on if these were wanted."""
+    conditions = [f"with `{text}`"] if text else []
+    conditions += [f"of level {level} or above"] if level else []
+    found = f"{len(lines):,} lines {' and '.join(conditions)}" if conditions else f"The last {len(lines):,} lines"
+    blocks: list[Block] = [Text(f"{found}{'; earlier ones are left out' if is_cut else ''}.", "dim")]
+    if lines:
+        blocks.append(Preformatted("\n".join(lines)))
+    return Document(f"{run}: {log}", "log", [Section("", blocks)])

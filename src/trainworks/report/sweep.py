@@ -1,0 +1,180 @@
+"""A sweep: its trials from the best to the worst, their curves, and the objective over each setting; a range test."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+from trainworks.plan.sweeps.range_test import RangeTestResult
+from trainworks.record.sweeps.sweep import SweepResult, SweepTrial
+from trainworks.report.rendering.axes import build_axis
+from trainworks.report.rendering.document import Block, Document, Facts, Row, Section, Table, Text, left, right
+from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule
+from trainworks.report.rendering.renderer import build_document, to_json
+
+_STATES = ("succeeded", "pruned", "submitted", "proposed", "failed")
+_LOG_RATIO = 10.0
+"""Ratio of the largest to the smallest value of a setting from which a plot shows its logarithm."""
+
+
+@to_json.register
+def _(sweep: SweepResult) -> Mapping[str, object]:
+    return {
+        "sweep": sweep.definition.model_dump(),
+        "folder": str(sweep.path),
+        "trials": [trial.model_dump() for trial in sweep.trials],
+        "best": sweep.best.model_dump() if sweep.best else None,
+    }
+
+
+@build_document.register
+def document(sweep: SweepResult) -> Document:
+    """The whole sweep."""
+    summary = [Text(_summary(sweep), "bold")]
+    if (best := sweep.best) is not None:
+        settings = ", ".join(f"{key} = {_text(value)}" for key, value in best.settings.items())
+        summary.append(Text(f"Best: {settings}, {sweep.definition.objective} {best.value:.4g} ({best.run})"))
+    return Document(
+        sweep.definition.name,
+        "sweep",
+        [
+            Section("", summary),
+            Section("Trials", [_table(sweep)]),
+            Section(f"{_objective(sweep)} over the steps", _curves(sweep), only="page"),
+            *(Section(f"{_objective(sweep)} over {key}", [chart], only="page") for key, chart in _scatters(sweep)),
+        ],
+        max_width=120,
+    )
+
+
+def _objective(sweep: SweepResult) -> str:
+    return sweep.definition.objective[:1].upper() + sweep.definition.objective[1:]
+
+
+def _summary(sweep: SweepResult) -> str:
+    counts = {state: sum(trial.state == state for trial in sweep.trials) for state in ("succeeded", "pruned", "failed")}
+    going = len(sweep.trials) - sum(counts.values())
+    parts = [f"{count} {state}" for state, count in (counts | {"going": going}).items() if count]
+    return f"{len(sweep.trials)} of {sweep.definition.num_trials} trials: {', '.join(parts) or 'none yet'}"
+
+
+def _table(sweep: SweepResult) -> Table:
+    keys = list(sweep.definition.space)
+    sign = -1.0 if sweep.definition.objective == "held-out accuracy" else 1.0
+
+    def rank(trial: SweepTrial) -> tuple[int, float, int]:
+        value = math.inf if trial.value is None else sign * trial.value
+        return _STATES.index(trial.state), value, trial.number
+
+    rows = []
+    for trial in sorted(sweep.trials, key=rank):
+        settings = [_text(trial.settings.get(key)) for key in keys]
+        value = "" if trial.value is None else f"{trial.value:.4f}"
+        about = [trial.state, f"{trial.steps:,}", value, trial.message or ""]
+        rows.append(Row([trial.run or trial.run_name, *settings, *about], "bold" if trial is sweep.best else ""))
+    columns = [*left("run"), *right(*keys), *left("state"), *right("steps", sweep.definition.objective)]
+    return Table([*columns, *left("message", wrap=True)], rows)
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _curves(sweep: SweepResult) -> list[Block]:
+    """Every trial's curve, the best one on top."""
+    sign = -1.0 if sweep.definition.objective == "held-out accuracy" else 1.0
+    curves = {
+        number: [(step, sign * cost) for step, cost in reports if math.isfinite(cost)]
+        for number, reports in sweep.curves.items()
+    }
+    points = [point for curve in curves.values() for point in curve]
+    if not points:
+        return []
+    best = sweep.best.number if sweep.best else None
+    chart = Chart(
+        f"{_objective(sweep)} of every trial over the steps",
+        x=build_axis(0, max(step for step, _ in points), num_ticks=7, whole=True),
+        y=build_axis(min(value for _, value in points), max(value for _, value in points)),
+        x_unit="steps",
+        curves=[
+            *(Curve("trial-line", curve) for number, curve in curves.items() if number != best and curve),
+            *([Curve("line", curves[best])] if best is not None and curves.get(best) else []),
+        ],
+        names=[("key", "best trial"), ("key trial-key", "other trials")],
+    )
+    return [chart]
+
+
+def _scatters(sweep: SweepResult) -> Iterator[tuple[str, Chart]]:
+    """The objective of the trials over every setting of numbers with two values or more."""
+    ended = [trial for trial in sweep.trials if trial.state == "succeeded" and trial.value is not None]
+    for key in sweep.definition.space:
+        found = [(_number(trial.settings.get(key)), trial) for trial in ended]
+        points = [(number, trial) for number, trial in found if number is not None]
+        numbers = [number for number, _ in points]
+        if len(set(numbers)) < 2:
+            continue
+        is_log = min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_RATIO
+        places = [math.log10(number) if is_log else number for number in numbers]
+        values = [trial.value or 0.0 for _, trial in points]
+        name = f"log10 {key}" if is_log else key
+        dots = [
+            Dot(place, value, f"{trial.run}: {key} = {_text(number)}, {value:.4g}")
+            for place, value, (number, trial) in zip(places, values, points, strict=True)
+        ]
+        x, y = build_axis(min(places), max(places)), build_axis(min(values), max(values))
+        yield name, Chart(f"{_objective(sweep)} over {name}", x=x, y=y, dots=dots)
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+@to_json.register
+def _(result: RangeTestResult) -> Mapping[str, object]:
+    return {"run": result.run, **dataclasses.asdict(result.test)}
+
+
+@build_document.register
+def range_test_document(result: RangeTestResult) -> Document:
+    """What to choose, and the curve."""
+    test = result.test
+    facts = {
+        "suggested": "none: the loss never fell" if test.suggested is None else f"{test.suggested:.3g}",
+        "steepest": "" if test.steepest is None else f"{test.steepest:.3g}, where the loss falls fastest",
+        "diverged": "not in this range" if test.diverged_at is None else f"from {test.diverged_at:.3g} on",
+        "run": result.run,
+    }
+    shown = Facts.from_mapping(facts)
+    note = "Suggested is a tenth of the rate with the lowest smoothed loss, a peak for a schedule with a warm-up."
+    return Document(
+        "Learning-rate range test",
+        "range test",
+        [Section("", [shown, Text(note, "dim")]), Section("Loss", _loss_curve(result), only="page")],
+    )
+
+
+def _loss_curve(result: RangeTestResult) -> list[Block]:
+    points = [
+        (math.log10(rate), loss)
+        for rate, loss in zip(result.test.rates, result.test.losses, strict=True)
+        if rate > 0 and math.isfinite(loss)
+    ]
+    if len(points) < 2:
+        return []
+    suggested = result.test.suggested
+    rules = [Rule("x", math.log10(suggested), f"suggested {suggested:.3g}")] if suggested else []
+    losses = [loss for _, loss in points]
+    chart = Chart(
+        "Smoothed loss over the learning rate",
+        x=build_axis(points[0][0], points[-1][0]),
+        y=build_axis(min(losses), max(losses)),
+        x_unit="log10 of the learning rate",
+        curves=[Curve("line", points)],
+        rules=rules,
+    )
+    return [chart]

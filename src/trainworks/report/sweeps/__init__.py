@@ -1,1 +1,0 @@
-"""Sweeps and range tests as documents."""

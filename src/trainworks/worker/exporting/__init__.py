@@ -1,1 +1,0 @@
-"""What `worker.export` is made of."""

@@ -1,0 +1,222 @@
+"""Update rules that torch does not have, or not as one optimizer: Lion, Muon beside AdamW, AdamW in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from trainworks.config.optimizer import Optimizer
+
+_TABLES = ("embed", "lm_head", "wte", "wpe", "classifier", "decoder.weight")
+"""Parts of the names of embeddings and output matrices, whose rows are tokens, positions or classes."""
+BLOCK = 256
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion: one moment m per parameter, and an update of the same size for every element.
+
+    With gradient g, `betas` b1 and b2, and weight decay d:
+
+        c = b1 m + (1 - b1) g        p = p - lr (sign(c) + d p)        m = b2 m + (1 - b2) g
+
+    The learning rate is a third to a tenth of AdamW's, and d three to ten times AdamW's. Source: Chen et al., "Symbolic
+    Discovery of Optimization Algorithms" (2023), algorithm 2.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], *, lr: float, betas: tuple[float, float], weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters that have a gradient."""
+        for group in self.param_groups:
+            own = [each for each in group["params"] if each.grad is not None]
+            if not own:
+                continue
+            for each in own:
+                self.state[each].setdefault("momentum", torch.zeros_like(each))
+            gradients = [each.grad for each in own]
+            momenta = [self.state[each]["momentum"] for each in own]
+            first, second = group["betas"]
+            signs = torch._foreach_sign(torch._foreach_lerp(momenta, gradients, 1 - first))
+            torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(own, signs, alpha=-group["lr"])
+            torch._foreach_lerp_(momenta, gradients, 1 - second)
+
+
+def parameter_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
+    """Matrices, which decay, and biases and norms, which do not."""
+    return [
+        {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+    """Torch's AdamW with the settings of the run file."""
+    groups = parameter_groups(parameters, settings.weight_decay)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether Muon updates this parameter: a matrix between hidden states. Source: Jordan et al. 2024, "Muon"."""
+    return parameter.ndim == 2 and not any(part in name for part in _TABLES)
+
+
+class MuonWithAdamW:
+    """Muon for the hidden matrices of a model, AdamW for the rest, as one optimizer to its caller.
+
+    torch's Muon orthogonalises the momentum of each matrix, which must be whole. Its update is scaled to the size of
+    AdamW's (`match_rms_adamw`; Liu et al. 2025, "Muon is Scalable for LLM Training"), so that one learning rate and one
+    weight decay serve both; `betas` and `eps` are those of AdamW.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], settings: Optimizer) -> None:
+        matrices = [parameter for name, parameter in named if is_hidden_matrix(name, parameter)]
+        rest = [parameter for name, parameter in named if not is_hidden_matrix(name, parameter)]
+        self._both: list[torch.optim.Optimizer] = [adamw(rest, settings)]
+        if matrices:
+            decay = settings.weight_decay
+            muon = torch.optim.Muon(matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+            self._both.insert(0, muon)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of both."""
+        return [group for each in self._both for group in each.param_groups]
+
+    @property
+    def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
+        """The state of both, by parameter."""
+        return {key: value for each in self._both for key, value in each.state.items()}
+
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        for each in self._both:
+            each.step()
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for each in self._both:
+            each.zero_grad(set_to_none=set_to_none)
+
+
+@cache
+def code(device: torch.device, *, signed: bool) -> Tensor:
+    """The 256 numbers, ascending, of a dynamic tree (Dettmers 2016).
+
+    For each decade 10^-n, n = 0 ... 6, the middles of equal parts of 0.1 ... 1, half as many in the next decade; and 0
+    and +-1, which are exact. Without a sign there are twice as many parts, and no number below 0.
+    """
+    numbers = {0.0, 1.0, *([-1.0] if signed else [])}
+    for decade in range(7):
+        edges = torch.linspace(0.1, 1.0, (1 << (6 - decade + (not signed))) + 1, dtype=torch.float64)
+        middles = ((edges[:-1] + edges[1:]) / 2 * 10.0**-decade).tolist()
+        numbers |= {*middles, *([-each for each in middles] if signed else [])}
+    # The least of them make room for the ends.
+    least_first = sorted(numbers, key=lambda number: (number != 0, abs(number), number))
+    kept = [0.0, *least_first[1 + len(numbers) - 256 :]]
+    return torch.tensor(sorted(kept), dtype=torch.float32, device=device)
+
+
+@cache
+def _nearest(device: torch.device, *, signed: bool) -> Tensor:
+    """Code of the nearest number, by the upper 20 bits of a value in fp32: a look-up is far faster than a search.
+
+    These bits keep eleven binary digits, and neighbours in the code differ by the seventh at least.
+    """
+    values = (torch.arange(1 << 20, dtype=torch.int32, device=device) << 12).view(torch.float32).nan_to_num()
+    numbers = code(device, signed=signed)
+    return torch.bucketize(values, (numbers[1:] + numbers[:-1]) / 2).to(torch.uint8)
+
+
+def quantized(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """Codes [..., n] in uint8 and scales [..., blocks] in fp32 of values [..., n].
+
+    What is stored is stored again as it is. Without a sign, a number above 0 stays above 0: a second moment that became
+    0 beside a first one that did not would make an update of any size.
+    """
+    size = values.shape[-1]
+    blocks = pad(values, (0, -size % BLOCK)).unflatten(-1, (-1, BLOCK))
+    scales = blocks.abs().amax(-1)
+    normal = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
+    bits = ((normal.view(torch.int32) + (1 << 11)) >> 12) & ((1 << 20) - 1)
+    codes = _nearest(values.device, signed=signed).index_select(0, bits.flatten()).view(bits.shape)
+    if not signed:
+        codes = codes.where(blocks <= 0, codes.clamp(min=1))
+    return codes.flatten(-2)[..., :size].contiguous(), scales
+
+
+def dequantized(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+    """The values [..., n] that are stored, in fp32."""
+    numbers = code(codes.device, signed=signed).index_select(0, codes.int().flatten()).view(codes.shape)
+    return numbers * scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter 2019) as `torch.optim.AdamW`; between steps the moments of matrices are in 8 bits.
+
+    A block of up to 256 neighbours v in a row is stored as the nearest of 256 numbers c to each v / max |v|, and
+    max |v| in fp32: 2.03 bytes for both moments of a weight instead of 8. The numbers are spread over seven decades, so
+    that small values of a block keep their first digits. Source: Dettmers et al., "8-bit Optimizers via Block-wise
+    Quantization" (2022), sections 2 and 3; blocks end with a row here, so that they do not depend on how rows are
+    shared among ranks.
+
+    Moments of vectors (norms, biases) stay in fp32. Each parameter is unpacked for its own update, which takes some
+    16 bytes per weight of the largest one.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters that have a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _update(parameter, parameter.grad, self.state[parameter], group)
+
+
+def _update(parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]) -> None:
+    if not state:
+        zeros = torch.zeros_like(parameter)
+        state["step"] = torch.zeros(())
+        _store(state, zeros, zeros.clone())
+    first, second = _moments(state)
+    state["step"] += 1
+    step = int(state["step"].item())  # on the CPU
+    first_beta, second_beta = group["betas"]
+    first.lerp_(gradient, 1 - first_beta)
+    second.mul_(second_beta).addcmul_(gradient, gradient, value=1 - second_beta)
+    root = (second / (1 - second_beta**step)).sqrt_().add_(group["eps"])
+    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+    parameter.addcdiv_(first, root, value=-group["lr"] / (1 - first_beta**step))
+    _store(state, first, second)
+
+
+def _moments(state: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    if "exp_avg" in state:
+        return state["exp_avg"], state["exp_avg_sq"]
+    first = dequantized(state["exp_avg_codes"], state["exp_avg_scales"], signed=True)
+    return first, dequantized(state["exp_avg_sq_codes"], state["exp_avg_sq_scales"], signed=False)
+
+
+def _store(state: dict[str, Tensor], first: Tensor, second: Tensor) -> None:
+    if first.ndim < 2:
+        state["exp_avg"], state["exp_avg_sq"] = first, second
+        return
+    for name, moment, signed in (("exp_avg", first, True), ("exp_avg_sq", second, False)):
+        for part, value in zip(("codes", "scales"), quantized(moment, signed=signed), strict=True):
+            kept = state.setdefault(f"{name}_{part}", value)
+            if kept is not value:
+                kept.copy_(value)  # a checkpoint that is being read or written holds this tensor
