@@ -31,6 +31,7 @@ workload:
   train_for: 1.6B tokens
 goal: {deadline: 4h}
 """
+WITH_DATA = RUN.replace("data: {", "data: {source: python-stdlib, ")
 TEAMS = ("every: 12h, deadline: 10h", "every: 1d, deadline: 1d")
 
 
@@ -92,7 +93,7 @@ def test_a_proposal_of_a_run_in_python_is_a_run_again(run_file: Path) -> None:
 
 
 def test_the_options_of_a_backend_stay_in_the_written_run_file(run_file: Path) -> None:
-    run_file.write_text(f"{RUN}cluster: {{engine: slurm, slurm: {{partition: gpu}}}}\n")
+    run_file.write_text(f"{WITH_DATA}cluster: {{engine: slurm, slurm: {{partition: gpu}}}}\n")
     proposal = trainworks.size(run_file, only=["p5.48xlarge"], contract=["on-demand"])
     cluster = proposal.run_file.cluster
     assert (cluster.engine, cluster.slurm.partition) == ("slurm", "gpu")
@@ -103,7 +104,7 @@ def test_the_options_of_a_backend_stay_in_the_written_run_file(run_file: Path) -
 def test_a_sized_run_can_be_planned_priced_and_submitted_with_the_same_figures(
     run_file: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = RUN.replace("data: {", "data: {source: python-stdlib, ")
+    text = WITH_DATA
     run_file.write_text(f"{text}cluster: {{kubernetes: {{image: docker.io/me/train:1, volume: runs}}}}\n")
     proposal = trainworks.size(run_file, engine=engine, only=["H100"], contract=["on-demand"])
     nodes, step_s = proposal.chosen.num_nodes, proposal.details.plan.best[0].step_time_s
@@ -125,7 +126,7 @@ def test_a_sized_run_can_be_planned_priced_and_submitted_with_the_same_figures(
 
 
 def test_a_sized_run_takes_the_resources_of_the_proposal(run_file: Path) -> None:
-    run_file.write_text(f"{RUN}resources: {{accelerators: A100:4, memory: 100}}\ncluster: slurm:gpu\n")
+    run_file.write_text(f"{WITH_DATA}resources: {{accelerators: A100:4, memory: 100}}\ncluster: slurm:gpu\n")
     written = trainworks.size(run_file, only=["p5.48xlarge"], contract=["on-demand"]).run_file
     assert str(written.resources.accelerators[0]) == "H100-SXM-80GB:8" and written.resources.memory == 100
     assert (written.cluster.engine, written.cluster.slurm.partition) == ("slurm", "gpu")
@@ -162,14 +163,15 @@ def test_nodes_that_are_bought_for_a_run_are_the_fewest_that_meet_its_goal(run_f
 
 
 def test_stack_and_order_list_have_the_nodes_that_are_bought_and_a_partition_for_the_time_limit(run_file: Path) -> None:
-    run_file.write_text(RUN.replace("data: {", "data: {source: python-stdlib, ").replace("1.6B", "400B"))
+    run_file.write_text(WITH_DATA.replace("1.6B", "400B"))
     options = {"engine": "slurm", "only": ["DGX A100 80GB"], "deadline": "20d", "assume": {"node power": 7000}}
     bought = trainworks.size(run_file, contract=["own"], **options)
     nodes = bought.chosen.num_nodes + bought.chosen.spares
     assert bought.chosen.spares > 0 and bought.run_file.job.time_limit == 20 * 24 * 3600
     stack = stack_yaml(bought)
     assert f"gpu[01-{nodes}]" in stack and "20-00:00:00" in stack
-    assert f"compute,DGX A100 80GB,{nodes},,,7000,{nodes * 7000}\n" in bought.bill_csv
+    server = bought.details.ownership.owning.server.value
+    assert f"compute,DGX A100 80GB,{nodes},{server:.1f},{nodes * server:.1f},7000,{nodes * 7000}\n" in bought.bill_csv
     rented = trainworks.size(run_file, contract=["on-demand"], **{**options, "only": ["p4de.24xlarge"]})
     assert rented.bill_csv.splitlines()[1:] == [
         f"compute,{rented.chosen.candidate.node},{rented.chosen.num_nodes},,,7000,{rented.chosen.num_nodes * 7000}"
@@ -353,7 +355,7 @@ def test_nodes_in_words_without_the_precision_are_refused_with_the_reason(run_fi
 def test_a_node_that_is_not_on_offer_is_not_said_to_cost_more_than_the_budget(
     run_file: Path, contract: str, only: list[str], reason: str
 ) -> None:
-    proposal = trainworks.size(run_file, only=only, contract=[contract], budget="100000USD", deadline="1d")
+    proposal = trainworks.size(run_file, only=only, contract=[contract], budget="500000USD", deadline="1d")
     assert reason in [each.reason for each in proposal.sized.skipped]
 
 

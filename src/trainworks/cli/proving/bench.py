@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.api.bench import BenchJob, bench_job
 from trainworks.cli.options import AsJson, OnCluster, RunsOption, check_writable, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
@@ -40,6 +41,9 @@ def bench_command(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Continue a benchmark, or show a finished one.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the job, and what its figures will be held against.")
+    ] = False,
     learn: Annotated[bool, typer.Option("--learn", help="With read: plans of this cluster use the rates.")] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
@@ -60,6 +64,7 @@ def bench_command(
             "--set": settings,
             "--cables": cables,
             "--resume": resume,
+            "--dry-run": dry_run,
         }
         if given := [name for name, value in measuring.items() if value]:
             hint = "trainworks bench read FILE --expect CLUSTER"
@@ -72,6 +77,24 @@ def bench_command(
         raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")
     if not kinds and resume is None:
         raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
+    if dry_run:
+        if resume is not None:
+            raise UsageError("`--dry-run` shows a new benchmark", place="--dry-run", hint="leave out `--resume`")
+        with option_errors(positional={"kinds": "WHAT"}):
+            _show_job(
+                bench_job(
+                    *(kinds or ()),
+                    cluster=cluster,
+                    nodes=nodes,
+                    full=full,
+                    built_in=built_in,
+                    paths=paths or (),
+                    settings=settings or (),
+                    expect=expect,
+                    folder=runs_folder(runs),
+                )
+            )
+        return None
     check_writable(html, "--html")
     with option_errors(positional={"kinds": "WHAT"}):
         report = trainworks.bench(
@@ -90,6 +113,15 @@ def bench_command(
         )
     show(report, as_json=as_json, plot=html)
     raise typer.Exit(0 if report.is_accepted else 1)
+
+
+def _show_job(job: BenchJob) -> None:
+    """The job on stdout; what it measures, and against which hardware, on stderr."""
+    typer.echo(job.text, nl=not job.text.endswith("\n"))
+    spec = job.prepared.spec
+    nodes = "1 node" if spec.max_nodes == 1 else f"{spec.max_nodes} nodes"
+    against = job.yardstick.name if job.yardstick else "what the nodes show of their processors"
+    say(f"measures {', '.join(job.kinds)} on {nodes}, held against {against}", err=True)
 
 
 def _read(

@@ -41,6 +41,8 @@ SERVER_PRICE = "server price"
 class OwnershipCost:
     """Costs of an owned cluster."""
 
+    server: Traced
+    """One node, USD."""
     capex: Traced
     """Servers and network, USD."""
     fixed: Traced
@@ -100,7 +102,7 @@ def own(
     hour = (year / (hours_per_year * accelerators)).named(
         "owning per accelerator hour", "USD/h", year=year, hours=hours_per_year
     )
-    return OwnershipCost(capex, fixed, running, year, hour)
+    return OwnershipCost(price, capex, fixed, running, year, hour)
 
 
 def _network_width(cluster: ClusterDescription) -> Traced:

@@ -25,6 +25,8 @@ class Candidate:
     """True for a machine that can be bought."""
     offers: tuple[Offer, ...]
     """Offers to rent it."""
+    there: int | None = None
+    """Nodes of a cluster that exists; None for nodes that are still to be had."""
 
     @property
     def base(self) -> Node:
@@ -35,7 +37,7 @@ class Candidate:
     @property
     def largest(self) -> int | None:
         """Most nodes that one job can span: one if their network is not published, else any number."""
-        joined = self.for_sale or self.base.scale_up_domain > self.base.accelerators
+        joined = self.for_sale or self.there is not None or self.base.scale_up_domain > self.base.accelerators
         known = joined or any(offer.node is not None for offer in self.offers)
         return None if self.base.nics and known else 1
 
@@ -135,16 +137,28 @@ def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> 
         one = parse_cluster(f"1 node of {text}")
     if usd_per_accelerator_hour is None:
         return Candidate(text, one, for_sale=True, offers=())
-    price = Offer(
+    price = _your_price(text, one, usd_per_accelerator_hour)
+    return Candidate(text, one, for_sale=True, offers=(price,))
+
+
+def existing_nodes(cluster: ClusterDescription, usd_per_accelerator_hour: float | None) -> Candidate:
+    """The nodes of a cluster that exists, at your price."""
+    one = cluster.with_nodes(1)
+    name = one.name.removeprefix("1 node of ")
+    price = None if usd_per_accelerator_hour is None else _your_price(name, cluster, usd_per_accelerator_hour)
+    return Candidate(name, one, for_sale=False, offers=(price,) if price else (), there=cluster.num_nodes)
+
+
+def _your_price(node: str, cluster: ClusterDescription, usd_per_accelerator_hour: float) -> Offer:
+    return Offer(
         name="your price",
         provider="you",
-        node=text,
-        accelerator=one.accelerator.name,
+        node=node,
+        accelerator=cluster.accelerator.name,
         accelerators=1,
         usd_per_hour=usd_per_accelerator_hour,
         source="cluster.usd_per_accelerator_hour of the run file",
     )
-    return Candidate(text, one, for_sale=True, offers=(price,))
 
 
 def node_counts(largest: int) -> list[int]:

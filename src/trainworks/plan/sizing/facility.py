@@ -64,8 +64,22 @@ def nodes_per_rack(cluster: ClusterDescription) -> int:
         return NODES_PER_RACK
 
 
+def in_whole_racks(cluster: ClusterDescription, nodes: int) -> int:
+    """So many nodes as they are sold: in whole racks for those of a rack-scale system.
+
+    >>> from trainworks.catalog.cluster import parse_cluster
+    >>> [in_whole_racks(parse_cluster(text), 20) for text in ("GB200 NVL72", "DGX H100")]
+    [36, 20]
+    """
+    rack = _rack_of(cluster)
+    return nodes if rack is None else -(-nodes // rack.nodes) * rack.nodes
+
+
 def room_lines(
-    cluster: ClusterDescription, in_a_rack: int | None = None, given: Mapping[str, float] | None = None
+    cluster: ClusterDescription,
+    in_a_rack: int | None = None,
+    given: Mapping[str, float] | None = None,
+    node_usd: float | None = None,
 ) -> tuple[OrderLine, ...]:
     """Lines of the order list for nodes, racks, power and cooling; without watts where the power is not published.
 
@@ -77,6 +91,7 @@ def room_lines(
         cluster: its nodes.
         in_a_rack: nodes of a rack; as many as air cools when None.
         given: numbers that replace assumptions, by their names.
+        node_usd: price of a node.
     """
     per_rack, nodes = in_a_rack or nodes_per_rack(cluster), cluster.num_nodes
     racks = -(-nodes // per_rack)
@@ -84,14 +99,14 @@ def room_lines(
         facility, each_w = facility_of(cluster, given or {}), node_power(cluster, given).value
     except UsageError:
         return (
-            OrderLine("compute", cluster.node_name, nodes),
+            OrderLine("compute", cluster.node_name, nodes, node_usd),
             OrderLine("room", "rack", racks),
             OrderLine("room", "power distribution unit", 2 * racks),
         )
     rack = f"for {_kilowatts(min(per_rack, nodes) * each_w)}"
     by = "liquid" if "liquid" in facility.cooling else "air"
     return (
-        OrderLine("compute", cluster.node_name, nodes, each_w=each_w),
+        OrderLine("compute", cluster.node_name, nodes, node_usd, each_w),
         OrderLine("room", f"rack {rack}", racks),
         OrderLine("room", f"power distribution unit {rack}", 2 * racks),
         OrderLine("room", f"power supply of {_kilowatts(facility.power.value)}", 1),

@@ -161,11 +161,18 @@ class Proposal(Result):
 
     @property
     def bill_csv(self) -> str:
-        """The order list: nodes and spares, racks and power, and the networks of several nodes; rented nodes alone."""
+        """The order list: nodes and spares, racks and power, and the networks of several nodes; rented nodes alone.
+
+        It has a head alone where the nodes exist.
+        """
         network, cluster = self.details.network, self.details.plan.job.cluster
-        ordered = cluster.model_copy(update={"num_nodes": cluster.num_nodes + self.chosen.spares})
-        room = room_lines(ordered, given=self.request.given)
-        if self.chosen.contract != "own":  # room and switches are the provider's
+        if self.chosen.candidate.there is not None:
+            return bill_as_csv([])
+        ordered = cluster.with_nodes(self.chosen.held_nodes)
+        is_bought, owned = self.chosen.contract == "own", self.details.ownership
+        node_usd = round(owned.owning.server.value, 2) if is_bought and owned else None
+        room = room_lines(ordered, given=self.request.given, node_usd=node_usd)
+        if not is_bought:  # room and switches are the provider's
             room, network = room[:1], None
         if network is None:
             return bill_as_csv(room)
@@ -211,12 +218,20 @@ class Proposal(Result):
 
 
 def _cluster(proposal: Proposal) -> Mapping[str, object]:
-    """`cluster` of the proposal; the scheduler, if one is named, and its options stay."""
+    """`cluster` of the proposal; the scheduler, if one is named, and its options stay.
+
+    `of` describes all nodes that are there or bought, and `nodes` those that train.
+    """
     chosen, described = proposal.chosen, proposal.details.plan.job.cluster
     hours = chosen.accelerators * chosen.p50_s / HOUR_S
     proposed = {"of": described.name, "usd_per_accelerator_hour": round(chosen.cost.value / hours, 4)}
+    proposed |= {"contract": "own"} if chosen.contract in ("own", "existing") and not chosen.candidate.offers else {}
     if not proposal.request.has_scheduler:
         return proposed
+    if chosen.candidate.there is not None:
+        proposed["of"] = proposal.request.run_file.cluster.of or described.name
+    else:
+        proposed["of"] = described.with_nodes(chosen.held_nodes).name
     written, engine = proposal.written.get("cluster"), proposal.request.run_file.cluster.engine
     options: dict[str, object] = {"engine": engine}
     if isinstance(written, dict):
@@ -288,7 +303,7 @@ def least_usd(candidate: Candidate, request: SizingRequest, flops: float) -> flo
     price of an hour of an offer of k accelerators. 0 where nodes are bought, infinite where no contract is on offer.
     """
     workload = request.run_file.workload
-    if candidate.for_sale and "own" in request.contracts:
+    if candidate.there is not None or (candidate.for_sale and "own" in request.contracts):
         return 0.0
     assert workload is not None, "what is sized is a workload"
     peak = load_catalog().accelerators[candidate.base.accelerator].peak_flops_per_s[workload.precision]
