@@ -184,9 +184,11 @@ def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
 
 
 def _own_offer(usd: float, cluster: ClusterDescription, written: str) -> Offer:
+    instance = cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None
     return Offer(
         name="your price",
         provider=YOU,
+        node=instance,
         accelerator=cluster.accelerator.name,
         accelerators=1,
         usd_per_hour=usd,

@@ -11,17 +11,16 @@ def verdict(proposal: Proposal) -> str:
     """What to do, with the price, and how buying and renting compare for these nodes."""
     chosen, details = proposal.chosen, proposal.details
     candidate, owned = chosen.candidate, details.ownership
+    node = details.plan.job.cluster.node_name
     accelerators = f"({chosen.accelerators:,} {candidate.base.accelerator})"
     network = _network(details) if chosen.num_nodes > 1 else ""
     run_usd = f"{format_usd(chosen.cost.value)} for the run"
     if candidate.there is not None:
-        return (
-            f"Use {chosen.num_nodes:,} of your {candidate.there:,} {candidate.node} {accelerators}{network}: {run_usd}."
-        )
+        return f"Use {chosen.num_nodes:,} of your {candidate.there:,} {node} {accelerators}{network}: {run_usd}."
     if chosen.contract == "own" and chosen.purchase is not None:
         spares = f" and {chosen.spares:,} spare" if chosen.spares else ""
         price = f"{format_usd(chosen.purchase.value)} by an estimate, {run_usd}"
-        nodes = f"{chosen.num_nodes:,} {candidate.node} {accelerators}"
+        nodes = f"{chosen.num_nodes:,} {node} {accelerators}"
         return f"Buy {nodes}{spares}{network}: {price}. {_when_it_pays(owned)}"
     rented = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}{network}, {chosen.contract}: {run_usd}"
     to_buy = f"; buying them costs {format_usd(owned.owning.capex.value)} by an estimate" if owned else ""
