@@ -53,6 +53,7 @@ from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
+_USUAL_LARGEST = 1024
 _TRIED_COUNTS = 3
 """Numbers of nodes to try of each kind, from the smallest that may meet the deadline."""
 
@@ -76,7 +77,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     processor: str | None = None,
     contract: Iterable[str] = (),
     hours_per_year: float | None = None,
-    largest: int = 1024,
+    largest: int | None = None,
     engine: str | None = None,
     prices: Path | str | None = None,
     assume: Assumptions = (),
@@ -95,7 +96,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         processor: host CPU to validate.
         contract: `on-demand`, `reserved`, `spot` or `own`; on demand and spot when empty.
         hours_per_year: hours of training in a year on an owned cluster, which is priced as well.
-        largest: largest cluster to consider, in nodes.
+        largest: largest cluster to consider, in nodes; 1,024 when left out, or all of a cluster that is there.
         engine: scheduler that will run the job, `slurm` or `kubernetes`; that of the run file when left out. The run is
             then sized for Trainworks' own trainer, and the written run file can be submitted.
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
@@ -123,7 +124,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         "processor": part,
         "contracts": wanted,
         "hours_per_year": hours_per_year or _USUAL_HOURS_PER_YEAR,
-        "largest": largest,
+        "largest": largest or _USUAL_LARGEST,
         "given": parse_assumptions(assume),
         "seed": seed,
     }
@@ -142,6 +143,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         is_there = run_file.cluster.engine not in ("local", "described") and run_file.cluster.of is not None
         if is_there and not any((nodes, names, common["only"])):
             nodes = (existing_nodes(described_cluster(run_file, source), price),)
+            common["largest"] = largest or nodes[0].there
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):

@@ -52,9 +52,15 @@ def size_command(
         ),
     ] = None,
     largest: Annotated[
-        int,
-        typer.Option("--largest", metavar="NODES", min=1, max=65_536, help="Largest cluster to consider, in nodes."),
-    ] = 1024,
+        int | None,
+        typer.Option(
+            "--largest",
+            metavar="NODES",
+            min=1,
+            max=65_536,
+            help="Largest cluster to consider, in nodes; 1,024 when left out, or all nodes that are there.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -107,6 +113,6 @@ def size_command(
         write_file(write, result.run_yaml, "--write")  # type: ignore[union-attr]  # teams are refused above
     if bill is not None:
         write_file(bill, result.bill_csv, "--bill")  # type: ignore[union-attr]  # as above
-    if write_stack is not None:
-        write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above
     show(result, as_json=as_json, figure=explain, plot=plot)
+    if write_stack is not None:  # last: some nodes have no stack file
+        write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above

@@ -225,7 +225,8 @@ def _cluster(proposal: Proposal) -> Mapping[str, object]:
     chosen, described = proposal.chosen, proposal.details.plan.job.cluster
     hours = chosen.accelerators * chosen.p50_s / HOUR_S
     proposed = {"of": described.name, "usd_per_accelerator_hour": round(chosen.cost.value / hours, 4)}
-    proposed |= {"contract": "own"} if chosen.contract in ("own", "existing") and not chosen.candidate.offers else {}
+    is_yours = chosen.contract == "own" or (chosen.contract == "existing" and not chosen.candidate.offers)
+    proposed |= {"contract": "own"} if is_yours else {}
     if not proposal.request.has_scheduler:
         return proposed
     if chosen.candidate.there is not None:
