@@ -141,7 +141,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         with argument("node"):
             nodes = tuple(described_node(text, price) for text in descriptions)
         is_there = run_file.cluster.engine not in ("local", "described") and run_file.cluster.of is not None
-        if is_there and not any((nodes, names, common["only"])):
+        if is_there and not (nodes or names or common["only"]):
             nodes = (existing_nodes(described_cluster(run_file, source), price),)
             common["largest"] = largest or nodes[0].there
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]

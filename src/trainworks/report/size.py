@@ -14,7 +14,6 @@ from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE
 from trainworks.plan.sizing.facility import nodes_per_rack
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
 from trainworks.plan.sizing.result import Ownership, Proposal, ProposalDetails, SizingRequest, SmallestCluster
-from trainworks.plan.sizing.verdict import verdict
 from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced, tornado
 from trainworks.report.explain import tornado_plot, trace_json, trace_lines
@@ -83,7 +82,7 @@ def document(proposal: Proposal) -> Document:
             Section("storage", [_storage(details)]),
             Section(f"{cost.name}: {format_usd(cost.value)}", plot, only="page"),
             Section("own or rent", [Text(line) for line in _own_or_rent(details.ownership, request)]),
-            Section("verdict", [Text(verdict(proposal))]),
+            Section("verdict", [Text(proposal.verdict)]),
             Section("where the figures come from", _derivations(proposal.figures), only="page"),
         ],
         notes=[*details.plan.notes, *request.price_notes],
@@ -340,7 +339,7 @@ def _(proposal: Proposal) -> Mapping[str, object]:
     details, goal = proposal.details, proposal.request.goal
     return {
         "proposal": _alternative_json(proposal.chosen, goal),
-        "verdict": verdict(proposal),
+        "verdict": proposal.verdict,
         "reasons": proposal.reasons,
         "alternatives": [_alternative_json(item, goal) for item in proposal.sized.alternatives],
         "not_proposed": [asdict(item) for item in proposal.sized.skipped],
