@@ -372,5 +372,6 @@ def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
         return plans.why_not(candidate.cluster(usable)).splitlines()[0]
     is_limited = usable < counts[-1]
     limit = ", and the batch and the model do not divide among more" if is_limited else ""
-    usable = usable if is_limited else node_counts(largest)[-1]
+    tried = largest if candidate.there == largest else node_counts(largest)[-1]
+    usable = usable if is_limited else tried
     return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"
