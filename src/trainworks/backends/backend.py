@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 
 from trainworks.errors import UsageError
 from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.queued_job import QueuedJob
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.node_history import NodeHistory
@@ -304,6 +305,15 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def nodes(self) -> list[NodeStatus]:
         """Status of all nodes, in order of their names."""
+
+    def queue(self) -> list[QueuedJob]:
+        """Jobs of all users: those that wait or run, and those that ended a short time ago.
+
+        Raises:
+            UsageError: the backend does not list the jobs of other users.
+            UnreachableError: it does not answer.
+        """
+        raise UsageError(f"{self.name} does not list the jobs of other users")
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; running ones continue."""

@@ -30,6 +30,7 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
+from trainworks.jobs.queued_job import QueuedJob
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
@@ -352,6 +353,11 @@ class SlurmBackend(Backend):
             ("scontrol", "show", "topology"),
         )
         return states.node_statuses(nodes(), running(), topology)
+
+    def queue(self) -> list[QueuedJob]:
+        """Jobs of all users, in every partition; those that have ended for `MinJobAge` seconds."""
+        options = ("--noheader", "--all", "--states=all", f"--Format={states.CLUSTER_FORMAT}")
+        return states.parse_cluster_queue(self._client.call("squeue", *options))
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""
