@@ -20,8 +20,8 @@ from trainworks.backends.backend import NodeStatus
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.config.engines import Slurm
 from trainworks.errors import ArgumentError, UnreachableError, UsageError
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_row import Placement
-from trainworks.jobs.queued_job import QueuedJob
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
@@ -253,14 +253,14 @@ def test_label_values_and_help_are_escaped_and_a_doubled_series_counts_once() ->
 def test_a_scheduler_that_stops_answering_leaves_its_jobs_and_says_so(
     folder: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = QueuedJob(
+    job = ClusterJob(
         id="7", name="lm-1", owner="alice", team="", state=JobState.RUNNING, held=False, submitted_at=5.0, nodes=("n1",)
     )
-    answers: list[list[QueuedJob] | UnreachableError] = [[job], UnreachableError("slurmctld does not answer")]
+    answers: list[list[ClusterJob] | UnreachableError] = [[job], UnreachableError("slurmctld does not answer")]
     said: list[str] = []
 
     class Silent(SlurmBackend):
-        def queue(self) -> list[QueuedJob]:
+        def queue(self) -> list[ClusterJob]:
             answer = answers[0] if len(answers) == 1 else answers.pop(0)
             if isinstance(answer, UnreachableError):
                 raise answer

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 
 from trainworks.errors import UsageError
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec, NodeResources
-from trainworks.jobs.queued_job import QueuedJob
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.node_history import NodeHistory
@@ -306,7 +306,7 @@ class Backend(abc.ABC):
     def nodes(self) -> list[NodeStatus]:
         """Status of all nodes, in order of their names."""
 
-    def queue(self) -> list[QueuedJob]:
+    def queue(self) -> list[ClusterJob]:
         """Jobs of all users: those that wait or run, and those that ended a short time ago.
 
         Raises:

@@ -25,7 +25,7 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.fabric import ethernet_ports, rdma_ports
 from trainworks.host.listening import listen_address
-from trainworks.jobs.queued_job import QueuedJob, queued_job
+from trainworks.jobs.cluster_job import ClusterJob, cluster_job
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
@@ -157,7 +157,7 @@ class _StoreQueue:
         store = self._open()
         if store is None:
             return ()
-        live = [queued_job(row) for row in store.search(states=_LIVE)]
+        live = [cluster_job(row) for row in store.search(states=_LIVE)]
         return queue_samples(store.counts(), live, drained_nodes=len(store.drained()))
 
     def _open(self) -> JobStore | None:
@@ -174,7 +174,7 @@ class _ClusterQueue:
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self._backend, self._clock = backend_on(cluster).hurried(), clock
-        self._jobs, self._drained = list[QueuedJob](), 0
+        self._jobs, self._drained = list[ClusterJob](), 0
         self._silence: UnreachableError | None = None
         self._looked_at = -math.inf
         self._look()

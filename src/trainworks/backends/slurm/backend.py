@@ -28,9 +28,9 @@ from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.queued_job import QueuedJob
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
@@ -354,7 +354,7 @@ class SlurmBackend(Backend):
         )
         return states.node_statuses(nodes(), running(), topology)
 
-    def queue(self) -> list[QueuedJob]:
+    def queue(self) -> list[ClusterJob]:
         """Jobs of all users, in every partition; those that have ended for `MinJobAge` seconds."""
         options = ("--noheader", "--all", "--states=all", f"--Format={states.CLUSTER_FORMAT}")
         return states.parse_cluster_queue(self._client.call("squeue", *options))

@@ -19,8 +19,8 @@ from trainworks.backends.job_tag import is_mark
 from trainworks.backends.slurm.client import SlurmRefusedError
 from trainworks.backends.slurm.run_copies import tag_here
 from trainworks.config.slurm.sbatch_amounts import expand_nodes
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec
-from trainworks.jobs.queued_job import QueuedJob
 from trainworks.jobs.state import Cause, JobState
 
 JOB_STATES: dict[str, JobState] = {
@@ -209,18 +209,18 @@ CLUSTER_FORMAT = (
 _ACCELERATORS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 
 
-def parse_cluster_queue(said: str) -> list[QueuedJob]:
+def parse_cluster_queue(said: str) -> list[ClusterJob]:
     """Jobs of all users that squeue lists; one that Trainworks submitted writes its output into its run directory."""
     fields = CLUSTER_FORMAT.count("|")
     rows = [[part.strip() for part in line.split("|", fields)] for line in said.splitlines()]
     return [_job_of_anyone(row) for row in rows if len(row) == fields + 1]
 
 
-def _job_of_anyone(row: Sequence[str]) -> QueuedJob:
+def _job_of_anyone(row: Sequence[str]) -> ClusterJob:
     job, word, user, account, submitted, cores, allocated, nodes, comment, name, output, reason = row
     state = _ended(job_state(word, reason))
     run_dir = Path(output).parents[1] if is_mark(comment) and Path(output).is_absolute() else None
-    return QueuedJob(
+    return ClusterJob(
         id=job,
         name=run_dir.name if run_dir else name,
         owner=user,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainworks.jobs.queued_job import QueuedJob
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricSample
 
@@ -55,7 +55,7 @@ QUEUE_FAMILIES = (
 
 
 def queue_samples(
-    counts: Mapping[JobState, int], live: Sequence[QueuedJob], *, drained_nodes: int
+    counts: Mapping[JobState, int], live: Sequence[ClusterJob], *, drained_nodes: int
 ) -> Iterator[MetricSample]:
     """Metrics of the queue.
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedJob:
+class ClusterJob:
     """A job that waits, holds nodes, or ended a short time ago."""
 
     id: str
@@ -33,9 +33,9 @@ class QueuedJob:
     """None for a job that Trainworks did not submit."""
 
 
-def queued_job(row: JobRow) -> QueuedJob:
+def cluster_job(row: JobRow) -> ClusterJob:
     """A job of the job store."""
-    return QueuedJob(
+    return ClusterJob(
         id=str(row.id),
         name=row.run_id,
         owner=row.owner,
