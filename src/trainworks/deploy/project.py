@@ -78,7 +78,7 @@ def _fabric_files(stack: Stack) -> dict[str, str]:
     return files | {f"switches/{name}": text for name, text in switch_files(stack).items()}
 
 
-def exporter_options(roles: Collection[Role]) -> str:
+def exporter_options(roles: Collection[str]) -> str:
     """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
 
     The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
