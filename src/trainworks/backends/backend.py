@@ -191,6 +191,11 @@ class Backend(abc.ABC):
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status of several jobs, from one query."""
 
+    @classmethod
+    def is_here(cls) -> bool:
+        """Whether this machine can ask for the cluster's nodes without a run file."""
+        return False
+
     def hurried(self) -> Self:
         """This backend with `patience_s` as the time limit of each query; itself where queries have no limit."""
         return self

@@ -91,6 +91,11 @@ class SlurmBackend(Backend):
         steps = None if is_alone else StepHosts(job, StepCommand((), (sys.executable,)), client)
         return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)
 
+    @classmethod
+    def is_here(cls) -> bool:
+        """Whether Slurm's programs are installed."""
+        return shutil.which("sinfo") is not None
+
     def hurried(self) -> Self:
         """This backend, with a client that waits for each answer only for the time of a list.
 
