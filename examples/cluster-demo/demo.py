@@ -132,13 +132,13 @@ def train() -> None:
 class Pager(BaseHTTPRequestHandler):
     """The webhook of the stack file."""
 
-    first: queue.Queue[str] = queue.Queue()
+    pages: queue.Queue[str] = queue.Queue()
 
     def do_POST(self) -> None:
         """One message of Alertmanager."""
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         alerts = (f"{one['status']} {one['labels']['alertname']} {one['labels']['node']}" for one in message["alerts"])
-        self.first.put("; ".join(alerts))
+        self.pages.put("; ".join(alerts))
         self.send_response(200)
         self.end_headers()
 
@@ -150,7 +150,7 @@ def alarm() -> None:
     """A node that loses its power pages."""
     started = time.monotonic()
     run("ssh deploy@gpu4 'sudo systemctl poweroff --force --force'", lambda code, printed: True)
-    page = Pager.first.get(timeout=PAGE_S)
+    page = Pager.pages.get(timeout=PAGE_S)
     print(f"page: {page}\n# {time.monotonic() - started:.0f} s\n", flush=True)
     if page != "firing NodeDown gpu4":
         raise SystemExit("not as the demonstration says: `firing NodeDown gpu4` is paged")
