@@ -86,7 +86,7 @@ class Monitoring:
         node_exporters: Sequence[str] = (),
         zabbix: bool = False,
     ) -> Iterator[str]:
-        """Scrape one exporter under the names of `hosts`, lose those of `dead` after an answer, and scrape node_exporters.
+        """Scrape one exporter under the names of `hosts`, lose `dead` after an answer, and scrape node_exporters.
 
         Returns the address of the exporter.
         """
