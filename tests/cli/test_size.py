@@ -267,6 +267,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--processor", "EPYC"], "no processor `EPYC`"),
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` must be greater than 0"),
+        (["--region", "moon"], "no offer is in `moon`"),
         (["--budget", "5"], "`5` is not an amount of US dollars"),
         (["--confidence", "90"], "`90` is not between 0 and 100 %"),
         (["--contract", "stolen"], "unknown contract `stolen`"),
@@ -453,3 +454,9 @@ def test_nodes_without_a_stack_file_are_proposed_all_the_same(run_file: Path) ->
     )
     assert done.returncode == 2 and "a stack file is for nodes with GPUs of NVIDIA" in done.stderr
     assert "verdict\nRent 1 x MI300X node" in done.stdout and not (folder / "s.yaml").exists()
+
+
+def test_a_region_keeps_its_offers_alone(run_file: Path) -> None:
+    proposal = trainworks.size(run_file, only=["H100", "H200"], contract=["on-demand"], region="eu")
+    assert {each.seller.split()[0] for each in proposal.sized.alternatives} <= {"Nebius", "AWS", "Lambda"}
+    assert any("eu-north-1" in each.seller for each in proposal.sized.alternatives)

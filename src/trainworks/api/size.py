@@ -45,6 +45,7 @@ from trainworks.plan.sizing.candidates import (
     described_node,
     existing_nodes,
     node_counts,
+    offers_in,
     without_units,
 )
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
@@ -76,6 +77,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     node: Iterable[str] = (),
     processor: str | None = None,
     contract: Iterable[str] = (),
+    region: str | None = None,
     hours_per_year: float | None = None,
     largest: int | None = None,
     engine: str | None = None,
@@ -95,6 +97,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         node: descriptions of nodes to consider instead of those of the catalogue: `8x A100-SXM-80GB over 8x HDR`.
         processor: host CPU to validate.
         contract: `on-demand`, `reserved`, `spot` or `own`; on demand and spot when empty.
+        region: of the offers to rent, `eu` or `us-east-1`; all when left out.
         hours_per_year: hours of training in a year on an owned cluster, which is priced as well.
         largest: largest cluster to consider, in nodes; 1,024 when left out, or all of a cluster that is there.
         engine: scheduler that will run the job, `slurm` or `kubernetes`; that of the run file when left out. The run is
@@ -116,9 +119,13 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     with argument("processor"):
         part = None if processor is None else find_processor(processor)
     table, names, descriptions = read_prices(prices), tuple(contract), tuple(node)
+    offers = table.offers if region is None else offers_in(table.offers, region)
+    if not offers and region is not None:
+        known = ", ".join(sorted({offer.region for offer in table.offers} - {"not given"}))
+        raise ArgumentError(f"no offer is in `{region}`", argument="region", hint=f"offers are in {known}")
     wanted = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
     common = {
-        "offers": table.offers,
+        "offers": offers,
         "price_notes": table.notes,
         "only": frozenset(map(_catalogue_name, only)),
         "processor": part,

@@ -43,6 +43,9 @@ def size_command(
         list[str] | None,
         typer.Option(metavar="on-demand|reserved|spot|own", help="Contract to consider; may be repeated."),
     ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Region of the offers to rent: `eu`, `us-east-1`.")
+    ] = None,
     hours_per_year: Annotated[
         float | None,
         typer.Option(
@@ -101,6 +104,7 @@ def size_command(
             node=node or [],
             processor=processor,
             contract=contract or [],
+            region=region,
             hours_per_year=hours_per_year,
             largest=largest,
             engine=engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -117,6 +118,25 @@ def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
         return
     if offer.accelerators in (1, base.accelerators):
         yield base.name if base.name in catalog.nodes else f"{base.accelerators}x {offer.accelerator}", base
+
+
+def offers_in(offers: Iterable[Offer], region: str) -> tuple[Offer, ...]:
+    """Offers of a region, `eu`, `us` or `us-east-1`, and those of all regions; none where no offer names it.
+
+    >>> from trainworks.catalog.catalog import load_catalog
+    >>> sorted({offer.provider for offer in offers_in(load_catalog().offers.values(), "eu-north")})
+    ['AWS', 'Lambda', 'Nebius']
+    """
+    wanted = region.lower()
+
+    def is_there(name: str) -> bool:
+        is_part = name.startswith(wanted) or name.endswith(wanted)
+        return is_part or (name.endswith("-") and wanted.startswith(name))
+
+    parts = [(offer, re.findall(r"[a-z0-9-]+", offer.region.lower())) for offer in offers]
+    if not any(is_there(part) for _, names in parts for part in names):
+        return ()
+    return tuple(offer for offer, names in parts if "all" in names or any(map(is_there, names)))
 
 
 def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> Candidate:
