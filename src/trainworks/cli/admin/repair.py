@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+import trainworks
 from trainworks.cli.options import AsJson, announce, option_errors, refuse_unused
 from trainworks.cli.output import show_facts
 from trainworks.errors import UsageError
@@ -41,16 +42,15 @@ def repair_command(
     Without --nodes and --from it takes the nodes that Trainworks or the scheduler drained for a fault. Continues what
     was interrupted. Nodes that others drained are left alone. Exit code 1 if a node is not back.
     """
-    from trainworks.api.proving.repair import repair, repair_history
-    from trainworks.report.proving.repair import repair_line, repairs_document
+    from trainworks.report.proving.health import repair_line, repairs_document
 
     if history:
         refuse_unused("--history", {"--nodes": nodes, "--from": sources, "--yes": yes, "--dry-run": dry_run})
-        events = repair_history(cluster)
+        events = trainworks.repair_history(cluster)
         show_facts([asdict(each) for each in events], lambda: repairs_document(events), as_json=as_json)
         return
     ask = partial(
-        repair,
+        trainworks.repair,
         cluster,
         nodes=[name.strip() for name in (nodes or "").split(",") if name.strip()],
         sources=sources or (),
