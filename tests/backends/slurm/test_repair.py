@@ -98,3 +98,38 @@ def test_a_node_that_its_check_drains_is_repaired_and_returned_without_being_nam
     assert (done.returncode, [each["step"] for each in json.loads(done.stdout)]) == (0, ["back"])
     assert (tmp_path / "node2.log").read_text() == "reset\n"
     assert {node.state for node in backend.nodes()} == {"free"}
+
+
+@pytest.fixture
+def reboot_program(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
+    """A RebootProgram that repairs node2, and starts its slurmd anew as after a boot."""
+    conf, pid = cluster.sandbox.paths.conf, cluster.sandbox.paths.pid_file("slurmd-node2")
+    program = cluster.folder / "reboot.sh"
+    boot = f"sleep 1; kill -9 $(cat {pid}); rm {tmp_path}/node2.broken; exec setsid slurmd -N node2 -b -f {conf}"
+    program.write_text(f"#!/bin/sh\n({boot}) > {cluster.folder}/reboot.log 2>&1 &\n", encoding="utf-8")
+    program.chmod(0o755)
+    before = conf.read_text(encoding="utf-8")
+    conf.write_text(f"{before}RebootProgram={program}\n", encoding="utf-8")
+    cluster.call("scontrol", "reconfigure")
+    yield
+    conf.write_text(before, encoding="utf-8")
+    cluster.call("scontrol", "reconfigure")
+
+
+@pytest.mark.usefixtures("reboot_program")
+def test_slurm_reboots_a_node_and_it_takes_jobs_after_its_check_alone(cluster: Cluster, tmp_path: Path) -> None:
+    pid = cluster.sandbox.paths.pid_file("slurmd-node2")
+    (tmp_path / "node2.broken").touch()
+    (tmp_path / "policy.yaml").write_text(
+        f"max_share: 25%\ncheck: 'test ! -e {tmp_path}/$NODE.broken'\nreset: ''\n"
+        f"reboot: scontrol reboot $NODE\nuptime: ps -o etimes= -p $(cat {pid})\n"
+    )
+    (tmp_path / "node2.json").write_text(report("node2"))
+    options = ["--from", str(tmp_path / "node2.json"), "--policy", str(tmp_path / "policy.yaml"), "--yes"]
+    done = said(cluster, tmp_path, "repair", "slurm", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = json.loads(said(cluster, tmp_path, "repair", "slurm", "--history", "--json").stdout)
+    steps = ["waits", "drain", "drained", "reboot", "booting", "check", "release", "back"]
+    assert [event["step"] for event in events] == steps
+    run = cluster.command("true", nodes=1, slurm={"options": ["--nodelist=node2"]}).submit()
+    assert (run.end().nodes, run.state) == (("node2",), "SUCCEEDED")
