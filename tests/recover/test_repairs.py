@@ -19,6 +19,7 @@ from trainworks.recover.repairs import (
     FIRST,
     LADDER,
     MARK,
+    NOT_READY,
     Holder,
     NodeRepair,
     RepairEvent,
@@ -133,7 +134,8 @@ def test_the_first_action_is_that_of_the_cause(kind: str, text: str, first: Repa
 
 
 def test_causes_are_checks_alerts_and_reasons_that_exist() -> None:
-    known = {check.name for check in HEALTH_CHECKS} | {alert.name for alert in ALERTS} | set(FAULTS) | {"slow", "named"}
+    known = {check.name for check in HEALTH_CHECKS} | {alert.name for alert in ALERTS}
+    known |= {*FAULTS, NOT_READY, "slow", "named"}
     assert set(FIRST) - known == set()
 
 

@@ -41,6 +41,10 @@ class RepairStep(enum.StrEnum):
 Step = RepairStep
 LADDER = (Step.CHECK, Step.RESET, Step.RELOAD, Step.REBOOT, Step.TICKET)
 """Actions, each stronger than the one before."""
+OF_CHECK = "trainworks: "
+"""First words of the reason of a node that a health check has drained; the check follows."""
+NOT_READY = "NotReady"
+"""State of a node of Kubernetes that does not answer, and that is not cordoned."""
 EFFECTS = frozenset((*LADDER, Step.DRAIN, Step.BOOTING, Step.RELEASE))
 ENDS = frozenset((Step.BACK, Step.OUT, Step.LEFT))
 FIRST = (
@@ -51,12 +55,12 @@ FIRST = (
     | dict.fromkeys(
         ("gpu-count", "gpu-processes", "fabric-manager", "cpu-online", "shm", "mounts-present"), Step.REBOOT
     )
-    | dict.fromkeys(("NodeDown", "GpuLost", "Not responding", "Kubelet stopped", "Kill task failed"), Step.REBOOT)
+    | dict.fromkeys(("NodeDown", "GpuLost", "Not responding", NOT_READY, "Kill task failed"), Step.REBOOT)
     | dict.fromkeys(("GpuRowRemapFailed", "GpuTooHot", "FabricPortDown", "FabricPortFlaps"), Step.TICKET)
 )
 """First action by check, alert, or first words of a reason; any other failed check gets a ticket."""
-FAULTS = ("trainworks: ", "Prolog error", "Kill task failed", "Not responding", "Kubelet stopped")
-"""First words of reasons that a check, Slurm or Kubernetes gave; nodes with any other reason are left alone."""
+FAULTS = (OF_CHECK, "Prolog error", "Kill task failed", "Not responding")
+"""First words of reasons that a check or Slurm gave; drained nodes with another reason are left alone."""
 _SLOW = frozenset({"slow", "NvlinkRecovers", "GpuThermallyThrottled"})
 _OF_XID = {"reboot": Step.REBOOT, "isolate": Step.TICKET}
 

@@ -137,10 +137,6 @@ class ClusterRepairs:
                 self.clock.sleep(_POLL_S)
 
     @property
-    def _fault_words(self) -> tuple[str, ...]:
-        return (*repairs.FAULTS, *self.policy.causes)
-
-    @property
     def _repairs(self) -> dict[str, NodeRepair]:
         return repairs.repairs_of(list(self._events))
 
@@ -182,19 +178,24 @@ class ClusterRepairs:
         """Nodes that Trainworks or the scheduler took out of service for a fault."""
         for node in self._nodes.values():
             if self._holder(node, None) is Holder.FAULT:
-                reason = node.reason or ""
-                kind, _, text = reason.removeprefix(repairs.FAULTS[0]).partition(": ")
-                if not reason.startswith(repairs.FAULTS[0]):
-                    kind, text = next(each for each in self._fault_words if reason.startswith(each)), reason
+                kind, text = self._fault(node), node.reason or ""
+                if kind == repairs.OF_CHECK:
+                    kind, _, text = text.removeprefix(kind).partition(": ")
                 yield RepairCause(node.name, kind, text, math.inf)
 
+    def _fault(self, node: NodeStatus) -> str:
+        """First words of the reason of a node that is out of service for a fault; empty for any other reason."""
+        words = (*repairs.FAULTS, *self.policy.causes)
+        found = next((each for each in words if (node.reason or "").startswith(each)), "")
+        return repairs.NOT_READY if node.raw == repairs.NOT_READY else found
+
     def _holder(self, node: NodeStatus, repair: NodeRepair | None) -> Holder:
-        reason = node.reason or ""
         if node.state not in ("draining", "drained", "down"):
             return Holder.SERVICE
-        if reason.startswith(MARK) and repair is not None and repair.step not in (Step.BACK, Step.LEFT):
+        is_known = repair is not None and repair.step not in (Step.BACK, Step.LEFT)
+        if is_known and (node.reason or "").startswith(MARK):
             return Holder.REPAIR
-        return Holder.FAULT if reason.startswith(self._fault_words) else Holder.OTHERS
+        return Holder.FAULT if self._fault(node) else Holder.OTHERS
 
     def _next(self) -> dict[str, NextStep]:
         """The next steps, after a look at the cluster."""
