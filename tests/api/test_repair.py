@@ -190,11 +190,23 @@ def test_a_node_that_a_human_takes_meanwhile_is_not_released(site: Site) -> None
     assert (site.actions("n1"), site.cluster.drained) == ([], {"n1": "ada looks at it"})
 
 
-def test_without_a_cause_nodes_that_a_check_has_drained_are_repaired(site: Site) -> None:
-    site.break_("n1")
-    site.cluster.drained |= {"n1": "trainworks: xid: GPU 0 had XID 48: double-bit ECC error", "n2": "fan 3"}
-    assert site.repair() == {"n1": "back"}
-    assert site.actions("n1") == ["reset"]
+@pytest.mark.parametrize(
+    ("reason", "actions"),
+    [
+        ("trainworks: xid: GPU 0 had XID 48: double-bit ECC error", ["reset"]),
+        ("trainworks: swap: 4 GiB; gpu-count: 7 GPUs answer, 8 expected (and 1 more)", []),
+        ("trainworks: xid: GPU 0 had XID 48: error; gpu-count: 7 GPUs answer, 8 expected", ["reboot"]),
+        ("trainworks: 7 GPUs of 8", []),
+        ("Prolog error", []),
+        ("Not responding", ["reboot"]),
+    ],
+)
+def test_without_a_cause_nodes_that_are_out_for_a_fault_are_repaired(
+    reason: str, actions: list[str], site: Site
+) -> None:
+    site.cluster.drained |= {"n1": reason, "n2": "fan 3"}
+    assert site.repair() == {"n1": "out" if "swap" in reason else "back"}
+    assert site.actions("n1") == actions
 
 
 def test_a_reason_that_the_site_names_is_taken_over(site: Site) -> None:

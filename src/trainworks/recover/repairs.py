@@ -42,13 +42,13 @@ Step = RepairStep
 LADDER = (Step.CHECK, Step.RESET, Step.RELOAD, Step.REBOOT, Step.TICKET)
 """Actions, each stronger than the one before."""
 OF_CHECK = "trainworks: "
-"""First words of the reason of a node that a health check has drained; the check follows."""
+"""First words of the reason of a node that a health check or a hook has drained."""
 NOT_READY = "NotReady"
 """State of a node of Kubernetes that does not answer, and that is not cordoned."""
 EFFECTS = frozenset((*LADDER, Step.DRAIN, Step.BOOTING, Step.RELEASE))
 ENDS = frozenset((Step.BACK, Step.OUT, Step.LEFT))
 FIRST = (
-    dict.fromkeys(("named", "Prolog error", "GpuThermallyThrottled"), Step.CHECK)
+    dict.fromkeys(("named", OF_CHECK, "Prolog error", "GpuThermallyThrottled"), Step.CHECK)
     | dict.fromkeys(("xid", "gpu-ecc-errors", "fabric-state", "nvswitch-errors", "slow"), Step.RESET)
     | dict.fromkeys(("GpuResetPending", "GpuUncorrectedErrors", "NvlinkRecovers"), Step.RESET)
     | {"gpu-driver": Step.RELOAD}

@@ -178,10 +178,10 @@ class ClusterRepairs:
         """Nodes that Trainworks or the scheduler took out of service for a fault."""
         for node in self._nodes.values():
             if self._holder(node, None) is Holder.FAULT:
-                kind, text = self._fault(node), node.reason or ""
-                if kind == repairs.OF_CHECK:
-                    kind, _, text = text.removeprefix(kind).partition(": ")
-                yield RepairCause(node.name, kind, text, math.inf)
+                words, text = self._fault(node), node.reason or ""
+                checks = re.findall(r"(?: |; )([a-z][a-z0-9-]+): ([^;]+)", text) if words == repairs.OF_CHECK else []
+                for kind, found in checks or [(words, text)]:
+                    yield RepairCause(node.name, kind, found, math.inf)
 
     def _fault(self, node: NodeStatus) -> str:
         """First words of the reason of a node that is out of service for a fault; empty for any other reason."""

@@ -59,9 +59,10 @@ def repair_command(
     )
     with option_errors():
         rows = ask(dry_run=True)
-        if rows and not dry_run:
+        if not dry_run and any(row.step != "left" for row in rows):
             if not yes:
-                show_facts([], lambda: repairs_document(rows), as_json=False)
+                for row in rows:
+                    announce(repair_line(row))
                 if not sys.stdin.isatty():
                     raise UsageError("the repair needs a terminal for its confirmation", hint="add `--yes`")
                 typer.confirm("repair these nodes?", abort=True)
