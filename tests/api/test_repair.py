@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_more_nodes_than_the_share_wait_their_turn(site: Site) -> None:
 def test_nodes_out_with_a_ticket_fill_the_share_and_those_that_wait_are_named(site: Site) -> None:
     rows = {event.node: event for event in site.work().run([site.break_("n1", "dead"), site.break_("n2")])}
     assert (rows["n1"].step, rows["n2"].step) == ("out", "waits")
-    assert rows["n2"].detail.endswith("1 of 4 nodes are out for repair, and 1 may be: 0.25")
+    assert rows["n2"].detail.endswith("1 of 4 nodes are out for repair, and 1 may be (25 %)")
     assert "n2" not in site.cluster.drained
     assert site.work().plan([])[0].step == "waits"
 
@@ -393,6 +394,15 @@ def test_a_wrong_policy_is_refused_with_its_line(line: str, problem: str, tmp_pa
         load_model(tmp_path / "policy.yaml", RepairPolicy, "policy file")
     assert problem in refused.value.render()
     assert "policy.yaml:2" in refused.value.render()
+
+
+def test_the_policy_of_the_guide_is_valid_and_its_table_has_every_key(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/repair.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "repair.yaml").write_text(block)
+    assert load_model(tmp_path / "repair.yaml", RepairPolicy, "policy file")[0].max_share == 0.1
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", guide.partition("| key |")[2], re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == set(RepairPolicy.model_fields)
 
 
 def test_this_machine_is_repaired_and_remembers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_an_ended_repair_has_no_next_step(end: RepairStep) -> None:
 def test_a_node_that_waits_for_room_is_named_with_the_reason() -> None:
     repairs = {"n0": repaired(Step.DRAIN), "n1": repaired(node="n1")}
     step = next_steps(repairs, seen(), POLICY, NOW)["n1"]
-    assert (step.step, step.why) == (None, "1 of 2 nodes are out for repair, and 1 may be: 0.5")
+    assert (step.step, step.why) == (None, "1 of 2 nodes are out for repair, and 1 may be (50 %)")
 
 
 def test_nodes_that_a_repair_elsewhere_holds_count() -> None:

@@ -178,12 +178,11 @@ def next_steps(
         if repair.step in ENDS or name not in seen:
             continue
         found[name] = _next(repair, seen[name], policy, now)
-        if found[name].step is Step.DRAIN and name not in held:
-            if len(held) < most:
-                held.add(name)
-            else:
-                why = f"{len(held)} of {len(nodes)} nodes are out for repair, and {most} may be: {policy.max_share:.3g}"
-                found[name] = NextStep(None, why)
+        if found[name].step is Step.DRAIN and name not in held and len(held) >= most:
+            why = f"{len(held)} of {len(nodes)} nodes are out for repair, and {most} may be"
+            found[name] = NextStep(None, f"{why} ({100 * policy.max_share:.3g} %)")
+        elif found[name].step is Step.DRAIN:
+            held.add(name)
     return found
 
 

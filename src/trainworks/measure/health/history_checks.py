@@ -46,7 +46,7 @@ _DO = {
 
 @check(
     limit="no XID whose action is reset, reboot or isolate; one of `reset` counts for a day "
-    f"({ASSUMPTION}), the others since boot",
+    f"({ASSUMPTION}), or until `trainworks repair` resets the GPUs, the others since boot",
     action="what `trainworks catalog list xids` says of the code",
     source=AWS,
 )
