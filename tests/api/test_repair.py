@@ -212,7 +212,7 @@ def test_without_a_cause_nodes_that_are_out_for_a_fault_are_repaired(
 
 def test_a_reason_that_the_site_names_is_taken_over(site: Site) -> None:
     site.cluster.drained["n1"] = "NHC: check_fs"
-    site.policy["causes"] = {"NHC: ": "reboot"}
+    site.policy |= {"takes_over": {"NHC: ": "reboot"}, "causes": {"check_fs": "reset"}}
     assert site.repair() == {"n1": "back"}
     assert site.actions("n1") == ["reboot"]
 

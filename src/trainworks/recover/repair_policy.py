@@ -13,6 +13,7 @@ from trainworks.units import DAY_S
 GPUS_RESET = "trainworks: the GPUs were reset"
 """Line of the kernel's log after a reset; errors before it that a reset clears do not count any more."""
 _SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 $NODE "
+_Action = Literal["check", "reset", "reload", "reboot", "ticket"]
 _Command = Annotated[str, StringConstraints(max_length=4096)]
 _Needed = Annotated[_Command, StringConstraints(pattern=r"\S")]
 
@@ -32,8 +33,10 @@ class RepairPolicy(Spec):
     """Time after which a node that has not booted again has failed."""
     command_timeout: DurationS = 900.0
     """Time after which a command is killed and has failed."""
-    causes: dict[str, Literal["check", "reset", "reload", "reboot", "ticket"]] = Field(default_factory=dict)
-    """First action by check, by alert, or by the first words of the reason of a drain, which is then taken over."""
+    causes: dict[str, _Action] = Field(default_factory=dict)
+    """First action by check or alert."""
+    takes_over: dict[Annotated[str, Field(min_length=1)], _Action] = Field(default_factory=dict)
+    """First action by the first words of the reason of a drain; such nodes are repaired, too."""
     reset: _Command = _SSH + f"\"sudo sh -c 'nvidia-smi --gpu-reset && echo {GPUS_RESET} > /dev/kmsg'\""
     """Resets all GPUs of the node."""
     reload: _Command = ""

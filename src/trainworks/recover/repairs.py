@@ -71,8 +71,8 @@ def first_action(kind: str, text: str, policy: RepairPolicy) -> RepairStep:
     >>> str(first_action("xid", "GPU 0000:04:00 had XID 79: GPU fell off the bus", RepairPolicy()))
     'reboot'
     """
-    if kind in policy.causes:
-        return Step(policy.causes[kind])
+    if of_site := (policy.causes | policy.takes_over).get(kind):
+        return Step(of_site)
     xids = load_catalog().xids
     codes = [code for code in re.findall(r"XID \d+", text) if kind == "xid" and code in xids]
     steps = [_OF_XID.get(xids[code].action, Step.RESET) for code in codes]

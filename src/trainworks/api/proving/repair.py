@@ -185,7 +185,7 @@ class ClusterRepairs:
 
     def _fault(self, node: NodeStatus) -> str:
         """First words of the reason of a node that is out of service for a fault; empty for any other reason."""
-        words = (*repairs.FAULTS, *self.policy.causes)
+        words = (*repairs.FAULTS, *self.policy.takes_over)
         found = next((each for each in words if (node.reason or "").startswith(each)), "")
         return repairs.NOT_READY if node.raw == repairs.NOT_READY else found
 
