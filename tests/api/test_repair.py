@@ -246,6 +246,7 @@ def test_a_node_with_a_ticket_is_checked_again_by_name_alone(site: Site) -> None
         ({"reboot": "exit 1"}, ["reset", "check", "failed", "reboot", "failed"]),
         ({"uptime": "exit 255"}, ["reset", "check", "failed", "reboot", "booting", "failed"]),
         ({"uptime": "echo 86400"}, ["reset", "check", "failed", "reboot", "booting", "failed"]),
+        ({"uptime": "echo 0.5; seq 200 >&2"}, ["reset", "check", "failed", "reboot", "booting", "check", "failed"]),
         ({"reset": "exit 1"}, ["reset", "failed", "reboot", "booting", "check", "failed"]),
         ({"reset": ""}, ["reboot", "booting", "check", "failed"]),
         ({"ticket": "exit 3"}, ["reset", "check", "failed", "reboot", "booting", "check", "failed"]),

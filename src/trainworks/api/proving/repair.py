@@ -152,7 +152,7 @@ class ClusterRepairs:
             if why := self._left_alone(cause, before):
                 left[node] = RepairEvent(now, node, Step.LEFT, f"{cause.text}; {why}", cause.kind)
                 continue
-            is_out = cause.kind == "named" and before is not None and before.step is Step.OUT
+            is_out = before is not None and before.step is Step.OUT and cause.kind == "named"
             kind = before.begun.kind if before is not None and is_out else cause.kind
             first = repairs.first_action(cause.kind, cause.text, self.policy)
             event = RepairEvent(now, node, Step.WAITS, cause.text[:_LONGEST], kind, first)
@@ -259,8 +259,8 @@ class ClusterRepairs:
         command = repairs.command_of(step, repair.begun.kind, self.policy)
         code, said = self._call(command, repair.begun.node, repair.begun.detail)
         if code and not (step is Step.REBOOT and code == _CONNECTION_LOST):
-            return Step.FAILED, said
-        return {Step.CHECK: Step.RELEASE, Step.REBOOT: Step.BOOTING}.get(step, Step.CHECK), said
+            return Step.FAILED, said[-_LONGEST:]
+        return {Step.CHECK: Step.RELEASE, Step.REBOOT: Step.BOOTING}.get(step, Step.CHECK), said[-_LONGEST:]
 
     def _has_booted(self, repair: NodeRepair) -> bool:
         """Whether a node has booted since its reboot is on record; the time that the answer takes counts against it."""
@@ -282,17 +282,17 @@ class ClusterRepairs:
         if not self.policy.ticket:
             return str(file)
         code, said = self._call(self.policy.ticket, begun.node, begun.detail, TICKET=str(file))
-        return f"{file}: {'the command failed: ' * bool(code)}{said}"
+        return f"{file}: {'the command failed: ' * bool(code)}{said[-_LONGEST:]}"
 
     def _call(self, command: str, node: str, cause: str, **more: str) -> tuple[int, str]:
-        """Exit code of a command of the site, and the end of what it printed."""
+        """Exit code of a command of the site, and what it printed, in one line."""
         env = {**os.environ, "NODE": node, "CAUSE": cause, **more}
         try:
             done = process.run(["bash", "-c", command], timeout_s=self.policy.command_timeout, env=env)
         except EnvironmentProblem as late:
             return 124, late.message
         said = " ".join(f"{done.stdout} {done.stderr}".split())
-        return done.exit_code, said[-_LONGEST:] or f"exit code {done.exit_code}" * bool(done.exit_code)
+        return done.exit_code, said or f"exit code {done.exit_code}" * bool(done.exit_code)
 
     def _note(self, node: str, step: Step, detail: str = "") -> None:
         self._write(RepairEvent(self.clock.now(), node, step, detail))
