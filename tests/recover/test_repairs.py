@@ -37,19 +37,18 @@ DAY_S = 86400.0
 POLICY = RepairPolicy(max_share=0.5)
 ALL = RepairPolicy(max_share=0.5, reload="modprobe nvidia")
 NAMES = tuple(f"n{number}" for number in range(8))
-Step = RepairStep
 
 
-def repaired(*steps: RepairStep, kind: str = "xid", first: RepairStep = Step.RESET, node: str = "n0") -> NodeRepair:
+def repaired(*steps: RepairStep, kind: str = "xid", first: RepairStep = "reset", node: str = "n0") -> NodeRepair:
     """A repair that has come so far; a step each second."""
-    begun = RepairEvent(NOW, node, Step.WAITS, "its cause", kind, first)
+    begun = RepairEvent(NOW, node, "waits", "its cause", kind, first)
     return repairs_of([begun, *(RepairEvent(NOW + at, node, step) for at, step in enumerate(steps, 1))])[node]
 
 
-def seen(holder: Holder = Holder.REPAIR, reason: str = "", *, has_jobs: bool = False) -> list[SeenNode]:
+def seen(holder: Holder = "repair", reason: str = "", *, has_jobs: bool = False) -> list[SeenNode]:
     """The node of `repaired`, and another one in service."""
-    said = MARK + "its cause" if holder is Holder.REPAIR else reason
-    return [SeenNode("n0", holder, said, has_jobs), SeenNode("n1", Holder.SERVICE)]
+    said = MARK + "its cause" if holder == "repair" else reason
+    return [SeenNode("n0", holder, said, has_jobs), SeenNode("n1", "service")]
 
 
 def follows(repair: NodeRepair, nodes: list[SeenNode]) -> RepairStep | None:
@@ -60,24 +59,24 @@ def follows(repair: NodeRepair, nodes: list[SeenNode]) -> RepairStep | None:
 @pytest.mark.parametrize(
     ("steps", "nodes", "step"),
     [
-        ([], seen(Holder.SERVICE), Step.DRAIN),
-        ([], seen(Holder.FAULT, "trainworks: xid: ..."), Step.DRAIN),
-        ([], seen(Holder.OTHERS, "fan"), Step.LEFT),
-        ([Step.DRAIN], seen(Holder.SERVICE), Step.DRAIN),
-        ([Step.DRAIN], seen(Holder.OTHERS), Step.LEFT),
-        ([Step.DRAIN, Step.DRAINED], seen(has_jobs=True), None),
-        ([Step.DRAIN, Step.DRAINED], seen(), Step.RESET),
-        ([Step.DRAIN, Step.DRAINED], seen(Holder.SERVICE), Step.LEFT),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET], seen(), Step.RESET),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET, Step.CHECK], seen(), Step.CHECK),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET, Step.CHECK, Step.FAILED], seen(), Step.REBOOT),
-        ([Step.DRAIN, Step.DRAINED, Step.REBOOT, Step.BOOTING], seen(Holder.FAULT, "Not responding"), Step.BOOTING),
-        ([Step.DRAIN, Step.DRAINED, Step.REBOOT], seen(Holder.OTHERS, "fan"), Step.LEFT),
-        ([Step.DRAIN, Step.DRAINED, Step.REBOOT, Step.CHECK, Step.FAILED], seen(), Step.TICKET),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET, Step.CHECK, Step.RELEASE], seen(), Step.RELEASE),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET, Step.CHECK, Step.RELEASE], seen(Holder.SERVICE), Step.BACK),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET, Step.CHECK, Step.RELEASE], seen(Holder.FAULT), Step.BACK),
-        ([Step.DRAIN, Step.DRAINED, Step.RESET, Step.CHECK, Step.RELEASE], seen(Holder.OTHERS), Step.LEFT),
+        ([], seen("service"), "drain"),
+        ([], seen("fault", "trainworks: xid: ..."), "drain"),
+        ([], seen("others", "fan"), "left"),
+        (["drain"], seen("service"), "drain"),
+        (["drain"], seen("others"), "left"),
+        (["drain", "drained"], seen(has_jobs=True), None),
+        (["drain", "drained"], seen(), "reset"),
+        (["drain", "drained"], seen("service"), "left"),
+        (["drain", "drained", "reset"], seen(), "reset"),
+        (["drain", "drained", "reset", "check"], seen(), "check"),
+        (["drain", "drained", "reset", "check", "failed"], seen(), "reboot"),
+        (["drain", "drained", "reboot", "booting"], seen("fault", "Not responding"), "booting"),
+        (["drain", "drained", "reboot"], seen("others", "fan"), "left"),
+        (["drain", "drained", "reboot", "check", "failed"], seen(), "ticket"),
+        (["drain", "drained", "reset", "check", "release"], seen(), "release"),
+        (["drain", "drained", "reset", "check", "release"], seen("service"), "back"),
+        (["drain", "drained", "reset", "check", "release"], seen("fault"), "back"),
+        (["drain", "drained", "reset", "check", "release"], seen("others"), "left"),
     ],
 )
 def test_each_step_has_its_next(steps: list[RepairStep], nodes: list[SeenNode], step: RepairStep | None) -> None:
@@ -90,47 +89,47 @@ def test_an_ended_repair_has_no_next_step(end: RepairStep) -> None:
 
 
 def test_a_node_that_waits_for_room_is_named_with_the_reason() -> None:
-    repairs = {"n0": repaired(Step.DRAIN), "n1": repaired(node="n1")}
+    repairs = {"n0": repaired("drain"), "n1": repaired(node="n1")}
     step = next_steps(repairs, seen(), POLICY, NOW)["n1"]
     assert (step.step, step.why) == (None, "1 of 2 nodes are out for repair, and 1 may be (50 %)")
 
 
 def test_nodes_that_a_repair_elsewhere_holds_count() -> None:
-    nodes = [SeenNode("n0", Holder.SERVICE), SeenNode("n1", Holder.OTHERS, f"{MARK}fan")]
+    nodes = [SeenNode("n0", "service"), SeenNode("n1", "others", f"{MARK}fan")]
     assert next_steps({"n0": repaired()}, nodes, POLICY, NOW)["n0"].step is None
 
 
-@pytest.mark.parametrize(("days_ago", "first"), [(6, Step.REBOOT), (8, Step.RESET)])
+@pytest.mark.parametrize(("days_ago", "first"), [(6, "reboot"), (8, "reset")])
 def test_a_second_failure_of_the_same_kind_escalates_within_the_time(days_ago: float, first: RepairStep) -> None:
-    past, then = repaired(Step.RESET, Step.CHECK, Step.BACK).events, NOW + 1 + days_ago * DAY_S
-    again = repairs_of([*past, RepairEvent(then, "n0", Step.WAITS, "its cause", "xid", Step.RESET)])["n0"]
-    assert next_action(again, POLICY, then) is first
+    past, then = repaired("reset", "check", "back").events, NOW + 1 + days_ago * DAY_S
+    again = repairs_of([*past, RepairEvent(then, "n0", "waits", "its cause", "xid", "reset")])["n0"]
+    assert next_action(again, POLICY, then) == first
 
 
 def test_a_failure_of_another_kind_does_not_escalate() -> None:
-    past = repaired(Step.RESET, Step.CHECK, Step.BACK).events
-    other = repairs_of([*past, RepairEvent(NOW + 9, "n0", Step.WAITS, "", "gpu-ecc-errors", Step.RESET)])["n0"]
-    assert next_action(other, POLICY, NOW + 9) is Step.RESET
+    past = repaired("reset", "check", "back").events
+    other = repairs_of([*past, RepairEvent(NOW + 9, "n0", "waits", "", "gpu-ecc-errors", "reset")])["n0"]
+    assert next_action(other, POLICY, NOW + 9) == "reset"
 
 
 def test_an_action_without_a_command_is_left_out() -> None:
-    driver = repaired(first=Step.RELOAD)
-    assert [next_action(driver, policy, NOW) for policy in (ALL, POLICY)] == [Step.RELOAD, Step.REBOOT]
+    driver = repaired(first="reload")
+    assert [next_action(driver, policy, NOW) for policy in (ALL, POLICY)] == ["reload", "reboot"]
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "first"),
     [
-        ("xid", "GPU 0 had XID 48: double-bit ECC error", Step.RESET),
-        ("xid", "GPU 0 had XID 48: ...; GPU 1 had XID 79: ...", Step.REBOOT),
-        ("xid", "GPU 0 had XID 54: mechanical or power fault", Step.TICKET),
-        ("xid", "Node n0 fails the health check `xid`.", Step.RESET),
-        ("nic-rate", "mlx5_5/1 has 200 Gb/s", Step.TICKET),
-        ("SiteAlert", "", Step.REBOOT),
+        ("xid", "GPU 0 had XID 48: double-bit ECC error", "reset"),
+        ("xid", "GPU 0 had XID 48: ...; GPU 1 had XID 79: ...", "reboot"),
+        ("xid", "GPU 0 had XID 54: mechanical or power fault", "ticket"),
+        ("xid", "Node n0 fails the health check `xid`.", "reset"),
+        ("nic-rate", "mlx5_5/1 has 200 Gb/s", "ticket"),
+        ("SiteAlert", "", "reboot"),
     ],
 )
 def test_the_first_action_is_that_of_the_cause(kind: str, text: str, first: RepairStep) -> None:
-    assert first_action(kind, text, RepairPolicy(causes={"SiteAlert": "reboot"})) is first
+    assert first_action(kind, text, RepairPolicy(causes={"SiteAlert": "reboot"})) == first
 
 
 def test_causes_are_checks_alerts_and_reasons_that_exist() -> None:
@@ -141,7 +140,7 @@ def test_causes_are_checks_alerts_and_reasons_that_exist() -> None:
 
 def test_a_slow_node_is_measured_as_well_as_checked() -> None:
     policy = RepairPolicy(check="a", bench="b")
-    assert [command_of(Step.CHECK, kind, policy) for kind in ("slow", "xid")] == ["( a ) && ( b )", "a"]
+    assert [command_of("check", kind, policy) for kind in ("slow", "xid")] == ["( a ) && ( b )", "a"]
 
 
 @dataclass
@@ -154,7 +153,7 @@ class World:
     holders: dict[str, tuple[Holder, str]] = field(default_factory=dict)
     now: float = NOW
 
-    def note(self, node: str, step: RepairStep, first: RepairStep = Step.CHECK) -> None:
+    def note(self, node: str, step: RepairStep, first: RepairStep = "check") -> None:
         self.now += 1
         self.events.append(RepairEvent(self.now, node, step, kind="xid", first=first))
 
@@ -169,35 +168,35 @@ class World:
             self.result(node, step)
 
     def effect(self, node: str, step: RepairStep) -> None:
-        holder = self.holders.get(node, (Holder.SERVICE, ""))[0]
-        if step is Step.DRAIN:
-            assert holder is not Holder.OTHERS
-            self.holders[node] = (Holder.REPAIR, MARK)
-            held = [name for name, (holder, _) in self.holders.items() if holder is Holder.REPAIR]
+        holder = self.holders.get(node, ("service", ""))[0]
+        if step == "drain":
+            assert holder != "others"
+            self.holders[node] = ("repair", MARK)
+            held = [name for name, (holder, _) in self.holders.items() if holder == "repair"]
             assert len(held) <= self.share * len(NAMES)
-        elif step is Step.RELEASE:
-            assert holder is Holder.REPAIR
-            assert [event.step for event in self.events if event.node == node][-2:] == [Step.CHECK, Step.RELEASE]
+        elif step == "release":
+            assert holder == "repair"
+            assert [event.step for event in self.events if event.node == node][-2:] == ["check", "release"]
             del self.holders[node]
         else:
-            assert holder in (Holder.REPAIR, Holder.FAULT)
+            assert holder in ("repair", "fault")
 
     def result(self, node: str, step: RepairStep) -> None:
         results = {
-            Step.DRAIN: [Step.DRAINED],
-            Step.RELEASE: [Step.BACK],
-            Step.TICKET: [Step.OUT],
-            Step.CHECK: [Step.RELEASE, Step.FAILED],
-            Step.REBOOT: [Step.BOOTING, Step.FAILED],
-            Step.BOOTING: [Step.BOOTING, Step.CHECK, Step.FAILED],
-        }.get(step, [Step.CHECK, Step.FAILED])
+            "drain": ["drained"],
+            "release": ["back"],
+            "ticket": ["out"],
+            "check": ["release", "failed"],
+            "reboot": ["booting", "failed"],
+            "booting": ["booting", "check", "failed"],
+        }.get(step, ["check", "failed"])
         follows = self.data.draw(st.sampled_from(results), f"result of {step} of {node}")
-        if follows is not step:
+        if follows != step:
             self.note(node, follows)
 
     def seen(self) -> list[SeenNode]:
         busy = self.data.draw(st.sets(st.sampled_from(NAMES), max_size=2), "with jobs")
-        here = {name: self.holders.get(name, (Holder.SERVICE, "")) for name in NAMES}
+        here = {name: self.holders.get(name, ("service", "")) for name in NAMES}
         return [SeenNode(name, holder, reason, name in busy) for name, (holder, reason) in here.items()]
 
     def turn(self, policy: RepairPolicy) -> None:
@@ -206,10 +205,10 @@ class World:
         match self.data.draw(
             st.sampled_from(["fault", "human takes it", "human returns it", "steps", "steps", "steps"])
         ):
-            case "fault" if node not in known or known[node].step in ENDS - {Step.OUT}:
-                self.note(node, Step.WAITS, self.data.draw(st.sampled_from(LADDER)))
+            case "fault" if node not in known or known[node].step in ENDS - {"out"}:
+                self.note(node, "waits", self.data.draw(st.sampled_from(LADDER)))
             case "human takes it":
-                self.holders[node] = (Holder.OTHERS, "fan")
+                self.holders[node] = ("others", "fan")
             case "human returns it":
                 self.holders.pop(node, None)
             case "steps":
@@ -228,13 +227,13 @@ def test_no_sequence_breaks_a_promise(data: st.DataObject, share: float, escalat
         assert all(weaker < stronger for weaker, stronger in pairwise(tried))
 
 
-@given(st.sampled_from(LADDER), st.lists(st.sampled_from([Step.RESET, Step.RELOAD, Step.REBOOT])))
+@given(st.sampled_from(LADDER), st.lists(st.sampled_from(["reset", "reload", "reboot"])))
 def test_a_node_whose_checks_all_fail_ends_with_a_ticket(first: RepairStep, before: list[RepairStep]) -> None:
     earlier = tuple(RepairEvent(NOW, "n0", step) for step in before)
-    repair = NodeRepair(repaired(Step.DRAIN, Step.DRAINED, first=first).events, earlier)
+    repair = NodeRepair(repaired("drain", "drained", first=first).events, earlier)
     actions: list[RepairStep] = []
-    while (action := next_action(repair, ALL, NOW)) is not Step.TICKET:
+    while (action := next_action(repair, ALL, NOW)) != "ticket":
         actions.append(action)
         assert len(actions) < len(LADDER)
-        tried = [RepairEvent(NOW, "n0", step) for step in (action, Step.CHECK, Step.FAILED)]
+        tried = [RepairEvent(NOW, "n0", step) for step in (action, "check", "failed")]
         repair = NodeRepair((*repair.events, *tried), earlier)

@@ -7,10 +7,10 @@ waits -> drain -> drained -> reset | reload | reboot -> check -> release -> back
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from trainworks.catalog.catalog import load_catalog
 from trainworks.recover.repair_policy import RepairPolicy
@@ -19,70 +19,54 @@ MARK = "trainworks repair: "
 """First words of the reason of every node that a repair has drained."""
 
 
-class RepairStep(enum.StrEnum):
-    """A step of a repair: what is done next, or what came of it."""
-
-    WAITS = "waits"
-    DRAIN = "drain"
-    DRAINED = "drained"
-    CHECK = "check"
-    RESET = "reset"
-    RELOAD = "reload"
-    REBOOT = "reboot"
-    BOOTING = "booting"
-    FAILED = "failed"
-    RELEASE = "release"
-    BACK = "back"
-    TICKET = "ticket"
-    OUT = "out"
-    LEFT = "left"
-
-
-Step = RepairStep
-LADDER = (Step.CHECK, Step.RESET, Step.RELOAD, Step.REBOOT, Step.TICKET)
+RepairStep = Literal[
+    "waits", "drain", "drained", "check", "reset", "reload", "reboot", "booting", "failed", "release", "back", "ticket",
+    "out", "left",
+]  # fmt: skip
+"""A step of a repair: what is done next, or what came of it."""
+LADDER: tuple[RepairStep, ...] = ("check", "reset", "reload", "reboot", "ticket")
 """Actions, each stronger than the one before."""
 OF_CHECK = "trainworks: "
 """First words of the reason of a node that a health check or a hook has drained."""
 NOT_READY = "NotReady"
 """State of a node of Kubernetes that does not answer, and that is not cordoned."""
-EFFECTS = frozenset((*LADDER, Step.DRAIN, Step.BOOTING, Step.RELEASE))
-ENDS = frozenset((Step.BACK, Step.OUT, Step.LEFT))
-FIRST = (
-    dict.fromkeys(("named", OF_CHECK, "Prolog error", "GpuThermallyThrottled"), Step.CHECK)
-    | dict.fromkeys(("xid", "gpu-ecc-errors", "fabric-state", "nvswitch-errors", "slow"), Step.RESET)
-    | dict.fromkeys(("GpuResetPending", "GpuUncorrectedErrors", "NvlinkRecovers"), Step.RESET)
-    | {"gpu-driver": Step.RELOAD}
-    | dict.fromkeys(
-        ("gpu-count", "gpu-processes", "fabric-manager", "cpu-online", "shm", "mounts-present"), Step.REBOOT
-    )
-    | dict.fromkeys(("NodeDown", "GpuLost", "Not responding", NOT_READY, "Kill task failed"), Step.REBOOT)
-    | dict.fromkeys(("GpuRowRemapFailed", "GpuTooHot", "FabricPortDown", "FabricPortFlaps"), Step.TICKET)
-)
+EFFECTS = frozenset((*LADDER, "drain", "booting", "release"))
+ENDS = frozenset(("back", "out", "left"))
+_KINDS: dict[RepairStep, tuple[str, ...]] = {
+    "check": ("named", OF_CHECK, "Prolog error", "GpuThermallyThrottled"),
+    "reset": ("xid", "gpu-ecc-errors", "fabric-state", "nvswitch-errors", "slow", "GpuResetPending", "NvlinkRecovers")
+    + ("GpuUncorrectedErrors",),
+    "reload": ("gpu-driver",),
+    "reboot": ("gpu-count", "gpu-processes", "fabric-manager", "cpu-online", "shm", "mounts-present", "NodeDown")
+    + ("GpuLost", NOT_READY, "Not responding", "Kill task failed"),
+    "ticket": ("GpuRowRemapFailed", "GpuTooHot", "FabricPortDown", "FabricPortFlaps"),
+}
+FIRST = {kind: step for step, kinds in _KINDS.items() for kind in kinds}
 """First action by check, alert, or first words of a reason; any other failed check gets a ticket."""
 FAULTS = (OF_CHECK, "Prolog error", "Kill task failed", "Not responding")
 """First words of reasons that a check or Slurm gave; drained nodes with another reason are left alone."""
 _SLOW = frozenset({"slow", "NvlinkRecovers", "GpuThermallyThrottled"})
-_OF_XID = {"reboot": Step.REBOOT, "isolate": Step.TICKET}
+_OF_XID: dict[str, RepairStep] = {"reboot": "reboot", "isolate": "ticket"}
 
 
 def first_action(kind: str, text: str, policy: RepairPolicy) -> RepairStep:
     """First action after a cause of a kind; that of the strongest XID that its text names.
 
-    >>> str(first_action("xid", "GPU 0000:04:00 had XID 79: GPU fell off the bus", RepairPolicy()))
+    >>> first_action("xid", "GPU 0000:04:00 had XID 79: GPU fell off the bus", RepairPolicy())
     'reboot'
     """
     if of_site := (policy.causes | policy.takes_over).get(kind):
-        return Step(of_site)
+        return of_site
     xids = load_catalog().xids
     codes = [code for code in re.findall(r"XID \d+", text) if kind == "xid" and code in xids]
-    steps = [_OF_XID.get(xids[code].action, Step.RESET) for code in codes]
-    return max(steps, key=LADDER.index, default=FIRST.get(kind, Step.TICKET))
+    steps = [_OF_XID.get(xids[code].action, "reset") for code in codes]
+    return max(steps, key=LADDER.index, default=FIRST.get(kind, "ticket"))
 
 
 def command_of(step: RepairStep | None, kind: str, policy: RepairPolicy) -> str:
     """Command of the site for a step after a cause; empty if the step has none. A slow node is measured, too."""
     command: str = getattr(policy, step, "") if step in LADDER else ""
-    is_measured = step is Step.CHECK and kind in _SLOW and policy.bench
+    is_measured = step == "check" and kind in _SLOW and policy.bench
     return f"( {command} ) && ( {policy.bench} )" if is_measured else command
 
 
@@ -95,7 +79,7 @@ class RepairEvent:
     step: RepairStep
     detail: str = ""
     kind: str = ""
-    first: RepairStep = Step.CHECK
+    first: RepairStep = "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +101,7 @@ class NodeRepair:
 
     def at(self, step: RepairStep) -> float | None:
         """Time of the last step of that name; None without one."""
-        return next((event.t for event in reversed(self.events) if event.step is step), None)
+        return next((event.t for event in reversed(self.events) if event.step == step), None)
 
 
 def repairs_of(events: Iterable[RepairEvent]) -> dict[str, NodeRepair]:
@@ -125,7 +109,7 @@ def repairs_of(events: Iterable[RepairEvent]) -> dict[str, NodeRepair]:
     found: dict[str, NodeRepair] = {}
     actions: dict[tuple[str, str], tuple[RepairEvent, ...]] = {}
     for event in events:
-        if event.step is Step.WAITS:
+        if event.step == "waits":
             found[event.node] = NodeRepair((event,), actions.get((event.node, event.kind), ()))
         elif (repair := found.get(event.node)) is not None:
             found[event.node] = NodeRepair((*repair.events, event), repair.earlier)
@@ -135,13 +119,8 @@ def repairs_of(events: Iterable[RepairEvent]) -> dict[str, NodeRepair]:
     return found
 
 
-class Holder(enum.StrEnum):
-    """Why a node takes jobs, or takes none."""
-
-    SERVICE = "takes jobs"
-    REPAIR = "held by a repair"
-    FAULT = "out of service for a fault"
-    OTHERS = "drained by others"
+Holder = Literal["service", "repair", "fault", "others"]
+"""Why a node takes jobs, or takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +149,18 @@ def next_steps(
     A repair begins while the nodes that repairs hold, from wherever they run, are fewer than the share allows; a node
     that a repair holds already needs no room.
     """
-    held = {name for name, repair in repairs.items() if repair.step not in ENDS | {Step.WAITS}}
-    held |= {node.name for node in nodes if node.holder is not Holder.SERVICE and node.reason.startswith(MARK)}
+    held = {name for name, repair in repairs.items() if repair.step not in ENDS | {"waits"}}
+    held |= {node.name for node in nodes if node.holder != "service" and node.reason.startswith(MARK)}
     most, found = int(policy.max_share * len(nodes) + 1e-9), dict[str, NextStep]()
     seen = {node.name: node for node in nodes}
     for name, repair in repairs.items():
         if repair.step in ENDS or name not in seen:
             continue
         found[name] = _next(repair, seen[name], policy, now)
-        if found[name].step is Step.DRAIN and name not in held and len(held) >= most:
+        if found[name].step == "drain" and name not in held and len(held) >= most:
             why = f"{len(held)} of {len(nodes)} nodes are out for repair, and {most} may be"
             found[name] = NextStep(None, f"{why} ({100 * policy.max_share:.3g} %)")
-        elif found[name].step is Step.DRAIN:
+        elif found[name].step == "drain":
             held.add(name)
     return found
 
@@ -202,12 +181,12 @@ def _next(repair: NodeRepair, node: SeenNode, policy: RepairPolicy, now: float) 
     An effect without a result on record is tried again.
     """
     step, holder = repair.step, node.holder
-    if step is Step.RELEASE and holder in (Holder.SERVICE, Holder.FAULT):
-        return NextStep(Step.BACK)
-    if holder is Holder.OTHERS or (holder is Holder.SERVICE and step not in (Step.WAITS, Step.DRAIN)):
-        return NextStep(Step.LEFT, holder + f": {node.reason}" * bool(node.reason))
-    if step is Step.WAITS or step in EFFECTS:
-        return NextStep(Step.DRAIN if step is Step.WAITS else step)
+    if step == "release" and holder in ("service", "fault"):
+        return NextStep("back")
+    if holder == "others" or (holder == "service" and step not in ("waits", "drain")):
+        return NextStep("left", f"drained by others: {node.reason}" if holder == "others" else "takes jobs again")
+    if step == "waits" or step in EFFECTS:
+        return NextStep("drain" if step == "waits" else step)
     return NextStep(None, "has jobs") if node.has_jobs else NextStep(next_action(repair, policy, now))
 
 
@@ -217,9 +196,9 @@ def next_action(repair: NodeRepair, policy: RepairPolicy, now: float) -> RepairS
     What this repair has tried counts, and what earlier ones have tried for the same kind within the time.
     """
     first = repair.begun.first
-    if first is Step.CHECK and repair.at(Step.FAILED) is None:
+    if first == "check" and repair.at("failed") is None:
         return first
     lately = [event for event in repair.earlier if event.t >= now - policy.escalate_within]
     tried = [LADDER.index(event.step) + 1 for event in (*lately, *repair.events) if event.step in LADDER[1:4]]
     lowest = max(1, LADDER.index(first), *tried)
-    return next(step for step in LADDER[lowest:] if step is Step.TICKET or getattr(policy, step))
+    return next(step for step in LADDER[lowest:] if step == "ticket" or getattr(policy, step))

@@ -26,7 +26,7 @@ from trainworks.host.folders import data_folder
 from trainworks.record.events.log import read_lines_from
 from trainworks.recover import repairs
 from trainworks.recover.repair_policy import RepairPolicy
-from trainworks.recover.repairs import MARK, Holder, NextStep, NodeRepair, RepairEvent, Step
+from trainworks.recover.repairs import MARK, Holder, NextStep, NodeRepair, RepairEvent, RepairStep
 
 _POLL_S = 10.0
 _THREADS = 32
@@ -84,8 +84,7 @@ def _record(cluster: Cluster) -> Path:
 
 
 def _read(record: Path) -> list[RepairEvent]:
-    rows, _ = read_lines_from(record, 0)
-    return [RepairEvent(**(row | {"step": Step(row["step"]), "first": Step(row["first"])})) for row in rows]
+    return [RepairEvent(**row) for row in read_lines_from(record, 0)[0]]
 
 
 @dataclass
@@ -112,8 +111,7 @@ class ClusterRepairs:
     def run(self, causes: Sequence[RepairCause], wait_s: float = math.inf) -> list[RepairEvent]:
         """Take every step that is due, until no repair is open or has room, or the time is over."""
         self.record.parent.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(self.record.with_suffix(".lock"))
-        if lock is None:
+        if (lock := take_lock(self.record.with_suffix(".lock"))) is None:
             raise EnvironmentProblem("another process repairs this cluster", hint="wait until it has ended")
         try:
             begun, left = self._begin(causes)
@@ -130,7 +128,7 @@ class ClusterRepairs:
             steps = self._next()
             with ThreadPoolExecutor(_THREADS) as threads:
                 has_moved = any(list(threads.map(self._take, steps, steps.values())))
-            waits = all(self._repairs[node].step is Step.WAITS for node in steps)
+            waits = all(self._repairs[node].step == "waits" for node in steps)
             if not has_moved and (waits or self.clock.now() >= deadline):
                 return
             if not has_moved:
@@ -150,12 +148,12 @@ class ClusterRepairs:
             if before is not None and (before.step not in repairs.ENDS or cause.at <= before.events[-1].t):
                 continue
             if why := self._left_alone(cause, before):
-                left[node] = RepairEvent(now, node, Step.LEFT, f"{cause.text}; {why}", cause.kind)
+                left[node] = RepairEvent(now, node, "left", f"{cause.text}; {why}", cause.kind)
                 continue
-            is_out = before is not None and before.step is Step.OUT and cause.kind == "named"
+            is_out = before is not None and before.step == "out" and cause.kind == "named"
             kind = before.begun.kind if before is not None and is_out else cause.kind
             first = repairs.first_action(cause.kind, cause.text, self.policy)
-            event = RepairEvent(now, node, Step.WAITS, cause.text[:_LONGEST], kind, first)
+            event = RepairEvent(now, node, "waits", cause.text[:_LONGEST], kind, first)
             if node not in begun or repairs.LADDER.index(first) > repairs.LADDER.index(begun[node].first):
                 begun[node] = event
         return list(begun.values()), list(left.values())
@@ -170,14 +168,14 @@ class ClusterRepairs:
         if cause.is_alert and cause.kind not in repairs.FIRST and cause.kind not in self.policy.causes:
             return f"no action is known after {cause.kind}; name one in `causes` of the policy"
         holder = self._holder(node, before)
-        if holder is Holder.REPAIR and cause.kind != "named":
+        if holder == "repair" and cause.kind != "named":
             return "out with a ticket; name it in `--nodes` to check it again"
-        return f"{holder}: {node.reason or 'no reason given'}" if holder is Holder.OTHERS else ""
+        return f"drained by others: {node.reason or 'no reason given'}" if holder == "others" else ""
 
     def _faults(self) -> Iterator[RepairCause]:
         """Nodes that Trainworks or the scheduler took out of service for a fault."""
         for node in self._nodes.values():
-            if self._holder(node, None) is Holder.FAULT:
+            if self._holder(node, None) == "fault":
                 words, text = self._fault(node), node.reason or ""
                 checks = re.findall(r"(?: |; )([a-z][a-z0-9-]+): ([^;]+)", text) if words == repairs.OF_CHECK else []
                 for kind, found in checks or [(words, text)]:
@@ -191,24 +189,19 @@ class ClusterRepairs:
 
     def _holder(self, node: NodeStatus, repair: NodeRepair | None) -> Holder:
         if node.state not in ("draining", "drained", "down"):
-            return Holder.SERVICE
-        is_known = repair is not None and repair.step not in (Step.BACK, Step.LEFT)
+            return "service"
+        is_known = repair is not None and repair.step not in ("back", "left")
         if is_known and (node.reason or "").startswith(MARK):
-            return Holder.REPAIR
-        return Holder.FAULT if self._fault(node) else Holder.OTHERS
+            return "repair"
+        return "fault" if self._fault(node) else "others"
 
     def _next(self) -> dict[str, NextStep]:
         """The next steps, after a look at the cluster."""
         self._nodes, known = {node.name: node for node in self.backend.nodes()}, self._repairs
-        seen = [
-            repairs.SeenNode(
-                name,
-                self._holder(node, known.get(name)),
-                node.reason or "",
-                has_jobs=node.state == "draining" or bool(node.jobs),
-            )
-            for name, node in self._nodes.items()
-        ]
+        seen = []
+        for name, node in self._nodes.items():
+            has_jobs = node.state == "draining" or bool(node.jobs)
+            seen.append(repairs.SeenNode(name, self._holder(node, known.get(name)), node.reason or "", has_jobs))
         return repairs.next_steps(known, seen, self.policy, self.clock.now())
 
     def _shown(self, names: Collection[str] = ()) -> list[RepairEvent]:
@@ -217,9 +210,9 @@ class ClusterRepairs:
         for node, each in self._repairs.items():
             if node in steps:
                 step, kind = steps[node].step or each.step, each.begun.kind
-                action = repairs.next_action(each, self.policy, now) if step is Step.DRAIN else step
+                action = repairs.next_action(each, self.policy, now) if step == "drain" else step
                 command = repairs.command_of(action, kind, self.policy).replace("$NODE", node)
-                words = [each.begun.detail, f"then {action}" * (action is not step), steps[node].why or command]
+                words = [each.begun.detail, f"then {action}" * (action != step), steps[node].why or command]
                 shown.append(RepairEvent(now, node, step, "; ".join(filter(None, words)), kind))
             elif node in names:
                 shown.append(each.events[-1])
@@ -230,42 +223,42 @@ class ClusterRepairs:
         repair, step = self._repairs[node], todo.step
         if step is None:
             return False
-        if repair.step is not step:
+        if repair.step != step:
             self._note(node, step, todo.why)
         follows, said = self._effect(repair, step) if step in repairs.EFFECTS else (step, "")
-        if follows is not step:
+        if follows != step:
             self._note(node, follows, said)
         return follows is not repair.step
 
-    def _effect(self, repair: NodeRepair, step: Step) -> tuple[Step, str]:
+    def _effect(self, repair: NodeRepair, step: RepairStep) -> tuple[RepairStep, str]:
         """Take a step; returns what follows it, and what there is to say of it."""
         node, cause = repair.begun.node, repair.begun.detail
-        if step is Step.DRAIN:
+        if step == "drain":
             self.backend.drain(node, MARK + cause)
-            return Step.DRAINED, ""
-        if step is Step.RELEASE:
+            return "drained", ""
+        if step == "release":
             self.backend.undrain(node)
-            return Step.BACK, ""
-        if step is Step.TICKET:
-            return Step.OUT, self._open_ticket(repair)
+            return "back", ""
+        if step == "ticket":
+            return "out", self._open_ticket(repair)
         if self._has_booted(repair):
-            return Step.CHECK, ""
-        if step is Step.BOOTING:
+            return "check", ""
+        if step == "booting":
             is_late = self.clock.now() - (repair.at(step) or 0.0) > self.policy.boot_timeout
-            return (Step.FAILED, f"not booted in {self.policy.boot_timeout:g} s") if is_late else (step, "")
+            return ("failed", f"not booted in {self.policy.boot_timeout:g} s") if is_late else (step, "")
         return self._act(repair, step)
 
-    def _act(self, repair: NodeRepair, step: Step) -> tuple[Step, str]:
+    def _act(self, repair: NodeRepair, step: RepairStep) -> tuple[RepairStep, str]:
         command = repairs.command_of(step, repair.begun.kind, self.policy)
         code, said = self._call(command, repair.begun.node, repair.begun.detail)
-        if code and not (step is Step.REBOOT and code == _CONNECTION_LOST):
-            return Step.FAILED, said[-_LONGEST:]
-        return {Step.CHECK: Step.RELEASE, Step.REBOOT: Step.BOOTING}.get(step, Step.CHECK), said[-_LONGEST:]
+        if code and not (step == "reboot" and code == _CONNECTION_LOST):
+            return "failed", said[-_LONGEST:]
+        return "release" if step == "check" else "booting" if step == "reboot" else "check", said[-_LONGEST:]
 
     def _has_booted(self, repair: NodeRepair) -> bool:
         """Whether a node has booted since its reboot is on record; the time that the answer takes counts against it."""
-        asked_at, now = repair.at(Step.REBOOT), self.clock.now()
-        if asked_at is None or repair.step not in (Step.REBOOT, Step.BOOTING):
+        asked_at, now = repair.at("reboot"), self.clock.now()
+        if asked_at is None or repair.step not in ("reboot", "booting"):
             return False
         code, said = self._call(self.policy.uptime, repair.begun.node, repair.begun.detail)
         uptime = re.match(r"\d+(\.\d+)?", said)
@@ -294,7 +287,7 @@ class ClusterRepairs:
         said = " ".join(f"{done.stdout} {done.stderr}".split())
         return done.exit_code, said or f"exit code {done.exit_code}" * bool(done.exit_code)
 
-    def _note(self, node: str, step: Step, detail: str = "") -> None:
+    def _note(self, node: str, step: RepairStep, detail: str = "") -> None:
         self._write(RepairEvent(self.clock.now(), node, step, detail))
 
     def _write(self, event: RepairEvent) -> None:
