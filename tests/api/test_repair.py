@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock
 from trainworks.api.nodes import nodes
-from trainworks.api.proving.repair import ClusterRepairs, RepairCause, read_causes, repair, repair_history
+from trainworks.api.proving.repair import ClusterRepairs, read_causes, repair, repair_history
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.config.load import load_model
 from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
@@ -51,6 +51,11 @@ class FakeCluster:
     def undrain(self, node: str) -> None:
         self.calls.append(f"undrain {node}")
         del self.drained[node]
+
+
+def cause(node: str, kind: str, text: str = "", at: float = 1e12) -> RepairEvent:
+    """Evidence against a node."""
+    return RepairEvent(at, node, "waits", text, kind)
 
 
 class Killed(BaseException):
@@ -98,13 +103,13 @@ class Site:
             backend, self.folder / "r.jsonl", policy, self.clock, self.events.append, moments_left=moments_left
         )
 
-    def repair(self, *causes: RepairCause, wait_s: float = 1e9) -> dict[str, str]:
+    def repair(self, *causes: RepairEvent, wait_s: float = 1e9) -> dict[str, str]:
         """Last step of each node that is shown."""
         return {event.node: str(event.step) for event in self.work().run(causes, wait_s)}
 
-    def break_(self, node: str, how: str = "broken") -> RepairCause:
+    def break_(self, node: str, how: str = "broken") -> RepairEvent:
         (self.folder / f"{node}.{how}").touch()
-        return RepairCause(node, "xid", "GPU 0 had XID 48: double-bit ECC error", self.clock.now())
+        return cause(node, "xid", "GPU 0 had XID 48: double-bit ECC error", self.clock.now())
 
     def steps(self, node: str) -> list[str]:
         rows = [json.loads(line) for line in (self.folder / "r.jsonl").read_text().splitlines()]
@@ -218,13 +223,13 @@ def test_a_reason_that_the_site_names_is_taken_over(site: Site) -> None:
 
 
 def test_old_evidence_does_not_repair_a_node_again(site: Site) -> None:
-    cause = site.break_("n1")
+    found = site.break_("n1")
     site.clock.sleep(1.0)
-    assert [site.repair(cause) for _ in "12"] == [{"n1": "back"}, {}]
+    assert [site.repair(found) for _ in "12"] == [{"n1": "back"}, {}]
 
 
 def test_a_named_node_is_checked_before_anything_else(site: Site) -> None:
-    assert site.repair(RepairCause("n1", "named", "", 1e12)) == {"n1": "back"}
+    assert site.repair(cause("n1", "named")) == {"n1": "back"}
     assert (site.steps("n1"), site.actions("n1")) == (["waits", "drain", "drained", "check", "release", "back"], [])
 
 
@@ -232,7 +237,7 @@ def test_a_node_with_a_ticket_is_checked_again_by_name_alone(site: Site) -> None
     site.repair(site.break_("n1", "dead"))
     site.clock.sleep(1.0)
     assert site.repair(site.break_("n1")) == {"n1": "left"}
-    named = RepairCause("n1", "named", "", 1e12)
+    named = cause("n1", "named")
     assert site.repair(named) == {"n1": "out"}
     (site.folder / "n1.dead").unlink()
     (site.folder / "n1.broken").unlink()
@@ -268,7 +273,7 @@ def test_a_command_that_hangs_has_failed(site: Site) -> None:
 def test_a_slow_node_is_measured_before_it_is_back(site: Site) -> None:
     site.policy["bench"] = f"test ! -e {site.folder}/$NODE.slow"
     (site.folder / "n1.slow").touch()
-    assert site.repair(RepairCause("n1", "slow", "n1: 60% of its peers", 1e12)) == {"n1": "out"}
+    assert site.repair(cause("n1", "slow", "n1: 60% of its peers", 1e12)) == {"n1": "out"}
 
 
 @pytest.mark.parametrize("how", ["broken", "dead"])
@@ -278,12 +283,12 @@ def test_a_repair_that_is_killed_at_any_moment_continues_where_it_was(how: str, 
         moment += 1
         site = Site(tmp_path / str(moment))
         site.folder.mkdir()
-        cause, was_killed = site.break_("n1", how), False
+        found, was_killed = site.break_("n1", how), False
         try:
-            site.work(moment).run([cause])
+            site.work(moment).run([found])
         except Killed:
             was_killed = True
-        site.repair(cause)
+        site.repair(found)
         assert site.steps("n1") == (BACK if how == "broken" else OUT)
         assert set(site.cluster.drained) == (set() if how == "broken" else {"n1"})
         assert site.actions("n1").count("reboot") <= 1 + was_killed
@@ -291,10 +296,10 @@ def test_a_repair_that_is_killed_at_any_moment_continues_where_it_was(how: str, 
 
 
 def test_a_reboot_that_was_done_before_the_kill_is_not_done_again(site: Site) -> None:
-    cause = site.break_("n1", "dead")
+    found = site.break_("n1", "dead")
     moments = 2 * OUT.index("reboot") + 3  # the command has run, and its result is not on record
     with pytest.raises(Killed):
-        site.work(moments).run([cause])
+        site.work(moments).run([found])
     assert (site.steps("n1")[-1], site.actions("n1")) == ("reboot", ["reset", "reboot"])
     site.clock.sleep(60.0)
     site.repair()
@@ -358,31 +363,34 @@ BENCH = {
     ],
 )
 def test_reports_and_alerts_name_nodes(content: object, found: Sequence[tuple[str, str, str]], tmp_path: Path) -> None:
-    assert [(each.node, each.kind, each.text) for each in read_causes(written(tmp_path, content))] == found
+    assert [
+        (each.node, each.kind, each.detail) for each in read_causes(written(tmp_path, content), RepairPolicy())
+    ] == found
 
 
 def test_an_alert_is_as_old_as_it_says(tmp_path: Path) -> None:
-    (cause,) = read_causes(written(tmp_path, [alert()]))
-    assert cause.at == 1795766400.5
+    undated = alert() | {"startsAt": None}
+    file = written(tmp_path, [alert(), undated])
+    assert [each.t for each in read_causes(file, RepairPolicy())] == [1795766400.5, file.stat().st_mtime]
 
 
 @pytest.mark.parametrize("content", ["no json", "[1]", '{"checks": 3}', "3", '{"alerts": [{"labels": {"node": "a"}}]}'])
 def test_another_file_is_refused_with_what_is_wanted(content: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a report of nodes nor a list of alerts") as refused:
-        read_causes(written(tmp_path, content))
+        read_causes(written(tmp_path, content), RepairPolicy())
     assert refused.value.place == "--from"
 
 
-def test_an_alert_without_a_known_action_touches_nothing(site: Site, tmp_path: Path) -> None:
-    (row,) = site.work().run(read_causes(written(tmp_path, [alert("DiskFilling")])))
-    assert (row.step, site.cluster.calls) == ("left", [])
-    assert row.detail.endswith("no action is known after DiskFilling; name one in `causes` of the policy")
+def test_an_alert_counts_if_an_action_is_known(tmp_path: Path) -> None:
+    file = written(tmp_path, [alert("DiskFilling")])
+    assert read_causes(file, RepairPolicy()) == []
+    assert [each.kind for each in read_causes(file, RepairPolicy(causes={"DiskFilling": "check"}))] == ["DiskFilling"]
 
 
 def test_a_node_that_the_cluster_does_not_have_is_an_error_by_name_and_left_in_a_file(site: Site) -> None:
     with pytest.raises(UsageError, match="the cluster has no node `n9`"):
-        site.repair(RepairCause("n9", "named", "", 1e12))
-    assert site.repair(RepairCause("n9", "xid", "", 1e12)) == {"n9": "left"}
+        site.repair(cause("n9", "named"))
+    assert site.repair(cause("n9", "xid")) == {"n9": "left"}
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ EFFECTS = frozenset((*LADDER, "drain", "booting", "release"))
 ENDS = frozenset(("back", "out", "left"))
 _KINDS: dict[RepairStep, tuple[str, ...]] = {
     "check": ("named", OF_CHECK, "Prolog error", "GpuThermallyThrottled"),
-    "reset": ("xid", "gpu-ecc-errors", "fabric-state", "nvswitch-errors", "slow", "GpuResetPending", "NvlinkRecovers")
-    + ("GpuUncorrectedErrors",),
+    "reset": ("xid", "gpu-ecc-errors", "fabric-state", "nvswitch-errors", "slow", "GpuResetPending",
+              "GpuUncorrectedErrors", "NvlinkRecovers"),
     "reload": ("gpu-driver",),
-    "reboot": ("gpu-count", "gpu-processes", "fabric-manager", "cpu-online", "shm", "mounts-present", "NodeDown")
-    + ("GpuLost", NOT_READY, "Not responding", "Kill task failed"),
+    "reboot": ("gpu-count", "gpu-processes", "fabric-manager", "cpu-online", "shm", "mounts-present", "NodeDown",
+               "GpuLost", NOT_READY, "Not responding", "Kill task failed"),
     "ticket": ("GpuRowRemapFailed", "GpuTooHot", "FabricPortDown", "FabricPortFlaps"),
-}
+}  # fmt: skip
 FIRST = {kind: step for step, kinds in _KINDS.items() for kind in kinds}
 """First action by check, alert, or first words of a reason; any other failed check gets a ticket."""
 FAULTS = (OF_CHECK, "Prolog error", "Kill task failed", "Not responding")
@@ -72,7 +72,10 @@ def command_of(step: RepairStep | None, kind: str, policy: RepairPolicy) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RepairEvent:
-    """A line of the record; the one that begins a repair, `waits`, has the cause, its kind and the first action."""
+    """A line of the record; the one that begins a repair, `waits`, has the cause, its kind and the first action.
+
+    A cause that begins none yet is such a line with the time of the evidence.
+    """
 
     t: float
     node: str

@@ -66,8 +66,8 @@ def repair(
     site = RepairPolicy() if policy is None else load_model(Path(policy), RepairPolicy, "policy file")[0]
     if (at_most := share("max_share", max_share)) is not None:
         site = site.model_copy(update={"max_share": at_most})
-    causes = [RepairCause(node, "named", "named by the user", math.inf) for node in nodes]
-    causes += [cause for source in sources for cause in read_causes(Path(source))]
+    causes = [RepairEvent(math.inf, node, "waits", "named by the user", "named") for node in nodes]
+    causes += [cause for source in sources for cause in read_causes(Path(source), site)]
     found = named_cluster(cluster)
     work = ClusterRepairs(backend_for(found), _record(found), site, on_event=on_event)
     return work.plan(causes) if dry_run else work.run(causes, wait_s)
@@ -102,13 +102,13 @@ class ClusterRepairs:
     _events: list[RepairEvent] = field(default_factory=list)
     _nodes: dict[str, NodeStatus] = field(default_factory=dict)
 
-    def plan(self, causes: Sequence[RepairCause]) -> list[RepairEvent]:
+    def plan(self, causes: Sequence[RepairEvent]) -> list[RepairEvent]:
         """What `run` would do first; nothing is changed."""
         begun, left = self._begin(causes)
         self._events += begun
         return [*self._shown(), *left]
 
-    def run(self, causes: Sequence[RepairCause], wait_s: float = math.inf) -> list[RepairEvent]:
+    def run(self, causes: Sequence[RepairEvent], wait_s: float = math.inf) -> list[RepairEvent]:
         """Take every step that is due, until no repair is open or has room, or the time is over."""
         self.record.parent.mkdir(parents=True, exist_ok=True)
         if (lock := take_lock(self.record.with_suffix(".lock"))) is None:
@@ -138,48 +138,46 @@ class ClusterRepairs:
     def _repairs(self) -> dict[str, NodeRepair]:
         return repairs.repairs_of(list(self._events))
 
-    def _begin(self, causes: Sequence[RepairCause]) -> tuple[list[RepairEvent], list[RepairEvent]]:
+    def _begin(self, causes: Sequence[RepairEvent]) -> tuple[list[RepairEvent], list[RepairEvent]]:
         """First events of new repairs, and nodes that get none, with the reason."""
         self._events, now = _read(self.record), self.clock.now()
         self._nodes = {node.name: node for node in self.backend.nodes()}
         begun, left, known = dict[str, RepairEvent](), dict[str, RepairEvent](), self._repairs
         for cause in causes or list(self._faults()):
             node, before = cause.node, known.get(cause.node)
-            if before is not None and (before.step not in repairs.ENDS or cause.at <= before.events[-1].t):
+            if before is not None and (before.step not in repairs.ENDS or cause.t <= before.events[-1].t):
                 continue
             if why := self._left_alone(cause, before):
-                left[node] = RepairEvent(now, node, "left", f"{cause.text}; {why}", cause.kind)
+                left[node] = RepairEvent(now, node, "left", f"{cause.detail}; {why}", cause.kind)
                 continue
             is_out = before is not None and before.step == "out" and cause.kind == "named"
             kind = before.begun.kind if before is not None and is_out else cause.kind
-            first = repairs.first_action(cause.kind, cause.text, self.policy)
-            event = RepairEvent(now, node, "waits", cause.text[:_LONGEST], kind, first)
+            first = repairs.first_action(cause.kind, cause.detail, self.policy)
+            event = RepairEvent(now, node, "waits", cause.detail[:_LONGEST], kind, first)
             if node not in begun or repairs.LADDER.index(first) > repairs.LADDER.index(begun[node].first):
                 begun[node] = event
         return list(begun.values()), list(left.values())
 
-    def _left_alone(self, cause: RepairCause, before: NodeRepair | None) -> str:
+    def _left_alone(self, cause: RepairEvent, before: NodeRepair | None) -> str:
         """Why a node without an open repair gets none; empty if it gets one."""
         node = self._nodes.get(cause.node)
         if node is None:
             if cause.kind == "named":
                 raise UsageError(f"the cluster has no node `{cause.node}`", place="--nodes", hint="trainworks nodes")
             return "not a node of this cluster"
-        if cause.is_alert and cause.kind not in repairs.FIRST and cause.kind not in self.policy.causes:
-            return f"no action is known after {cause.kind}; name one in `causes` of the policy"
         holder = self._holder(node, before)
         if holder == "repair" and cause.kind != "named":
             return "out with a ticket; name it in `--nodes` to check it again"
         return f"drained by others: {node.reason or 'no reason given'}" if holder == "others" else ""
 
-    def _faults(self) -> Iterator[RepairCause]:
+    def _faults(self) -> Iterator[RepairEvent]:
         """Nodes that Trainworks or the scheduler took out of service for a fault."""
         for node in self._nodes.values():
             if self._holder(node, None) == "fault":
                 words, text = self._fault(node), node.reason or ""
                 checks = re.findall(r"(?: |; )([a-z][a-z0-9-]+): ([^;]+)", text) if words == repairs.OF_CHECK else []
                 for kind, found in checks or [(words, text)]:
-                    yield RepairCause(node.name, kind, found, math.inf)
+                    yield RepairEvent(math.inf, node.name, "waits", found, kind)
 
     def _fault(self, node: NodeStatus) -> str:
         """First words of the reason of a node that is out of service for a fault; empty for any other reason."""
@@ -296,27 +294,15 @@ class ClusterRepairs:
         self.on_event(event)
 
 
-@dataclass(frozen=True, slots=True)
-class RepairCause:
-    """Evidence against a node; what is older than the end of a repair of the node begins none."""
-
-    node: str
-    kind: str
-    """Name of a check or an alert, `slow`, or `named`."""
-    text: str
-    at: float
-    is_alert: bool = False
-
-
-def read_causes(path: Path) -> list[RepairCause]:
-    """Read which nodes failed, from JSON of `health`, `bench` or Alertmanager.
+def read_causes(path: Path, policy: RepairPolicy) -> list[RepairEvent]:
+    """Read which nodes failed, from JSON of `health`, `bench` or Alertmanager; alerts without an action are left out.
 
     Raises:
         UsageError: the file cannot be read, or is none of these.
     """
     hint = "write it with `trainworks health --json`, `trainworks bench --json` or `amtool alert query -o json`"
     try:
-        return _causes(json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime)
+        return _causes(json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime, policy)
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {error.strerror}", place="--from", hint=hint) from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
@@ -325,27 +311,22 @@ def read_causes(path: Path) -> list[RepairCause]:
         ) from None
 
 
-def _causes(content: Any, at: float) -> list[RepairCause]:
+def _causes(content: Any, at: float, policy: RepairPolicy) -> list[RepairEvent]:
     if "checks" in content:
         failed = [each for each in content["checks"] if each["verdict"] == "failed"]
-        return [RepairCause(content["node"], each["check"], each["problems"][0], at) for each in failed]
+        return [RepairEvent(at, content["node"], "waits", each["problems"][0], each["check"]) for each in failed]
     if "outliers" in content:
         names = {node["name"] for node in content["nodes"]}
         slow = [(each["subject"].split()[0], each) for each in content["outliers"] if "<->" not in each["subject"]]
         words = "{subject}: {share:.0%} of the rate of its peers"
-        return [RepairCause(node, "slow", words.format(**each), at) for node, each in slow if node in names]
-    alerts = content["alerts"] if isinstance(content, dict) else content
-    return [_of_alert(each, at) for each in alerts if "node" in each["labels"] and _is_active(each)]
-
-
-def _is_active(alert: Any) -> bool:
-    """Whether an alert fires and is not silenced; a webhook has a word where Alertmanager's API has an object."""
-    status = alert.get("status", "firing")
-    return (status["state"] if isinstance(status, dict) else status) in ("firing", "active")
-
-
-def _of_alert(alert: Any, at: float) -> RepairCause:
-    labels, of_check = alert["labels"], alert["labels"]["alertname"] == "HealthCheckFailed"
-    since = datetime.fromisoformat(alert["startsAt"]).timestamp() if "startsAt" in alert else at
-    kind = labels["check"] if of_check else labels["alertname"]
-    return RepairCause(labels["node"], kind, alert["annotations"]["summary"], since, is_alert=not of_check)
+        return [RepairEvent(at, node, "waits", words.format(**each), "slow") for node, each in slow if node in names]
+    found = []
+    for alert in content["alerts"] if isinstance(content, dict) else content:
+        labels, status, since = alert["labels"], alert.get("status", "firing"), alert.get("startsAt")
+        is_active = (status["state"] if isinstance(status, dict) else status) in ("firing", "active")
+        name, begun_at = labels["alertname"], datetime.fromisoformat(since).timestamp() if since else at
+        is_known = name == "HealthCheckFailed" or name in repairs.FIRST or name in policy.causes
+        if "node" in labels and is_active and is_known:
+            kind, text = labels.get("check", name), alert["annotations"]["summary"]
+            found.append(RepairEvent(begun_at, labels["node"], "waits", text, kind))
+    return found
