@@ -344,6 +344,13 @@ HEALTH = {
         {"check": "swap", "verdict": "warning", "problems": ["4 GiB"]},
     ],
 }
+FLEET = {
+    "nodes": [
+        {"node": "n1", "failed": ["xid: GPU 0 had XID 79: it fell off", "shm: 1 MiB free"]},
+        {"node": "n2", "failed": []},
+    ],
+    "odd": [],
+}
 BENCH = {
     "nodes": [{"name": "n1"}, {"name": "n2"}],
     "outliers": [{"subject": "n1 gpu3", "share": 0.625}, {"subject": "n1 <-> n2", "share": 0.5}, {"subject": "/data"}],
@@ -354,6 +361,7 @@ BENCH = {
     ("content", "found"),
     [
         (HEALTH, [("n1", "xid", "GPU 0 had XID 79: it fell off")]),
+        (FLEET, [("n1", "xid", "GPU 0 had XID 79: it fell off"), ("n1", "shm", "1 MiB free")]),
         (BENCH, [("n1", "slow", "n1 gpu3: 62% of the rate of its peers")]),
         ({"alerts": [alert()]}, [("n1", "GpuLost", "the driver cannot open a GPU")]),
         ([alert(status={"state": "active"})], [("n1", "GpuLost", "the driver cannot open a GPU")]),

@@ -315,6 +315,9 @@ def _causes(content: Any, at: float, policy: RepairPolicy) -> list[RepairEvent]:
     if "checks" in content:
         failed = [each for each in content["checks"] if each["verdict"] == "failed"]
         return [RepairEvent(at, content["node"], "waits", each["problems"][0], each["check"]) for each in failed]
+    if "odd" in content:
+        complaints = [(each["node"], text.split(": ", 1)) for each in content["nodes"] for text in each["failed"]]
+        return [RepairEvent(at, node, "waits", text, kind) for node, (kind, text) in complaints]
     if "outliers" in content:
         names = {node["name"] for node in content["nodes"]}
         slow = [(each["subject"].split()[0], each) for each in content["outliers"] if "<->" not in each["subject"]]
