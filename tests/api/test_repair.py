@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -276,6 +277,7 @@ def test_a_slow_node_is_measured_before_it_is_back(site: Site) -> None:
     assert site.repair(cause("n1", "slow", "n1: 60% of its peers", 1e12)) == {"n1": "out"}
 
 
+@pytest.mark.lane("test")
 @pytest.mark.parametrize("how", ["broken", "dead"])
 def test_a_repair_that_is_killed_at_any_moment_continues_where_it_was(how: str, tmp_path: Path) -> None:
     was_killed, moment = True, 0
@@ -304,6 +306,14 @@ def test_a_reboot_that_was_done_before_the_kill_is_not_done_again(site: Site) ->
     site.clock.sleep(60.0)
     site.repair()
     assert site.actions("n1") == ["reset", "reboot"]
+
+
+def test_each_line_of_the_record_is_flushed_before_the_next_step(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(os.fstat(file).st_size))
+    site.repair(site.break_("n1"))
+    lines = (site.folder / "r.jsonl").read_bytes().splitlines(keepends=True)
+    assert flushed == list(accumulate(map(len, lines)))
 
 
 def test_a_torn_last_line_is_left_out(site: Site) -> None:
