@@ -265,6 +265,24 @@ def test_a_command_that_fails_leads_on(policy: dict[str, str], tried: list[str],
     assert site.steps("n1") == ["waits", "drain", "drained", *tried, "ticket", "out"]
 
 
+def test_the_built_in_commands_reach_the_node_by_ssh_as_they_are_meant(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An `ssh` that runs its line here, with programs that write down their arguments in the place of root's."""
+    for name, line in {"ssh": 'sh -c "${*:6}"', "sudo": 'echo "$@" >> $LOG; echo 1.5'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    backend = cast(Backend, site.cluster)
+    work = ClusterRepairs(backend, tmp_path / "r.jsonl", RepairPolicy(max_share=1.0), site.clock)
+    assert [event.step for event in work.run([site.break_("n1")])] == ["back"]
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "sh -c nvidia-smi --gpu-reset && echo trainworks: the GPUs were reset > /dev/kmsg",
+        "trainworks health --as prolog",
+    ]
+
+
 def test_a_command_that_hangs_has_failed(site: Site) -> None:
     site.policy |= {"reset": "sleep 60", "command_timeout": 0.05, "reboot": ""}
     assert site.repair(site.break_("n1")) == {"n1": "out"}
