@@ -49,7 +49,14 @@ from trainworks.plan.sizing.candidates import (
     without_units,
 )
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
-from trainworks.plan.sizing.result import Proposal, SharedCapacity, SizedAlternatives, SizingRequest, least_usd
+from trainworks.plan.sizing.result import (
+    Proposal,
+    SharedCapacity,
+    SizedAlternatives,
+    SizingRequest,
+    least_usd,
+    may_afford,
+)
 from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
@@ -317,12 +324,14 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
         return _why_not(candidate, largest, plans)
     if not owned and not candidate.offers_of(least):
         return "several are needed, and no offer says what network joins them"
+    paid_for = 0
     for count in _counts(candidate, least, largest, request):
         plan = plans.on(candidate.cluster(count))
         if plan is not None:
             planned.append(Planned(candidate, count, plan))
-        elif request.goal.is_budget_alone:
-            break
+            paid_for += not owned and may_afford(candidate, plan, request)
+        if request.goal.is_budget_alone and paid_for == _TRIED_COUNTS:
+            break  # from the largest on: fewer nodes are slower
     return ""
 
 
@@ -343,9 +352,9 @@ def _least(candidate: Candidate, largest: int, request: SizingRequest, plans: Pl
 
 
 def _counts(candidate: Candidate, least: int, largest: int, request: SizingRequest) -> list[int]:
-    """Numbers of nodes to compare, from the smallest that may do: many of them where only money limits the number."""
+    """Numbers of nodes to compare, from the smallest that may do; from the largest on where only money limits them."""
     if request.goal.is_budget_alone:
-        return [least, *(count for count in powers(largest) if count > least)]
+        return [*(count for count in reversed(powers(largest)) if count > least), least]
     counts = {*node_counts(largest), *([largest] if candidate.there == largest else [])}
     tried = _TRIED_COUNTS if request.goal.deadline_s else _TRIED_COUNTS + 2
     return sorted(count for count in counts if count >= least)[:tried]

@@ -360,6 +360,13 @@ def least_usd(candidate: Candidate, request: SizingRequest, flops: float) -> flo
     return flops / peak / HOUR_S * min(prices, default=math.inf)
 
 
+def may_afford(candidate: Candidate, plan: ClusterPlan, request: SizingRequest) -> bool:
+    """Whether the lowest price of a planned run, if nothing fails, is within the budget."""
+    prices = [usd for offer in candidate.offers for usd in _prices(offer, request.contracts, request.given)]
+    usd = min(prices, default=math.inf) * plan.job.cluster.num_accelerators * plan.run_time_s / HOUR_S
+    return request.goal.budget_usd is None or usd <= request.goal.budget_usd
+
+
 def _prices(offer: Offer, contracts: frozenset[str], given: Mapping[str, float]) -> list[float]:
     """USD per accelerator hour under each of the contracts, as low as it can be."""
     prices: list[float] = []
