@@ -375,7 +375,7 @@ def _label(row: str, names: list[str], design: NetworkDesign) -> str:
         return f"{len(names):,} {noun}"
     _, part, number = _parts(names[0])
     if design.topology == "rail-optimised" and row == "leaf":
-        return f"{number}, rail {(number - 1) % design.rails + 1}"
+        return f"{number}, rail {design.set_and_rail(number - 1)[1] + 1}"
     if design.topology == "star" and row == "switch" and design.copies > 1:
         together = -(-design.rails // design.copies)
         first, last = (number - 1) * together + 1, min(number * together, design.rails)
