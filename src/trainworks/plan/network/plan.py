@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainworks.plan.cost.owning import Purchase
 from trainworks.plan.network.bill import (
     NetworkPrices,
     OrderLine,
@@ -43,6 +44,8 @@ class NetworkPlan(Result):
     nodes_per_rack: int = 1
     room: tuple[OrderLine, ...] = ()
     """Nodes, racks and power, for the order list."""
+    purchase: Purchase | None = None
+    """Price of the nodes and of a usual network; None where it is not known."""
 
     @property
     def cables_csv(self) -> str:
@@ -53,7 +56,7 @@ class NetworkPlan(Result):
     def bill_csv(self) -> str:
         """The order list."""
         network = compute_lines(self.design, self.prices, nodes_per_rack=self.nodes_per_rack)
-        return bill_as_csv([*self.room, *network, *support_lines(self.design, self.support)])
+        return bill_as_csv([*self.room, *network, *support_lines(self.design, self.support)], self.purchase)
 
     @property
     def figures(self) -> list[Traced]:
