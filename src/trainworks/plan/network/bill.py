@@ -153,7 +153,9 @@ def _switch_power(design: NetworkDesign, prices: NetworkPrices) -> Traced | None
     switch = design.switch
     if switch is None or switch.power_w is None:
         return None
-    return fact("power of a switch", switch.power_w, "W", source=find_row(switch.name, "switches").figure("power").cited)
+    return fact(
+        "power of a switch", switch.power_w, "W", source=find_row(switch.name, "switches").figure("power").cited
+    )
 
 
 def usual_share() -> Traced:
@@ -250,4 +252,13 @@ def _sums(lines: Sequence[OrderLine], purchase: Purchase) -> Iterable[Sequence[o
     why = "what the purchase leaves for them" if rest >= 0 else "the rows with a price cost more than a usual network"
     yield "total", "rows with a price", rows, None, priced, None, watts, "sum"
     yield "total", f"rows to ask for: {named}", missing.total(), None, rest, None, None, why
-    yield "total", "purchase", 1, None, capex, None, None, "as `size` counts it: servers and a network at its usual share"
+    yield (
+        "total",
+        "purchase",
+        1,
+        None,
+        capex,
+        None,
+        None,
+        "as `size` counts it: servers and a network at its usual share",
+    )
