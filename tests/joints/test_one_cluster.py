@@ -121,12 +121,15 @@ def test_its_network_joins_all_of_its_adapters(views: Views) -> None:
     cables = {(cable.tier, cable.cable) for cable in cable_plan(design)}  # one carries several links where it is split
     assert Counter(tier for tier, _ in cables) == design.cables
     bill = {(row["part"], row["item"]): int(row["count"]) for row in csv.DictReader(io.StringIO(network.bill_csv))}
-    assert bill["compute", "NIC"] == design.endpoints
+    (nics,) = (count for (part, item), count in bill.items() if part == "compute" and item.startswith("NIC"))
+    assert nics == design.endpoints
     assert design.switch is not None
     assert bill["compute", design.switch.name] == design.num_switches
     lengths = [count for (part, item), count in bill.items() if part == "compute" and "cable" in item]
     assert sum(lengths) == design.num_cables
-    assert bill["compute", "transceiver"] == 2 * design.num_cables
+    cages = sum(count for (part, item), count in bill.items() if part == "compute" and "transceiver" in item)
+    assert design.num_cables <= cages <= 2 * design.num_cables
+    assert bill["total", "purchase"] == 1
     drawn = {(one.network, one.devices): one.count for one in address_plan(design, network.support)}
     assert drawn["management", "nodes"] == cluster.num_nodes
 

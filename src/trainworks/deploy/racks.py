@@ -1,7 +1,7 @@
 """Racks whose nodes share one scale-up domain, such as a GB200 NVL72: blocks of Slurm, and domains of IMEX.
 
 Nodes of a group fill its racks in the order of their names. A job that fits into a rack gets nodes of one, because the
-scale-up links end there. IMEX lets GPUs of several nodes map each other's memory, and has to know all nodes of its rack.
+scale-up links end there. IMEX lets GPUs of several nodes map each other's memory, and has to know those of its rack.
 
 Source: topology.conf(5), `topology/block` since Slurm 23.11; slurm.conf(5), `switch/nvidia_imex` since 24.05; NVIDIA's
 IMEX guide, deployment over a whole NVLink domain: /etc/nvidia-imex/nodes_config.cfg has an address in each line.
@@ -45,7 +45,7 @@ def topology_lines(stack: Stack) -> list[str]:
     """Lines of topology.conf with one block for each rack."""
     racks = racks_of(stack)
     return [
-        "# a rack is a block: a job that fits into one gets nodes of one; `sbatch --segment=16` leaves room for failed nodes",
+        "# a rack is a block: a job that fits into one gets nodes of one; `sbatch --segment=16` has room for failures",
         *(f"BlockName={rack} Nodes={','.join(nodes)}" for rack, nodes in racks.items()),
         f"BlockSizes={min(len(nodes) for nodes in racks.values())}",
     ]

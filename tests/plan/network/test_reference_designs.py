@@ -1,6 +1,6 @@
 """Six published reference designs against ours, row by row; what differs has its reason beside it.
 
-The counts of switches and cables that vendors publish for other clusters are in tests/validation/reference_networks.csv.
+Counts of switches and cables of other published networks are in tests/validation/reference_networks.csv.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     switches * price + NICs * price + cables * price + transceivers * price
 
-A price is the user's, else the catalogue's with its source and date; a part without one has to be asked for, and is left
-out of the sum. One transceiver serves a whole cage: an OSFP cage of a QM9700 has two ports, one of a DGX H100 two NICs,
+A price is the user's, else the catalogue's with its source and date; a part without one has to be asked for, and is not
+in the sum. One transceiver serves a whole cage: an OSFP cage of a QM9700 has two ports, one of a DGX H100 two NICs,
 and a port that is split has both of its links on one. A node is priced with its NICs.
 """
 
@@ -199,7 +199,7 @@ def compute_lines(design: NetworkDesign, prices: NetworkPrices, *, nodes_per_rac
 
 
 def support_lines(design: NetworkDesign, support: SupportNetworks) -> list[OrderLine]:
-    """Switches and cables of the storage and management networks, whose lengths are not planned, and their racks."""
+    """Switches and cables of the storage and management networks, without lengths, and racks of switches."""
     storage_switches = round(support.storage_leaves.value + support.storage_spines.value)
     management_switches = round(support.management_switches.value)
     storage_cables = round(support.storage_cables.value)
@@ -221,7 +221,7 @@ def bill_as_csv(lines: Sequence[OrderLine], purchase: Purchase | None = None) ->
 
     Columns are `part`, `item`, `count`, `each_usd`, `total_usd`, `each_w`, `total_w` and `price`: source and date of a
     price, or `ask`. A price or a power that is not known is empty. The sums are those of the rows with a price, and the
-    purchase that `size` counts: servers, and a network at its usual share, of which the rest is for the rows to ask for.
+    purchase that `size` counts: servers, and a network at its usual share, whose rest is for the rows to ask for.
 
     Args:
         lines: of the list.
@@ -252,13 +252,5 @@ def _sums(lines: Sequence[OrderLine], purchase: Purchase) -> Iterable[Sequence[o
     why = "what the purchase leaves for them" if rest >= 0 else "the rows with a price cost more than a usual network"
     yield "total", "rows with a price", rows, None, priced, None, watts, "sum"
     yield "total", f"rows to ask for: {named}", missing.total(), None, rest, None, None, why
-    yield (
-        "total",
-        "purchase",
-        1,
-        None,
-        capex,
-        None,
-        None,
-        "as `size` counts it: servers and a network at its usual share",
-    )
+    counted = "as `size` counts it: servers and a network at its usual share"
+    yield "total", "purchase", 1, None, capex, None, None, counted

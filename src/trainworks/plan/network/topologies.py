@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from trainworks.catalog.catalog import has, system_of
+from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Switch
 from trainworks.plan.network.grids import GridNetwork, grid
@@ -63,10 +64,11 @@ class TopologyRequest:
     @property
     def unit(self) -> int:
         """Nodes of the vendor's scalable unit; 1 where its design is not for this network, or for a taper."""
-        node, cluster = self.cluster.node, self.cluster
-        if node is None or node.scalable_unit is None or self.taper > 1 or cluster.fabric is not None:
+        node = self.cluster.node
+        if node is None or node.scalable_unit is None or self.taper > 1 or not has("nodes", node.name):
             return 1
-        own = has("nodes", node.name) and node.accelerators == cluster.accelerators_per_node
+        sold, nics = catalogue_node(node.name), (node.nics, node.nic_bytes_per_s, node.network)
+        own = (sold.nics, sold.nic_bytes_per_s, sold.network) == nics and sold.accelerators == node.accelerators
         return node.scalable_unit if own else 1
 
     @property

@@ -75,8 +75,8 @@ def room_lines(
     """Lines of the order list for nodes, racks, power and cooling; without watts where the power is not published.
 
     Nodes that are sold in racks are ordered in racks, with their power shelves. A rack of other nodes has two power
-    distribution units, each of which can carry all of it. The power supply of the room includes the losses of supply and
-    cooling (PUE); the cooling takes what nodes and switches use. Storage is not in these figures, and the column of
+    distribution units, each of which can carry all of it. The power supply of the room includes the losses of supply
+    and cooling (PUE); the cooling takes what nodes and switches use. Storage is not in these figures, and the column of
     watts has what uses power, not what supplies it.
 
     Args:
@@ -111,7 +111,7 @@ def room_lines(
 
 
 def purchase_of(cluster: ClusterDescription, given: Mapping[str, float] | None = None) -> Purchase | None:
-    """Servers and network that are bought; None where the power of the nodes, by which they are priced, is not known."""
+    """Servers and network that are bought; None where the power of the nodes, which prices them, is not known."""
     try:
         return purchase(cluster, given)
     except UsageError:
