@@ -219,6 +219,7 @@ def design_network(
     `auto` is the design that the vendor of the nodes sells, where it has one for their own network and neither one
     switch nor one scale-up domain holds them; else the topology with the fewest switches of those that serve
     (`serves`); of equal ones that with the fewest tiers, then that whose rails are nearest.
+
     Without a switch it is the catalogue's with the closest ports of those whose network holds the cluster.
 
     Args:
