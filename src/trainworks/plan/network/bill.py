@@ -175,9 +175,11 @@ class OrderLine:
     item: str
     count: int
     each: Traced | None = None
-    """Price of one, USD; None where it has to be asked for."""
+    """Price of one, USD; None without one."""
     each_w: float | None = None
     """Largest power of one."""
+    unpriced: str = "ask"
+    """Reason why it has no price: it has to be asked for, or it is `rented`."""
 
 
 def compute_lines(design: NetworkDesign, prices: NetworkPrices, *, nodes_per_rack: int) -> list[OrderLine]:
@@ -220,8 +222,9 @@ def bill_as_csv(lines: Sequence[OrderLine], purchase: Purchase | None = None) ->
     """The order list as a table with a head, and with its sums.
 
     Columns are `part`, `item`, `count`, `each_usd`, `total_usd`, `each_w`, `total_w` and `price`: source and date of a
-    price, or `ask`. A price or a power that is not known is empty. The sums are those of the rows with a price, and the
-    purchase that `size` counts: servers, and a network at its usual share, whose rest is for the rows to ask for.
+    price, `ask` or `rented`. A price or a power that is not known is empty. The sums are those of the rows with a
+    price, and the purchase that `size` counts: servers, and a network at its usual share, whose rest is for the rows
+    to ask for.
 
     Args:
         lines: of the list.
@@ -234,7 +237,9 @@ def bill_as_csv(lines: Sequence[OrderLine], purchase: Purchase | None = None) ->
         usd = None if line.each is None else round(line.each.value)
         each_w = None if line.each_w is None else round(line.each_w)
         total_usd, total_w = (None if each is None else line.count * each for each in (usd, each_w))
-        source = "ask" if line.each is None else "; ".join(filter(None, (each.source for each in leaves(line.each))))
+        source = (
+            line.unpriced if line.each is None else "; ".join(filter(None, (each.source for each in leaves(line.each))))
+        )
         table.writerow([line.part, line.item, line.count, usd, total_usd, each_w, total_w, source])
     if purchase is not None:
         table.writerows(_sums(lines, purchase))

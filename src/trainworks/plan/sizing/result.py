@@ -167,7 +167,7 @@ class Proposal(Result):
         power = None if network is None else switch_power(network, NetworkPrices())
         room = room_lines(ordered, given=self.request.given, network_w=0.0 if power is None else power.value)
         if self.chosen.contract != "own":  # room and switches are the provider's, and nothing is bought
-            return bill_as_csv([replace(line, each=None) for line in room if line.part == "compute"])
+            return bill_as_csv([replace(line, each=None, unpriced="rented") for line in room if line.part == "compute"])
         bought = purchase_of(ordered, self.request.given)
         if network is None:
             return bill_as_csv(room, bought)
