@@ -144,6 +144,8 @@ class Node(Frozen):
     """NICs that share a cage of the node, and so a transceiver."""
     scalable_unit: int | None = None
     """Nodes of the unit that the vendor builds clusters of; None without a published design."""
+    ethernet_unit: int | None = None
+    """Nodes of the unit of the vendor's design over Ethernet at the same rate, in two planes; None without one."""
 
 
 class System(Frozen):

@@ -119,7 +119,8 @@ def _racks(plan: NetworkPlan) -> str:
     if system is None or system.form != "rack":
         return ""
     racks = _count(-(-plan.design.nodes // system.nodes), "rack")
-    return f"{racks} of {system.nodes} nodes: each is one scale-up domain, and stays on one set of leaves"
+    together = ", and stays on one set of leaves" if plan.design.set_nodes or plan.design.sets == 1 else ""
+    return f"{racks} of {system.nodes} nodes: each is one scale-up domain{together}"
 
 
 def _has_all_reduce(plan: NetworkPlan) -> bool:
@@ -166,7 +167,7 @@ def _bill_notes(plan: NetworkPlan) -> list[str]:
     for item in bill:
         if item.each is not None and item.each.value and item.each.source not in (None, GIVEN):
             sources.setdefault(str(item.each.source), []).append(item.name)
-    lines += [f"price of {' and '.join(names)}: {source}" for source, names in sources.items()]
+    lines += [f"price of {', '.join(names)}: {source}" for source, names in sources.items()]
     if power is not None:
         lines.append(f"the switches take {format_quantity(power.value, 'W')} at most")
     if missing:

@@ -96,6 +96,7 @@ def built(nodes: int, nics: int, ports: int, topology: str, taper: float = 1.0) 
         ("32 nodes of DGX H100", "rail-optimised", {"leaf": 8, "spine": 4}),
         ("8 nodes of DGX H100", "star", {"switch": 1}),
         ("1024 nodes of DGX B200", "rail-optimised", {"leaf": 256, "spine": 256, "core": 128}),
+        ("60 nodes of DGX B300 over 8x RoCE 800", "multi-plane", {"leaf": 16, "spine": 8}),
         ("2x GB200 NVL72", "rail-optimised", {"leaf": 32, "spine": 9}),
         ("1x GB200 NVL72", "star", {"switch": 2}),
         ("4x GB300 NVL72", "star", {"switch": 2}),

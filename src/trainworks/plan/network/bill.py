@@ -112,7 +112,7 @@ def _listed(part: str, given: float | None, gbps: float) -> Traced | None:
     """The user's price, else that of the catalogue for this rate; None where it has none."""
     name = f"{gbps:g} Gb/s {part} price"
     if given is None and has("assumptions", name):
-        return assumed(name)
+        return fact(name, assumed(name).value, "USD", source=str(assumed(name).source))
     return _price(part, given)
 
 

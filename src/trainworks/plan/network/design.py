@@ -324,10 +324,10 @@ def _automatic(request: TopologyRequest) -> Topology:
     names = [name for name in _BY_PREFERENCE if request.rails > 1 or name not in ("rail-optimised", "rail-only")]
     designs = (_attempt(name, request) for name in names)
     serving = [design for design in designs if design is not None and serves(design)]
-    sold = any(design.topology == "rail-optimised" and design.unit > 1 for design in serving)
+    sold = next((design.topology for design in serving if design.unit > 1), None)
     in_one = request.cluster.scale_up_domain == request.cluster.num_accelerators
-    if sold and not in_one and all(design.num_switches > 1 for design in serving):
-        return "rail-optimised"
+    if sold is not None and not in_one and all(design.num_switches > 1 for design in serving):
+        return sold
     if request.cluster.oversubscription > 1:
         serving = [design for design in serving if design.oversubscription > 1] or serving
     if serving:

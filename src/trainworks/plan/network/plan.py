@@ -169,7 +169,7 @@ def _leaves(design: NetworkDesign, fabric: TreeNetwork, given: Mapping[str, Trac
 
 def _leaves_of_units(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
     """Leaf switches for whole scalable units and whole racks."""
-    nodes, spare, rails = (given[name] for name in ("nodes", "spare", "rails"))
+    nodes, spare, rails, planes = (given[name] for name in ("nodes", "spare", "rails", "planes"))
     source = (
         f"the design in which {design.cluster.node_name} is sold" if design.unit > 1 else "one: nodes are sold alone"
     )
@@ -178,7 +178,7 @@ def _leaves_of_units(design: NetworkDesign, given: Mapping[str, Traced]) -> Trac
     full = computed("nodes of a set of leaves", design.set_nodes or 1, "", by=whole, links=given["links"])
     units = ceil((nodes + spare) / unit).named("scalable units", "", unit=unit, spare=spare)
     sets = ceil(units * unit / full).named("sets of leaves", "", units=units, unit=unit, full=full)
-    return (rails * sets).named("leaf switches", "", sets=sets)
+    return (planes * rails * sets).named("leaf switches", "", planes=planes, sets=sets)
 
 
 def _cables(design: NetworkDesign, tiers: Mapping[str, Traced]) -> list[Traced]:

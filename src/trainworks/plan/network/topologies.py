@@ -65,11 +65,20 @@ class TopologyRequest:
     def unit(self) -> int:
         """Nodes of the vendor's scalable unit; 1 where its design is not for this network, or for a taper."""
         node = self.cluster.node
-        if node is None or node.scalable_unit is None or self.taper > 1 or not has("nodes", node.name):
+        if node is None or self.taper > 1 or not has("nodes", node.name):
             return 1
-        sold, nics = catalogue_node(node.name), (node.nics, node.nic_bytes_per_s, node.network)
-        own = (sold.nics, sold.nic_bytes_per_s, sold.network) == nics and sold.accelerators == node.accelerators
-        return node.scalable_unit if own else 1
+        sold, alike = catalogue_node(node.name), ("nics", "nic_bytes_per_s", "accelerators")
+        if any(getattr(sold, name) != getattr(node, name) for name in alike):
+            return 1
+        units = {sold.network: sold.scalable_unit} | ({"RoCE": sold.ethernet_unit} if sold.network != "RoCE" else {})
+        return units.get(node.network) or 1
+
+    @property
+    def unit_planes(self) -> int:
+        """Planes of the design that is sold in units."""
+        node = self.cluster.node
+        own = node is None or not has("nodes", node.name) or catalogue_node(node.name).network == node.network
+        return 1 if own else PLANES
 
     @property
     def rack(self) -> int:
@@ -127,9 +136,9 @@ def _rail_optimised(request: TopologyRequest, *, planes: int = 1, tiers: tuple[i
     ports = ports_for(request.cluster, request.switch, planes=planes)
     per_leaf = leaf_ports(ports.count, request.taper)[0] // request.rail_nics
     set_nodes = per_leaf // request.rack * request.rack
-    unit = request.unit if set_nodes and request.unit % set_nodes == 0 else 1
-    if planes == 1 and set_nodes and (unit > 1 or request.rack > 1):
-        return _in_units(request, ports, set_nodes, unit)
+    unit = request.unit if set_nodes and request.unit % set_nodes == 0 and planes == request.unit_planes else 1
+    if set_nodes and (unit > 1 or (request.rack > 1 and planes == 1)):
+        return _in_units(request, ports, set_nodes, unit, planes=planes, tiers=tiers)
     most = [most_leaves(ports.count, tier) // request.rails * per_leaf for tier in tiers]
     sets = -(-request.slots // per_leaf) if per_leaf else 0
     down = -(-request.slots // max(1, sets)) * request.rail_nics
@@ -137,7 +146,9 @@ def _rail_optimised(request: TopologyRequest, *, planes: int = 1, tiers: tuple[i
     return TopologyResult(next(filter(None, trees), None), max(most), ports, planes, planes, sets)
 
 
-def _in_units(request: TopologyRequest, ports: Ports, set_nodes: int, unit: int) -> TopologyResult:
+def _in_units(
+    request: TopologyRequest, ports: Ports, set_nodes: int, unit: int, *, planes: int, tiers: tuple[int, ...]
+) -> TopologyResult:
     """Leaves and spines of whole scalable units, with whole racks on a set of leaves.
 
     Several units of racks have three tiers from the start, with a pod for each rail of a unit, so that they can grow.
@@ -146,13 +157,13 @@ def _in_units(request: TopologyRequest, ports: Ports, set_nodes: int, unit: int)
     sets = -(-units * unit // set_nodes)
     leaves, down = sets * request.rails, min(set_nodes, units * unit) * request.rail_nics
     pod_sets = unit // set_nodes if request.rack > 1 and unit > 1 else 1
-    tiers = (3,) if pod_sets > 1 and units > 1 else (2, 3)
+    tiers = (3,) if pod_sets > 1 and units > 1 else tiers
     pod = pod_sets if pod_sets > 1 else None
     trees = [_tree(ports, leaves, down, request.taper, tier, pod) for tier in tiers]
     fabric = next(filter(None, trees), None)
-    most = most_leaves(ports.count, 3) // request.rails * set_nodes // unit * unit
+    most = most_leaves(ports.count, max(tiers)) // request.rails * set_nodes // unit * unit
     whole = 1 if fabric is None or not fabric.cores else pod_sets
-    return TopologyResult(fabric, most, ports, sets=sets, set_nodes=set_nodes, pod_sets=whole, unit=unit)
+    return TopologyResult(fabric, most, ports, planes, planes, sets, set_nodes, whole, unit)
 
 
 def _rail_only(request: TopologyRequest) -> TopologyResult:
