@@ -6,12 +6,16 @@ differently than the demonstration says ends all with 1. `demo.py shell` gives a
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import re
 import subprocess  # noqa: TID251  # an example, and no part of the package
 import sys
+import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from trainworks.config.stack import Stack, load_stack
@@ -20,7 +24,8 @@ from trainworks.deploy.hardware import hardware_of
 HERE = Path(__file__).parent
 HALL = Path(os.environ.get("HALL", "/run/hall"))
 TRAINWORKS = Path(sys.executable).with_name("trainworks")
-BOOT_S = 300
+BOOT_S, PAGE_S = 300, 600
+PAGER = ("10.77.0.1", 9999)
 
 
 def software() -> list[str]:
@@ -117,7 +122,38 @@ def train() -> None:
         lambda code, printed: code == 0 and "SUCCEEDED" in printed,
     )
     run("ssh alice@login1 'cd /shared/alice && trainworks report'")
+    run(
+        "ssh deploy@login1 \"promtool query instant http://localhost:9090 'trainworks_run_goodput_ratio'\"",
+        lambda code, printed: code == 0 and 'run="guides-lm-1"' in printed,
+    )
     run("ssh alice@login1 'sacct --allocations --format=JobID,JobName,Account,AllocNodes,State,Elapsed'")
+
+
+class Pager(BaseHTTPRequestHandler):
+    """The webhook of the stack file."""
+
+    pages: queue.Queue[str] = queue.Queue()
+
+    def do_POST(self) -> None:
+        """One message of Alertmanager."""
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        alerts = (f"{one['status']} {one['labels']['alertname']} {one['labels']['node']}" for one in message["alerts"])
+        self.pages.put("; ".join(alerts))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Nothing."""
+
+
+def alarm() -> None:
+    """A node that loses its power pages."""
+    started = time.monotonic()
+    run("ssh deploy@gpu4 'sudo systemctl poweroff --force --force'", lambda code, printed: True)
+    page = Pager.pages.get(timeout=PAGE_S)
+    print(f"page: {page}\n# {time.monotonic() - started:.0f} s\n", flush=True)
+    if page != "firing NodeDown gpu4":
+        raise SystemExit("not as the demonstration says: `firing NodeDown gpu4` is paged")
 
 
 def drift() -> None:
@@ -138,7 +174,11 @@ def main() -> None:
     guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
     (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
     (HALL / "run.yaml").write_text((HERE / "run.yaml").read_text())
-    (HALL / "stack.yaml").write_text(source.text.replace(stack.admin_keys[0], (HALL / "key.pub").read_text().strip()))
+    text = source.text.replace(stack.admin_keys[0], (HALL / "key.pub").read_text().strip())
+    (HALL / "stack.yaml").write_text(
+        text.replace("trainworks: /opt/trainworks", f"trainworks: {TRAINWORKS.parents[1]}")
+    )
+    threading.Thread(target=HTTPServer(PAGER, Pager).serve_forever, daemon=True).start()
     started = time.monotonic()
     boot(stack)
     print(f"# {sum(len(group.names) for group in stack.nodes)} machines booted: {time.monotonic() - started:.0f} s\n")
@@ -148,6 +188,7 @@ def main() -> None:
     build()
     train()
     drift()
+    alarm()
     print(f"# the whole demonstration: {time.monotonic() - started:.0f} s")
 
 

@@ -42,6 +42,7 @@ def said(host: str) -> str:
     if host == "login1":
         lines += [f"node\tgpu{number}\tidle|gpu:h100:2" for number in range(1, 5)]
         lines += [f"target\tnode {name}:9100\tup" for name in HOSTS]
+        lines += [f"target\ttrainworks {name}:9855\tup" for name in HOSTS if name != "store1"]
     return "\n".join(lines) + "\n"
 
 
@@ -79,8 +80,10 @@ def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
         ("gpu2", "health\t\tpasses", "health\t\tnot 2 accelerators", "health"),
         ("login1", "gpu3\tidle", "gpu3\tdrained", "Slurm's node gpu3"),
         ("login1", "gpu3\tidle|gpu:h100:2", "gpu3\tidle|gpu:h100:1", "Slurm's node gpu3"),
-        ("login1", "store1:9100\tup", "store1:9100\tdown", "target store1"),
-        ("login1", "node store1:9100", "node store2:9100", "target store1"),
+        ("login1", "store1:9100\tup", "store1:9100\tdown", "target node of store1"),
+        ("login1", "node store1:9100", "node store2:9100", "target node of store1"),
+        ("login1", "gpu2:9855\tup", "gpu2:9855\tdown", "target trainworks of gpu2"),
+        ("gpu2", "trainworks-exporter\tactive", "trainworks-exporter\tfailed", "service trainworks-exporter"),
     ],
 )
 def test_a_difference_is_named(host: str, old: str, new: str, check: str) -> None:

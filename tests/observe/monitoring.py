@@ -86,7 +86,7 @@ class Monitoring:
         node_exporters: Sequence[str] = (),
         zabbix: bool = False,
     ) -> Iterator[str]:
-        """Scrape one exporter under the names of `hosts`, find none on those of `dead`, and scrape node_exporters.
+        """Scrape one exporter under the names of `hosts`, lose `dead` after an answer, and scrape node_exporters.
 
         Returns the address of the exporter.
         """
@@ -99,7 +99,14 @@ class Monitoring:
                 (self.folder / f"{job}.targets.json").write_text(json.dumps([{"targets": targets}]))
             listen = f"--web.listen-address=127.0.0.1:{self.prometheus}"
             command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=series", listen]
-            stack.enter_context(running_program(*command, log=self.folder / "prometheus.log"))
+            with ExitStack() as alive:
+                for name in dead:
+                    alive.enter_context(serving(metrics_server(metrics, f"{name}:{port}")))
+                stack.enter_context(running_program(*command, log=self.folder / "prometheus.log"))
+                when_it_listens(f"http://127.0.0.1:{self.prometheus}/-/ready").close()
+                for name in dead:
+                    while not answer(self.prometheus, f'up{{node="{name}",job="trainworks"}} == 1'):
+                        time.sleep(0.2)
             yield exporter
 
     @contextmanager

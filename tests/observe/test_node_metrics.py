@@ -14,9 +14,15 @@ import pytest
 from tests.fakes import FakeClock, spec
 from tests.health.machine import FakeNvml, gpu, healthy
 from tests.observe.prometheus import values
+from trainworks.api.observing import exporter
 from trainworks.api.observing.exporter import NodeMetrics
-from trainworks.errors import ArgumentError
+from trainworks.backends.backend import NodeStatus
+from trainworks.backends.slurm.backend import SlurmBackend
+from trainworks.config.engines import Slurm
+from trainworks.errors import ArgumentError, UnreachableError, UsageError
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_row import Placement
+from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.exporter import FAMILIES
@@ -242,3 +248,39 @@ def test_label_values_and_help_are_escaped_and_a_doubled_series_counts_once() ->
     family = MetricFamily("up", "Two\nlines \\.", labels=("name",))
     text = exposition([family.sample(1, 'a"b\\c\nd'), family.sample(float("inf"), "x"), family.sample(2, "x")])
     assert text == ('# HELP up Two lines \\\\.\n# TYPE up gauge\nup{name="a\\"b\\\\c\\nd"} 1\nup{name="x"} +Inf\n')
+
+
+def test_a_scheduler_that_stops_answering_leaves_its_jobs_and_says_so(
+    folder: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ClusterJob(
+        id="7", name="lm-1", owner="alice", team="", state=JobState.RUNNING, held=False, submitted_at=5.0, nodes=("n1",)
+    )
+    answers: list[list[ClusterJob] | UnreachableError] = [[job], UnreachableError("slurmctld does not answer")]
+    said: list[str] = []
+
+    class Silent(SlurmBackend):
+        def queue(self) -> list[ClusterJob]:
+            answer = answers[0] if len(answers) == 1 else answers.pop(0)
+            if isinstance(answer, UnreachableError):
+                raise answer
+            return answer
+
+        def nodes(self) -> list[NodeStatus]:
+            return [NodeStatus(name="n1", state="draining"), NodeStatus(name="n2", state="free")]
+
+    monkeypatch.setattr(exporter, "backend_on", lambda cluster: Silent(Slurm()))
+    metrics = NodeMetrics(["queue"], folder, cluster="slurm", clock=clock, notify=said.append)
+    found = values(metrics.text())
+    assert (found["trainworks_jobs_running"], found["trainworks_jobs_unreachable"]) == (1, 0)
+    assert found["trainworks_nodes_drain"] == 1
+    clock.sleep(60)
+    found = values(metrics.text())
+    assert (found["trainworks_jobs_running"], found["trainworks_jobs_unreachable"]) == (1, 1)
+    assert found['trainworks_exporter_collector_success{collector="queue"}'] == 0
+    assert said == ["collector `queue`: slurmctld does not answer"]
+
+
+def test_a_backend_that_does_not_list_the_jobs_of_others_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="local does not list the jobs of other users"):
+        NodeMetrics(["queue"], folder, cluster="local")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import json
 import os
@@ -233,6 +234,12 @@ def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, traine
 
 def test_nodes_show_what_is_in_use(server: Server) -> None:
     assert server.ask("/api/v1/nodes").json[0]["cores"] > 0
+
+
+@pytest.mark.parametrize("path", ["/nodes", "/api/v1/nodes"])
+def test_a_visitor_asks_for_no_cluster_that_is_a_file_of_the_server(server: Server, path: str) -> None:
+    answer = server.ask(f"{path}?cluster=/etc/hostname")
+    assert answer.status == 422 and "no cluster `/etc/hostname` is reached from here" in html.unescape(answer.text)
 
 
 def test_the_machine_of_the_server_shows_its_load_and_health(server: Server) -> None:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.api.observing.monitor import render_monitoring
+from trainworks.api.notices import silent
+from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
-from trainworks.deploy.project import project_files
+from trainworks.deploy.project import exporter_options, project_files
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
@@ -24,6 +25,7 @@ from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
 
 _RULES = ("TW73", "TW74")
+_TOKEN_FILE = "exporter.token"  # noqa: S105, a file beside prometheus.yml, which the role writes
 
 
 def check_stack(path: Path | str) -> ReviewReport:
@@ -70,15 +72,27 @@ def render_stack(path: Path | str) -> dict[str, str]:
     ]
     if wrong:
         raise RunFileError([*wrong])
-    monitoring: dict[str, str] = {}
-    if stack.monitoring is not None:
-        monitoring = render_monitoring(page=stack.monitoring.page, ticket=stack.monitoring.ticket)
-        targets = target_files(name for group in stack.nodes for name in group.names)
-        monitoring["node.targets.json"] = targets["node.targets.json"]  # no role installs the exporter of runs
     try:
-        return project_files(stack, monitoring, _locks(stack, Path(path).parent))
+        return project_files(stack, _monitoring(stack), _locks(stack, Path(path).parent))
     except ArgumentError as error:
         raise source.blame(error) from None
+
+
+def _monitoring(stack: Stack) -> dict[str, str]:
+    if stack.monitoring is None:
+        return {}
+    # the token travels unencrypted, between the nodes of one cluster
+    files = render_monitoring(
+        page=stack.monitoring.page, ticket=stack.monitoring.ticket, token_file=_TOKEN_FILE, notify=silent
+    )
+    groups = {name: group.roles for group in stack.nodes for name in group.names}
+    every = target_files(groups)
+    own = target_files(name for name, roles in groups.items() if exporter_options(roles))
+    files |= {
+        "node.targets.json": every["node.targets.json"],
+        "trainworks.targets.json": own["trainworks.targets.json"],
+    }
+    return files | (grafana_files() if stack.monitoring.grafana else {})
 
 
 def apply_stack(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainworks.backends.backend import Backend, NodeStatus
-from trainworks.backends.registry import backend_for, local_backend
+from trainworks.backends.registry import backend_for, clusters_here, local_backend
 
-__all__ = ["NodeStatus", "backend_on", "drain", "nodes", "undrain"]
+__all__ = ["NodeStatus", "backend_on", "clusters_here", "drain", "nodes", "undrain"]
 
 
 def backend_on(cluster: str | None) -> Backend:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 
 from trainworks.errors import UsageError
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
@@ -190,6 +191,11 @@ class Backend(abc.ABC):
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status of several jobs, from one query."""
 
+    @classmethod
+    def is_here(cls) -> bool:
+        """Whether this machine can ask for the cluster's nodes without a run file."""
+        return False
+
     def hurried(self) -> Self:
         """This backend with `patience_s` as the time limit of each query; itself where queries have no limit."""
         return self
@@ -304,6 +310,15 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def nodes(self) -> list[NodeStatus]:
         """Status of all nodes, in order of their names."""
+
+    def queue(self) -> list[ClusterJob]:
+        """Jobs of all users: those that wait or run, and those that ended a short time ago.
+
+        Raises:
+            UsageError: the backend does not list the jobs of other users.
+            UnreachableError: it does not answer.
+        """
+        raise UsageError(f"{self.name} does not list the jobs of other users")
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; running ones continue."""

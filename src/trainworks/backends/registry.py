@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -52,6 +53,15 @@ def backend_class(name: str) -> type[Backend]:
     except (ImportError, AttributeError) as error:
         raise UsageError(f"cannot load the `{name}` backend from `{point.value}`: {error}") from None
     return backend
+
+
+def clusters_here() -> list[str]:
+    """Names of clusters, besides this machine's queue, whose nodes this machine can ask for without a run file."""
+    found = []
+    for name in (*_BUILT_IN, *entry_points(group=ENTRY_POINTS).names):
+        with suppress(UsageError):  # a plugin that cannot be imported
+            found += [name] if backend_class(name).is_here() else []
+    return found
 
 
 def local_backend(store: JobStore | None = None) -> Backend:

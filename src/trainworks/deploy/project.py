@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import get_args
 
+from trainworks import __version__
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.stack_cluster import node_of
@@ -21,6 +22,7 @@ from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
 from trainworks.errors import ArgumentError
+from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
 
 _HOMES = "/home"
@@ -32,7 +34,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
 
     Args:
         stack: to render.
-        monitoring: files for Prometheus and Alertmanager, by name; they are left out where the stack monitors nothing.
+        monitoring: files for Prometheus, Alertmanager and Grafana, by path; none where the stack monitors nothing.
         locks: text of the lock files that `images` name.
 
     Raises:
@@ -43,11 +45,10 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         message = f"{system.name} has no packages of Prometheus"
         raise ArgumentError(message, argument="monitoring", hint="remove `monitoring`, or install Prometheus yourself")
     slurm, units = slurm_files(stack), file_systems.mount_units(stack)
-    watched = dict(monitoring) if stack.monitoring is not None else {}
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
     files |= {
         "inventory.yaml": to_yaml(inventory(stack)),
-        "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, watched)),
+        "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, monitoring)),
         "cloud-init/user-data.yaml": cloud_init(stack),
         ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
     }
@@ -55,7 +56,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
     files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
-    files |= {f"roles/monitoring/files/{name}": text for name, text in watched.items()}
+    files |= {f"roles/monitoring/files/{name}": text for name, text in monitoring.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
@@ -75,6 +76,19 @@ def _fabric_files(stack: Stack) -> dict[str, str]:
     for host, networks in rail_networks(stack).items():
         files |= {f"{role}/{host}/{name}": text for name, text in networks.items()}
     return files | {f"switches/{name}": text for name, text in switch_files(stack).items()}
+
+
+def exporter_options(roles: Collection[str]) -> str:
+    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
+
+    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
+    """
+    collected = [
+        *(["runs", "queue"] if "controller" in roles else []),
+        *(["gpus", "health"] if "compute" in roles else []),
+    ]
+    slurm = " --cluster slurm" if "controller" in roles else ""
+    return f"--collect {','.join(collected)}{slurm}" if collected else ""
 
 
 def inventory(stack: Stack) -> Mapping[str, object]:
@@ -107,7 +121,7 @@ def cloud_init(stack: Stack) -> str:
     return "#cloud-config\n" + to_yaml(data)
 
 
-def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mapping[str, str]) -> Mapping[str, object]:
+def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: Iterable[str]) -> Mapping[str, object]:
     own_exports = file_systems.exports(stack)
     return {
         "cluster_name": stack.name,
@@ -136,8 +150,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
         "slurm_files": list(slurm),
-        "slurm_database_password": "{{ lookup('ansible.builtin.password', 'secrets/slurm_database', length=32, "
-        "chars=['ascii_letters', 'digits']) }}",
+        "slurm_database_password": _drawn("slurm_database"),
         "database_packages": ["mariadb-server"],
         "database_settings": "/etc/mysql/mariadb.conf.d/90-slurm.cnf" if apt else "/etc/my.cnf.d/slurm.cnf",
         "homes": _homes(stack),
@@ -160,8 +173,36 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], watched: Mappi
         "images": [
             {"name": each.name, "at": each.at, "image": each.image} for each in stack.environments if each.image
         ],
-        "monitoring_files": list(watched),
+        **_monitoring_variables(stack, monitoring),
     }
+
+
+def _drawn(name: str) -> str:
+    """A secret that Ansible draws once where it runs, and keeps beside the project."""
+    return (
+        f"{{{{ lookup('ansible.builtin.password', 'secrets/{name}', length=32, chars=['ascii_letters', 'digits']) }}}}"
+    )
+
+
+def _monitoring_variables(stack: Stack, files: Iterable[str]) -> Mapping[str, object]:
+    """Variables of the role `monitoring`; its play is left out without files."""
+    grafana = [name for name in files if name.startswith("grafana/")]
+    found: dict[str, object] = {"monitoring_files": [name for name in files if name not in grafana]}
+    if stack.monitoring is not None:
+        found |= {
+            "trainworks": stack.monitoring.trainworks,
+            "trainworks_package": f"trainworks=={__version__}",
+            "exporter_token": _drawn("exporter_token"),
+            "exporters": {
+                name: {"listen": str(ListenAddress(at, EXPORTER_PORTS["trainworks"])), "options": options}
+                for group in stack.nodes
+                for name, at in group.addresses.items()
+                if (options := exporter_options(group.roles))
+            },
+            "grafana_files": grafana,
+            "grafana_password": _drawn("grafana"),
+        }
+    return found
 
 
 def _homes(stack: Stack) -> Mapping[str, object]:

@@ -13,7 +13,9 @@ from trainworks.config.stack import Stack
 from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
+from trainworks.deploy.project import exporter_options
 from trainworks.deploy.rollout import HEALTH
+from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result
 
 Outcome = Literal["pass", "warn", "fail"]
@@ -107,7 +109,9 @@ def services_of(stack: Stack, host: str) -> list[str]:
         services.append("nfs-server")
     if stack.monitoring is not None:
         services.append("prometheus-node-exporter")
+        services += ["trainworks-exporter"] * bool(exporter_options(roles))
         services += ["prometheus", "prometheus-alertmanager"] * ("monitoring" in roles)
+        services += ["grafana-server"] * (stack.monitoring.grafana and "monitoring" in roles)
     services += [unit_name(mount.at) for mount in stack.mounts if mount.server != host]
     if "compute" in roles and stack.gpu is not None:
         services.append("nvidia-persistenced")
@@ -216,10 +220,11 @@ class _Expected:
                 yield _verdict(host, f"Slurm's node {name}", f"{state} {found}".strip(), f"takes jobs, {gres}", good)
 
     def _targets(self, host: str, targets: Mapping[str, str]) -> Iterator[NodeVerdict]:
-        """Prometheus reaches the exporter of every host."""
-        for name in _hosts(self.stack):
-            health = next((state for target, state in targets.items() if target == f"node {name}:9100"), "no target")
-            yield _verdict(host, f"target {name}", health, "up")
+        """Prometheus reaches the exporters of every host."""
+        for name, roles in _hosts(self.stack).items():
+            for job in ("node", "trainworks") if exporter_options(roles) else ("node",):
+                health = targets.get(f"{job} {name}:{EXPORTER_PORTS[job]}", "no target")
+                yield _verdict(host, f"target {job} of {name}", health, "up")
 
 
 def _verdict(host: str, check: str, found: str, expected: str, good: bool | None = None) -> NodeVerdict:

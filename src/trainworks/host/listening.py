@@ -38,6 +38,8 @@ class ListenAddress:
 
 EXPORTER_ADDRESS = ListenAddress("127.0.0.1", 9855)
 """Where the exporter listens by default, so where Prometheus on the same machine finds it."""
+EXPORTER_PORTS = {"trainworks": EXPORTER_ADDRESS.port, "node": 9100}
+"""Scrape job -> port of its exporter on every node."""
 
 
 def parse_address(text: str) -> ListenAddress:

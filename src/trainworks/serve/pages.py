@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -85,7 +85,7 @@ def pages(site: Site) -> APIRouter:
     _form_pages(router, site)
 
     @router.get("/nodes")
-    def nodes_of(visitor: VisitorOf, cluster: Literal["", "slurm", "kubernetes"] = "") -> str:
+    def nodes_of(visitor: VisitorOf, cluster: Annotated[str, Query(max_length=200)] = "") -> str:
         def compute() -> str:
             machine = site.machine()
             document = nodes_page(site.nodes(cluster or None), machine.load, machine.health)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Response
 from fastapi.responses import JSONResponse
@@ -93,7 +93,7 @@ def rest(site: Site) -> APIRouter:
     _record_routes(router, site)
 
     @router.get("/nodes", tags=["cluster"])
-    def list_nodes(cluster: Annotated[Literal["slurm", "kubernetes"] | None, Query()] = None) -> list[NodeStatus]:
+    def list_nodes(cluster: Annotated[str | None, Query(max_length=200)] = None) -> list[NodeStatus]:
         """Nodes of this machine's queue, or of a cluster, with what of them is in use."""
         return site.nodes(cluster)
 

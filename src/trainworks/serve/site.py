@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from trainworks.api.jobs import current_user
-from trainworks.api.nodes import NodeStatus, nodes
+from trainworks.api.nodes import NodeStatus, clusters_here, nodes
 from trainworks.api.observing.compare import RunComparison, compare_reports
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunView, RunViews
@@ -22,7 +20,7 @@ from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
-from trainworks.errors import NotOwnerError
+from trainworks.errors import NotOwnerError, UsageError
 from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
@@ -120,14 +118,19 @@ class Site:
         )
 
     def nodes(self, cluster: str | None = None) -> list[NodeStatus]:
-        """Nodes of this machine's queue, or of a cluster; a few seconds old."""
+        """Nodes of this machine's queue, or of a cluster; a few seconds old.
+
+        Raises:
+            UsageError: the cluster is none of `clusters`; a visitor names no file of the server.
+        """
+        if cluster is not None and cluster not in self.clusters():
+            known = ", ".join(self.clusters()) or "none"
+            raise UsageError(f"no cluster `{cluster}` is reached from here", hint=f"clusters: {known}")
         return self.shared.get(("nodes", cluster), lambda: nodes(cluster), age_s=_LOAD_AGE_S)
 
     def clusters(self) -> list[str]:
-        """Engines whose nodes this machine can ask for, besides its own queue."""
-        kubernetes = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
-        found = {"slurm": shutil.which("sinfo") is not None, "kubernetes": kubernetes.is_file()}
-        return [engine for engine, is_here in found.items() if is_here]
+        """Clusters whose nodes this machine can ask for, besides its own queue."""
+        return self.shared.get("clusters", clusters_here, age_s=_HEALTH_AGE_S)
 
     def machine(self) -> MachineState:
         """Load of this machine, a few seconds old, and its health, checked every few minutes."""

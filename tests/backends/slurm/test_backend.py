@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -417,3 +418,19 @@ def test_the_cluster_is_not_asked_where_no_accelerator_has_a_name() -> None:
     assert backend_of(fake).adapted(spec(node=cores)).node == cores
     assert backend_of(fake).adapted(spec(node=any_gpu)).node == NodeResources(accelerators=8)
     assert fake.asked("sinfo") == []
+
+
+def test_the_queue_has_the_jobs_of_all_users_and_the_run_directories_of_ours() -> None:
+    """One that another program submitted is not looked into, though it may write anywhere."""
+    lines = [
+        "7|RUNNING|alice|vision|1000|8|cpu=8,mem=1G,node=2,gres/gpu=2,gres/gpu:h100=2|n[1-2]"
+        "|trainworks:lm-1:0123456789ab|lm|/shared/alice/runs/lm-1/logs/supervisor.log|None",
+        "9|PENDING|bob|(null)|2500|4|cpu=4||(null)|bash|/shared/bob/slurm-9.out|JobHeldUser",
+    ]
+    fake = FakeSlurm(squeue="\n".join(lines) + "\n")
+    ours, other = backend_of(fake).queue()
+    assert (ours.name, ours.owner, ours.team, ours.nodes) == ("lm-1", "alice", "vision", ("n1", "n2"))
+    assert (ours.cores, ours.accelerators, ours.run_dir) == (8.0, 2, Path("/shared/alice/runs/lm-1"))
+    assert (other.state, other.held, other.submitted_at, other.team) == (JobState.QUEUED, True, 2500.0, "")
+    assert (other.run_dir, other.nodes, other.cores) == (None, (), 0.0)
+    assert "--states=all" in fake.asked("squeue")[0]

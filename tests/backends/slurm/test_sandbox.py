@@ -11,7 +11,9 @@ import pytest
 
 from tests.backends.slurm_cluster import Cluster, Run, wait_until
 from tests.fakes import on_engine, resolved_command
+from tests.observe.prometheus import values
 from trainworks.api.launching.prepared_run import NODE_PLANNER
+from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.proving.drilled_job import DrilledJob
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
@@ -72,6 +74,26 @@ def test_a_hostile_run_directory_is_only_a_name(cluster: Cluster) -> None:
     run.run_dir = hostile
     assert run.submit().end().state is JobState.SUCCEEDED
     assert run.rank_log(0) == "here\n" and hostile.supervisor_log.exists()
+
+
+def test_one_exporter_gives_the_queue_of_all_users_and_their_runs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no job store is: the controller that `deploy` builds has none."""
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    run = cluster.command(UNTIL_TOLD, nodes=2).start()
+    held = cluster.command("true", nodes=1, hold=True).submit()
+    metrics = NodeMetrics(["queue", "runs"], cluster.folder / "none", cluster="slurm")
+    found = values(metrics.text())
+    on_nodes = {key for key in found if key.startswith("trainworks_job_node_info") and run.run_dir.run_id in key}
+    assert [f'node="node{number}"' in "".join(on_nodes) for number in (1, 2, 3)] == [True, True, False]
+    assert found["trainworks_jobs_gpus_alloc"] == 16 and found["trainworks_jobs_hold"] >= 1
+    assert found["trainworks_queue_oldest_submission_timestamp_seconds"] > 1.7e9
+    assert found[f'trainworks_run_state{{run="{run.run_dir.run_id}",state="RUNNING"}}'] == 1
+    (run.run_dir.path / "told").touch()
+    run.end()
+    held.backend.stop(held.handle)
 
 
 def test_a_range_of_nodes_starts_with_those_that_there_are(cluster: Cluster) -> None:

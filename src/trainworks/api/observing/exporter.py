@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from trainworks.api.nodes import backend_on
 from trainworks.api.notices import Notify
 from trainworks.api.observing.watched_runs import RunWatcher
 from trainworks.api.proving.health import health
 from trainworks.backends.store_place import is_there_a_store, store_url
-from trainworks.errors import ArgumentError, suggest
+from trainworks.errors import ArgumentError, UnreachableError, suggest
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.fabric import ethernet_ports, rdma_ports
 from trainworks.host.listening import listen_address
+from trainworks.jobs.cluster_job import ClusterJob, cluster_job
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
@@ -44,6 +49,8 @@ from trainworks.observe.metrics.runs import run_samples
 COLLECTORS = ("runs", "queue", "gpus", "fabric", "health")
 _LIVE = [state for state in JobState if not state.is_final]
 _HEALTH_EVERY_S = 300.0
+_QUEUE_EVERY_S = 10.0
+"""Time between two questions to the scheduler of a cluster, however many readers there are."""
 _FRESH_S = 1.0
 """Age up to which several readers get the same answer."""
 
@@ -54,6 +61,7 @@ class NodeMetrics:
     Args:
         collectors: names out of `COLLECTORS`.
         folder: of runs.
+        cluster: whose queue, and whose users' runs, are collected; this machine's job store when None.
         clock: says when an answer is old.
         nvml: the module pynvml, or an object with its functions.
         root: of the file system that has the network ports and AMD's GPUs.
@@ -62,6 +70,7 @@ class NodeMetrics:
 
     Raises:
         ArgumentError: no such collector.
+        UsageError: no such backend, or it does not list the jobs of other users.
     """
 
     def __init__(
@@ -69,6 +78,7 @@ class NodeMetrics:
         collectors: Sequence[str] = COLLECTORS,
         folder: Path | str = "runs",
         *,
+        cluster: str | None = None,
         clock: Clock | None = None,
         nvml: Any = pynvml,
         root: Path = Path("/"),
@@ -79,15 +89,17 @@ class NodeMetrics:
             hint = suggest(unknown[0], COLLECTORS, otherwise=f"known: {', '.join(COLLECTORS)}")
             raise ArgumentError(f"no collector `{unknown[0]}`", argument="collect", hint=hint)
         self._clock = clock or SystemClock()
-        self._store: JobStore | None = None
-        self._watcher = RunWatcher(Path(folder), self._submitted, self._clock)
+        self._queue: _StoreQueue | _ClusterQueue = (
+            _StoreQueue() if cluster is None else _ClusterQueue(cluster, self._clock)
+        )
+        self._watcher = RunWatcher(Path(folder), self._queue.run_dirs, self._clock)
         self._nvidia = GpuReader(nvml)
         self._root = root
         self._check, self._checked_at = check, 0.0
         self._health: NodeHealth | None = None
         every: dict[str, Callable[[], Iterable[MetricSample]]] = {
             "runs": self._run_samples,
-            "queue": self._queue_samples,
+            "queue": self._queue.samples,
             "gpus": lambda: chain(self._nvidia.samples(), amd_gpu_samples(self._root)),
             "fabric": lambda: fabric_samples(rdma_ports(self._root), ethernet_ports(self._root)),
             "health": self._health_samples,
@@ -125,7 +137,30 @@ class NodeMetrics:
         yield RUNS_UNREADABLE.sample(self._watcher.unreadable)
         yield RUNS_LEFT_OUT.sample(self._watcher.left_out)
 
-    def _open_store(self) -> JobStore | None:
+    def _health_samples(self) -> Iterable[MetricSample]:
+        if self._health is None or self._clock.now() - self._checked_at >= _HEALTH_EVERY_S:
+            self._health, self._checked_at = self._check(), self._clock.now()
+        return health_samples({each.check: each.verdict for each in self._health.results}, self._checked_at)
+
+
+class _StoreQueue:
+    """The job store of this machine."""
+
+    def __init__(self) -> None:
+        self._store: JobStore | None = None
+
+    def run_dirs(self) -> Iterable[str]:
+        store = self._open()
+        return [] if store is None else [job.run_dir for job in store.search(states=_LIVE, uid=os.getuid())]
+
+    def samples(self) -> Iterable[MetricSample]:
+        store = self._open()
+        if store is None:
+            return ()
+        live = [cluster_job(row) for row in store.search(states=_LIVE)]
+        return queue_samples(store.counts(), live, drained_nodes=len(store.drained()))
+
+    def _open(self) -> JobStore | None:
         if self._store is not None and self._store.is_replaced():
             self._store.close()
             self._store = None
@@ -133,20 +168,39 @@ class NodeMetrics:
             self._store = open_store(store_url())
         return self._store
 
-    def _submitted(self) -> Iterable[str]:
-        store = self._open_store()
-        return [] if store is None else [job.run_dir for job in store.search(states=_LIVE, uid=os.getuid())]
 
-    def _queue_samples(self) -> Iterable[MetricSample]:
-        store = self._open_store()
-        if store is None:
-            return ()
-        return queue_samples(store.counts(), store.search(states=_LIVE), drained_nodes=len(store.drained()))
+class _ClusterQueue:
+    """The queue of a cluster, with the jobs of all its users; while it does not answer, they stay as they were."""
 
-    def _health_samples(self) -> Iterable[MetricSample]:
-        if self._health is None or self._clock.now() - self._checked_at >= _HEALTH_EVERY_S:
-            self._health, self._checked_at = self._check(), self._clock.now()
-        return health_samples({each.check: each.verdict for each in self._health.results}, self._checked_at)
+    def __init__(self, cluster: str, clock: Clock) -> None:
+        self._backend, self._clock = backend_on(cluster).hurried(), clock
+        self._jobs, self._drained = list[ClusterJob](), 0
+        self._silence: UnreachableError | None = None
+        self._looked_at = -math.inf
+        self._look()
+
+    def run_dirs(self) -> Iterable[str]:
+        self._look()
+        return [str(job.run_dir) for job in self._jobs if job.run_dir is not None]
+
+    def samples(self) -> Iterator[MetricSample]:
+        self._look()
+        reachable = self._silence is None
+        live = [replace(job, reachable=reachable) for job in self._jobs if not job.state.is_final]
+        yield from queue_samples(Counter(job.state for job in self._jobs), live, drained_nodes=self._drained)
+        if self._silence is not None:
+            raise self._silence
+
+    def _look(self) -> None:
+        if self._clock.now() - self._looked_at < _QUEUE_EVERY_S:
+            return
+        self._looked_at = self._clock.now()
+        try:
+            self._jobs = self._backend.queue()
+            self._drained = sum(node.state in ("draining", "drained") for node in self._backend.nodes())
+            self._silence = None
+        except UnreachableError as error:
+            self._silence = error
 
 
 def metrics_server(

@@ -15,6 +15,7 @@ from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.host.users import this_host
+from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring.alerts import ALERTS
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import (
@@ -117,6 +118,21 @@ def rendered_dashboards() -> dict[str, str]:
         MissingExtraError: `grafana-foundation-sdk` is not installed.
     """
     return {f"trainworks-{dashboard.name}.json": dashboard_json(dashboard) for dashboard in DASHBOARDS}
+
+
+def grafana_files() -> dict[str, str]:
+    """Dashboards, and the files by which Grafana finds them and Prometheus, by their paths below `grafana/`.
+
+    Raises: as `rendered_dashboards`.
+    """
+    source = {"name": "Prometheus", "type": "prometheus", "url": "http://127.0.0.1:9090", "isDefault": True}
+    folder = {"name": "Trainworks", "type": "file", "options": {"path": "/etc/grafana/dashboards"}}
+    provisioning = "grafana/provisioning"
+    return {
+        f"{provisioning}/datasources/trainworks.yaml": to_yaml({"apiVersion": 1, "datasources": [source]}),
+        f"{provisioning}/dashboards/trainworks.yaml": to_yaml({"apiVersion": 1, "providers": [folder]}),
+        **{f"grafana/dashboards/{name}": text for name, text in rendered_dashboards().items()},
+    }
 
 
 def monitored_nodes(cluster: str | None = None, *, notify: Notify = warn) -> dict[str, str]:

@@ -94,6 +94,11 @@ class KubernetesBackend(Backend):
         hosts = RemoteHosts(wait_for_pods(pod, SystemClock()), Path(SECRETS)) if pod.num_nodes > 1 else None
         return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, hosts)
 
+    @classmethod
+    def is_here(cls) -> bool:
+        """Whether this user has a configuration of `kubectl`."""
+        return Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser().is_file()
+
     def hurried(self) -> Self:
         """This backend, with a client that waits for each answer only for the time of a list."""
         hurried = copy.copy(self)

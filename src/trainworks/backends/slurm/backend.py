@@ -28,6 +28,7 @@ from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import Cause, JobState
@@ -89,6 +90,11 @@ class SlurmBackend(Backend):
         is_alone = len(job.nodes) == 1 or shutil.which("srun") is None
         steps = None if is_alone else StepHosts(job, StepCommand((), (sys.executable,)), client)
         return AllocatedNodes(len(job.nodes), job.cores_per_node, job.accelerators_per_node, steps)
+
+    @classmethod
+    def is_here(cls) -> bool:
+        """Whether Slurm's programs are installed."""
+        return shutil.which("sinfo") is not None
 
     def hurried(self) -> Self:
         """This backend, with a client that waits for each answer only for the time of a list.
@@ -352,6 +358,11 @@ class SlurmBackend(Backend):
             ("scontrol", "show", "topology"),
         )
         return states.node_statuses(nodes(), running(), topology)
+
+    def queue(self) -> list[ClusterJob]:
+        """Jobs of all users, in every partition; those that have ended for `MinJobAge` seconds."""
+        options = ("--noheader", "--all", "--states=all", f"--Format={states.CLUSTER_FORMAT}")
+        return states.parse_cluster_queue(self._client.call("squeue", *options))
 
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; Slurm lets its operators alone do this."""

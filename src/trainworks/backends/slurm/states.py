@@ -12,11 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 from trainworks.backends.backend import JobStatus, NodeState, NodeStatus
+from trainworks.backends.job_tag import is_mark
 from trainworks.backends.slurm.client import SlurmRefusedError
 from trainworks.backends.slurm.run_copies import tag_here
 from trainworks.config.slurm.sbatch_amounts import expand_nodes
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
 
@@ -196,6 +199,40 @@ QUEUE_FORMAT = (
 """Fields of a job in the queue, for `squeue --Format`."""
 HISTORY_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList"
 """Fields of a job in accounting, for `sacct --format`."""
+
+
+CLUSTER_FORMAT = (
+    "JobID:20|,State:20|,UserName:64|,Account:64|,SubmitTime:24|,NumCPUs:12|,tres-alloc:256|,NodeList:4096|,"
+    "Comment:256|,Name:256|,STDOUT:4096|,Reason:256"
+)
+"""Fields of a job of any user, for `squeue --Format`."""
+_ACCELERATORS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
+
+
+def parse_cluster_queue(said: str) -> list[ClusterJob]:
+    """Jobs of all users that squeue lists; one that Trainworks submitted writes its output into its run directory."""
+    fields = CLUSTER_FORMAT.count("|")
+    rows = [[part.strip() for part in line.split("|", fields)] for line in said.splitlines()]
+    return [_job_of_anyone(row) for row in rows if len(row) == fields + 1]
+
+
+def _job_of_anyone(row: Sequence[str]) -> ClusterJob:
+    job, word, user, account, submitted, cores, allocated, nodes, comment, name, output, reason = row
+    state = _ended(job_state(word, reason))
+    run_dir = Path(output).parents[1] if is_mark(comment) and Path(output).is_absolute() else None
+    return ClusterJob(
+        id=job,
+        name=run_dir.name if run_dir else name,
+        owner=user,
+        team=account if account != "(null)" else "",
+        state=state,
+        held=state.waits and reason in ("JobHeldUser", "JobHeldAdmin"),
+        submitted_at=_time(submitted) or math.nan,
+        cores=float(cores) if state.holds_resources else 0.0,
+        accelerators=sum(map(int, _ACCELERATORS.findall(allocated))),
+        nodes=expand(nodes) if state.holds_resources else (),
+        run_dir=run_dir,
+    )
 
 
 def parse_squeue(said: str) -> dict[str, JobStatus]:

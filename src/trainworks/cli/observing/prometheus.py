@@ -18,6 +18,10 @@ _LISTEN = "127.0.0.1:9855"
 
 def exporter_command(
     runs: RunsOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|RUN_FILE", help="The queue of a cluster, `slurm`, and the runs of all its users."),
+    ] = None,
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=f"[default: {_LISTEN}]")] = None,
     textfile: Annotated[
         Path | None, typer.Option(metavar="FILE.prom", help="Write a file for node_exporter instead of listening.")
@@ -46,7 +50,7 @@ def exporter_command(
     with option_errors():
         usual = COLLECTORS if textfile is None else [name for name in COLLECTORS if name != "fabric"]
         wanted = usual if collect is None else [name.strip() for name in collect.split(",")]
-        metrics = NodeMetrics(wanted, runs_folder(runs), notify=warn)
+        metrics = NodeMetrics(wanted, runs_folder(runs), cluster=cluster, notify=warn)
         if textfile is not None:
             with option_errors("--textfile", textfile):
                 write_metrics(metrics, textfile, every_s=None if once else every_s)

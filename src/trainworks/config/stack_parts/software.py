@@ -9,7 +9,7 @@ from pydantic import StringConstraints, model_validator
 from trainworks.config.autoscale import ConfigPath, DnsName, Name
 from trainworks.config.quantities import SizeBytes
 from trainworks.config.spec import FieldError, Spec
-from trainworks.config.stack_parts.words import Requirement, Version
+from trainworks.config.stack_parts.words import Folder, Requirement, Version
 
 ImageDigest = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}$", max_length=512)
@@ -104,9 +104,14 @@ class KubernetesBundle(Spec):
 
 
 class Monitoring(Spec):
-    """Prometheus and Alertmanager on the node with the role `monitoring`."""
+    """Prometheus and Alertmanager on the node with the role `monitoring`; exporters on the nodes that they watch."""
 
     page: Annotated[str, StringConstraints(pattern=r"^https?://\S+$")] | None = None
     """Webhook of critical alerts."""
     ticket: Annotated[str, StringConstraints(pattern=r"^https?://\S+$")] | None = None
     """Webhook of the others."""
+    trainworks: Folder = "/opt/trainworks"
+    """Virtual environment of Trainworks on the compute nodes and the controller, whose exporter runs from it. The role
+    installs it from the package index, unless `bin/trainworks` is there."""
+    grafana: bool = False
+    """Grafana with the dashboards of Trainworks, from Grafana's own package repository, on loopback of that node."""

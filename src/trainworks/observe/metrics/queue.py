@@ -1,14 +1,14 @@
-"""Metrics of the job store. The ends of the names are those of Slurm's own metrics where Slurm has them."""
+"""Metrics of the job store or of Slurm's queue. The ends of the names are those of Slurm's own where it has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainworks.jobs.job_row import JobRow
+from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricSample
 
-_STORE = "the job store"
+_STORE = "the job store, or `squeue` with `--cluster slurm`"
 
 
 def _family(name: str, text: str, slurm: str = "") -> MetricFamily:
@@ -21,19 +21,19 @@ _STATES = {
     JobState.RUNNING: _family("jobs_running", "Jobs that run.", "slurm_jobs_running"),
     JobState.RECOVERING: _family("jobs_recovering", "Jobs that restart after a failure."),
     JobState.PREEMPTED: _family("jobs_preempted", "Jobs that lost their nodes and wait.", "slurm_jobs_preempted"),
-    JobState.SUCCEEDED: _family("jobs_completed", "Jobs in the store that succeeded.", "slurm_jobs_completed"),
-    JobState.FAILED: _family("jobs_failed", "Jobs in the store that failed.", "slurm_jobs_failed"),
-    JobState.STOPPED: _family("jobs_cancelled", "Jobs in the store that were stopped.", "slurm_jobs_cancelled"),
+    JobState.SUCCEEDED: _family("jobs_completed", "Jobs of the queue that succeeded.", "slurm_jobs_completed"),
+    JobState.FAILED: _family("jobs_failed", "Jobs of the queue that failed.", "slurm_jobs_failed"),
+    JobState.STOPPED: _family("jobs_cancelled", "Jobs of the queue that were stopped.", "slurm_jobs_cancelled"),
     JobState.UNKNOWN: _family("jobs_unknown", "Jobs in a state that only their backend knows."),
 }
-_JOBS = _family("jobs", "Jobs in the store.", "slurm_jobs")
+_JOBS = _family("jobs", "Jobs of the queue.", "slurm_jobs")
 _HELD = _family("jobs_hold", "Waiting jobs that are held.", "slurm_jobs_hold")
 _CORES = _family("jobs_cpus_alloc", "Processor cores that jobs hold.", "slurm_jobs_cpus_alloc")
 _ACCELERATORS = _family("jobs_gpus_alloc", "Accelerators that jobs hold.", "slurm_jobs_gpus_alloc")
 _NODES = _family("jobs_nodes_alloc", "Nodes on which jobs hold a share.", "slurm_jobs_nodes_alloc")
 _UNREACHABLE = _family("jobs_unreachable", "Unfinished jobs whose backend does not answer.")
 _OLDEST = _family("queue_oldest_submission_timestamp_seconds", "Submission of the job that waits longest.")
-_DRAINED = _family("nodes_drain", "Drained nodes of this machine's queue.", "slurm_nodes_drain")
+_DRAINED = _family("nodes_drain", "Nodes of the queue that get no more jobs.", "slurm_nodes_drain")
 _JOB_NODE = MetricFamily(
     "trainworks_job_node_info",
     "A node on which a job holds a share; the value is 1.",
@@ -55,29 +55,28 @@ QUEUE_FAMILIES = (
 
 
 def queue_samples(
-    counts: Mapping[JobState, int], live: Sequence[JobRow], *, drained_nodes: int
+    counts: Mapping[JobState, int], live: Sequence[ClusterJob], *, drained_nodes: int
 ) -> Iterator[MetricSample]:
     """Metrics of the queue.
 
     Args:
-        counts: all jobs of the store by state.
+        counts: all jobs of the queue by state.
         live: jobs that have not ended.
         drained_nodes: nodes that get no more jobs.
     """
     waiting = [job for job in live if job.state.waits]
     holders = [job for job in live if job.state.holds_resources]
-    shares = [share for job in holders for share in job.placement]
     yield _JOBS.sample(sum(counts.values()))
     for state, family in _STATES.items():
         yield family.sample(counts.get(state, 0))
     yield _HELD.sample(sum(job.held for job in waiting))
-    yield _CORES.sample(sum(share.cores for share in shares))
-    yield _ACCELERATORS.sample(sum(len(share.devices) for share in shares))
-    yield _NODES.sample(len({share.node for share in shares}))
+    yield _CORES.sample(sum(job.cores for job in holders))
+    yield _ACCELERATORS.sample(sum(job.accelerators for job in holders))
+    yield _NODES.sample(len({node for job in holders for node in job.nodes}))
     yield _UNREACHABLE.sample(sum(not job.reachable for job in live))
     yield _DRAINED.sample(drained_nodes)
     if waiting:
         yield _OLDEST.sample(min(job.submitted_at for job in waiting))
     for job in holders:
-        labels = (str(job.id), job.run_id, job.owner, job.team)
-        yield from (_JOB_NODE.sample(1, share.node, *labels) for share in job.placement)
+        labels = (job.id, job.name, job.owner, job.team)
+        yield from (_JOB_NODE.sample(1, node, *labels) for node in job.nodes)

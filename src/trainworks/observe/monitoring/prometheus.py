@@ -9,12 +9,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from trainworks.host.listening import EXPORTER_ADDRESS, ListenAddress
+from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import container_security, to_yaml
 
 RULE_FILES = ("recording.yml", "alerts.yml")
-EXPORTER_PORTS = {"trainworks": EXPORTER_ADDRESS.port, "node": 9100}
-"""Scrape job -> port of its exporter on every node."""
 OWNER = "notified_by"
 """Label of an alert that another system than Alertmanager tells people about; its value is that system."""
 _TARGETS = "{}.targets.json"
