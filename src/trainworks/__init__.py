@@ -53,6 +53,8 @@ _PUBLIC = {
     "read_bench": "bench",
     "release": "jobs",
     "remove": "retention",
+    "repair": "proving.repair",
+    "repair_history": "proving.repair",
     "report": "runs",
     "restore_checkpoint": "checkpointing.checkpoints",
     "resume": "runs",

@@ -36,6 +36,8 @@ from trainworks.api.plan import plan as plan
 from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
+from trainworks.api.proving.repair import repair as repair
+from trainworks.api.proving.repair import repair_history as repair_history
 from trainworks.api.proving.review import review as review
 from trainworks.api.resuming.editing import edit as edit
 from trainworks.api.retention import remove as remove

@@ -51,10 +51,11 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True, mode
             fsync_folder(path.parent)
 
 
-def append_text(path: Path, text: str) -> None:
+def append_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Append whole lines in one write, so that concurrent writers of one machine never interleave.
 
-    A line that an earlier writer left unfinished (killed, disk full) is closed first: it stays one bad line.
+    A line that an earlier writer left unfinished (killed, disk full) is closed first: it stays one bad line. A durable
+    one is on the disk before this returns.
 
     Raises:
         DiskFullError: no space left.
@@ -66,6 +67,8 @@ def append_text(path: Path, text: str) -> None:
         written = file.write(data)
         if written != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if durable:
+            os.fsync(file.fileno())
 
 
 def _last_byte(handle: int, size: int) -> bytes:

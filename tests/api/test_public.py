@@ -30,6 +30,8 @@ RUNS = {
     "nodes",
     "prune_checkpoints",
     "release",
+    "repair",
+    "repair_history",
     "report",
     "restore_checkpoint",
     "resume",

@@ -17,6 +17,7 @@ from trainworks.host.process import Output
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import HEALTH_CHECKS, check_node
 from trainworks.recover.node_history import AVOID_FROM, NodeHistory
+from trainworks.recover.repair_policy import GPUS_RESET
 from trainworks.units import DAY_S
 
 Break = Callable[[Machine], None]
@@ -285,6 +286,21 @@ def test_the_worst_xid_gives_the_action(tmp_path: Path) -> None:
         logged(f"NVRM: Xid (PCI:0000:04:00): {code}, text")(machine)
     result = next(each for each in check_node(machine.view()).results if each.check == "xid")
     assert (result.figure, result.action, len(result.problems)) == ("3 in the log", "reboot the node", 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds_ago", "expected"),
+    [(48, 60.0, {}), (48, 10.0, {"xid": "failed"}), (79, 60.0, {"xid": "failed"})],
+    ids=["before the reset", "after the reset", "needs a reboot"],
+)
+def test_a_reset_of_the_gpus_ends_the_errors_before_it(
+    code: int, seconds_ago: float, expected: dict[str, str], tmp_path: Path
+) -> None:
+    machine = healthy(tmp_path)
+    lines = {seconds_ago: f"NVRM: Xid (PCI:0000:04:00): {code}, text", 30.0: GPUS_RESET}
+    for at in sorted(lines, reverse=True):
+        logged(lines[at], seconds_ago=at)(machine)
+    assert fired(machine) == expected
 
 
 def test_a_log_that_only_root_reads_is_unknown_and_no_failure(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ COMMANDS = {
     "bench": "Measure compute, memory, links, storage; find outliers.",
     "health": "Check a node: GPUs, links, memory, mounts; or compare nodes.",
     "drill": "Inject faults into a run, and tell what it survives.",
+    "repair": "Drain, reset or reboot, check and return failed nodes.",
     "deploy": "Check a cluster's software stack, and render its files.",
     "review": "Find mistakes in scripts, configuration, code and texts.",
     "exporter": "Give metrics of runs, queue, GPUs, health to Prometheus.",
@@ -102,6 +103,7 @@ _COMMANDS_OF = {
     "proving.drill": ["drill"],
     "proving.review": ["review"],
     "admin.deploy": ["deploy"],
+    "admin.repair": ["repair"],
     "admin.generated_files": ["hooks", "autoscale", "schema"],
     "admin.sandbox": ["sandbox"],
 }

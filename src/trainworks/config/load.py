@@ -6,17 +6,18 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from trainworks.config.limits import above_limit
 from trainworks.config.run_file import RunFile
 from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
-from trainworks.config.source import FieldPath, Source
+from trainworks.config.source import FieldPath, Source, read_text
 from trainworks.config.spec import FieldError
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
 
+Model = TypeVar("Model", bound=BaseModel)
 LATER = ("recover.warm_spares",)
 """Keys of the design that are not implemented yet."""
 
@@ -49,6 +50,23 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
         ignored = [(source.place(origin), reason) for origin, reason in ignored_keys(moves)]
         source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]
     return run_file, source
+
+
+def load_model(path: Path, model: type[Model], what: str) -> tuple[Model, Source]:
+    """Read and check a file of another model, `what` by name.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+        RunFileError: every problem in it, each with its line.
+    """
+    source = Source(str(path), read_text(path, what))
+    data = source.parse()
+    if not isinstance(data, dict):
+        raise RunFileError([UsageError(f"a {what} must be a mapping of keys to values", place=f"{path}:1")])
+    try:
+        return model.model_validate(data), source
+    except ValidationError as error:
+        raise RunFileError(list(problems_of(error, data, source, model))) from None
 
 
 def name_from(text: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer, m
 from trainworks.config.limits import check_limit
 from trainworks.config.spec import FieldError, Spec
 from trainworks.errors import QuantityError, UsageError
-from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_usd
+from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_share, parse_usd
 
 _MAX_WINDOW_STEPS = 50
 
@@ -59,6 +59,10 @@ DurationSOrNever = Annotated[
     WithJsonSchema({"type": "string", "examples": ["2h", "never"]}),
 ]
 """Duration as text, `2h`, or `never`."""
+
+
+Share = Annotated[float, _parsed(parse_share), WithJsonSchema({"type": "string", "examples": ["5%", "0.05"]})]
+"""Share from 0 to 1 as text, `5%`, or a number."""
 
 
 SizeBytes = Annotated[

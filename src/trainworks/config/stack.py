@@ -8,9 +8,9 @@ from ipaddress import IPv4Network
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from trainworks.config.load import problems_of
+from trainworks.config.load import load_model
 from trainworks.config.source import Source, read_text
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts import software
@@ -19,7 +19,6 @@ from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
 from trainworks.config.stack_parts.words import AccountName, Folder, PublicKey, Role
-from trainworks.errors import RunFileError, UsageError
 
 
 class Stack(Spec):
@@ -172,11 +171,4 @@ def load_stack(path: Path) -> tuple[Stack, Source]:
         UsageError: the file does not exist or cannot be read.
         RunFileError: every problem in it, each with its line.
     """
-    source = Source(str(path), read_text(path, "stack file"))
-    data = source.parse()
-    if not isinstance(data, dict):
-        raise RunFileError([UsageError("a stack file must be a mapping of keys to values", place=f"{path}:1")])
-    try:
-        return Stack.model_validate(data), source
-    except ValidationError as error:
-        raise RunFileError(list(problems_of(error, data, source, Stack))) from None
+    return load_model(path, Stack, "stack file")

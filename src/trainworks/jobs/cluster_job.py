@@ -18,7 +18,7 @@ class ClusterJob:
 
     id: str
     name: str
-    """Of its run, where Trainworks submitted it."""
+    """Name of the run where Trainworks submitted the job, else of the job itself."""
     owner: str
     team: str
     state: JobState

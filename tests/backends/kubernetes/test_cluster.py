@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.backends.kubernetes.conftest import Kube
+from tests.fakes import FakeClock
 from tests.kubernetes.cluster import wait_until
 from tests.kubernetes.pod_security import violations
+from trainworks.api.proving.repair import ClusterRepairs
 from trainworks.backends.kubernetes.client import KubernetesRefusedError
 from trainworks.config.engines import Toleration
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
+from trainworks.recover.repair_policy import RepairPolicy
 
 pytestmark = pytest.mark.kubernetes
 
@@ -304,6 +308,24 @@ def test_a_node_is_drained(kube: Kube) -> None:
     assert (facts["node1"].accelerators_taken, facts["node1"].cores_taken) == (8, 2.0)
     backend.undrain("node2")
     assert {one.name: one.state for one in backend.nodes()}["node2"] == "free"
+
+
+def test_a_node_that_reboots_in_a_repair_stays_cordoned_until_its_check_passes(kube: Kube, tmp_path: Path) -> None:
+    backend = kube.cluster.backend()
+    backend.drain("node1", "fan 3")
+    kube.cluster.lose("node2")
+    commands = {
+        "reboot": f"touch {tmp_path}/up",
+        "uptime": f"test -e {tmp_path}/up; echo 5",
+        "check": "true",
+        "reset": "",
+    }
+    policy, clock = RepairPolicy.model_validate({"max_share": 0.25} | commands), FakeClock()
+    clock.after(10.0, lambda: kube.cluster.return_node("node2"))
+    shown = ClusterRepairs(backend, tmp_path / "k.jsonl", policy, clock).run([])
+    assert [(each.node, each.step) for each in shown] == [("node2", "back")]
+    states = {one.name: (one.state, one.reason) for one in backend.nodes()}
+    assert (states["node1"], states["node2"]) == (("drained", "fan 3"), ("free", None))
 
 
 def test_the_server_s_refusal_is_passed_on(kube: Kube) -> None:

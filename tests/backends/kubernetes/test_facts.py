@@ -61,6 +61,7 @@ def test_a_node_and_what_is_taken_of_it() -> None:
         (node(unschedulable=True), [], "drained", "Ready,SchedulingDisabled", "bad NIC"),
         (node(unschedulable=True), [pod(gpu="1")], "draining", "Ready,SchedulingDisabled", "bad NIC"),
         (node(ready="Unknown"), [], "down", "NotReady", "Kubelet stopped posting"),
+        (node(ready="Unknown", unschedulable=True), [], "down", "NotReady,SchedulingDisabled", "bad NIC"),
         (node(allocatable={"cpu": "4"}), [pod(cpu="4")], "taken", "Ready", None),
         (node(allocatable={"cpu": "4"}), [pod(cpu="1")], "mixed", "Ready", None),
     ],

@@ -75,10 +75,10 @@ def _state(node: Object, taken: float, total: float) -> tuple[NodeState, str, st
     is_ready, cordoned = ready.get("status") == "True", bool(node.get("spec", {}).get("unschedulable"))
     words = ["Ready" if is_ready else "NotReady", *(["SchedulingDisabled"] if cordoned else [])]
     raw = ",".join(words)
+    why = annotations_of(node).get(DRAINED) if cordoned else None
     if not is_ready:
-        return "down", raw, ready.get("message") or ready.get("reason") or "its kubelet has never reported"
+        return "down", raw, why or ready.get("message") or ready.get("reason") or "its kubelet has never reported"
     if cordoned:
-        why = (node["metadata"].get("annotations") or {}).get(DRAINED)
         return "draining" if taken else "drained", raw, why
     return "free" if not taken else "taken" if taken >= total else "mixed", raw, None
 

@@ -13,6 +13,7 @@ from trainworks.measure.health.gpu_checks import AWS, AZURE
 from trainworks.measure.health.host_checks import NPD
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable
 from trainworks.recover.node_history import AVOID_FROM
+from trainworks.recover.repair_policy import GPUS_RESET
 from trainworks.units import DAY_S
 
 _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+, (?P<severity>Fatal|Non-fatal).*")
@@ -45,7 +46,7 @@ _DO = {
 
 @check(
     limit="no XID whose action is reset, reboot or isolate; one of `reset` counts for a day "
-    f"({ASSUMPTION}), the others since boot",
+    f"({ASSUMPTION}), or until `trainworks repair` resets the GPUs, the others since boot",
     action="what `trainworks catalog list xids` says of the code",
     source=AWS,
 )
@@ -119,11 +120,12 @@ def _need_gpus(node: NodeView) -> None:
 
 def _xids(node: NodeView) -> Iterator[tuple[str, XidAction, str]]:
     """GPU, row of the catalogue and action of every XID in the log that still counts."""
-    for line in node.log:
+    reset_at = max((number for number, line in enumerate(node.log) if GPUS_RESET in line), default=-1)
+    for number, line in enumerate(node.log):
         if match := re.search(r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<rest>.*)", line):
             known, now = _known(match["code"]), match["rest"].rpartition(" to ")[2]
             action = next((act for text, act in _IN_TEXT.items() if text in now), known.action)
-            if action != "reset" or _age_s(node, line) < _DAY_S:
+            if action != "reset" or (number > reset_at and _age_s(node, line) < _DAY_S):
                 yield match["gpu"], known, action
 
 

@@ -163,8 +163,8 @@ class NetworkDesign:
             first = "node-leaf" if fabric.spines else "node-switch"
             counts = {first: endpoint_cables, local: fabric.local_links, "global": fabric.global_links}
         else:
-            split = self.split
-            up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
+            up = fabric.leaves * -(-fabric.up // self.split)
+            core = fabric.pod_spines * sum(-(-fabric.spine_up(pod) // self.split) for pod in range(fabric.pods))
             counts = {
                 "node-leaf" if up else "node-switch": endpoint_cables,
                 "leaf-spine": copies * up,

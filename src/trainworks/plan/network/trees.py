@@ -5,9 +5,9 @@ P pods, s spines of a pod, C cores that one place in the pods shares.
 
     star       L = 1, u = 0
     two tiers  s = the smallest divisor of u with s >= L u / R, so that every leaf has u / s links to every spine
-    three      pods of m = L / P leaves; s = the smallest divisor of u with m u / s <= R / 2 links down from a spine,
-               and as many up; C = ceil(P m u / (s R)); P s spines, s C cores. A spine's links to its C cores
-               may differ by one
+    three      pods of m = ceil(L / P) leaves, the last of what is left; s = the smallest divisor of u with
+               m u / s <= R / 2 links down from a spine, and as many up; C = ceil(L u / (s R)); P s spines, s C cores.
+               A spine's links to its C cores may differ by one
 
 Leaves that are not full may have more links up than they need: among u with d / u <= t the one with the fewest switches
 is taken, then the one with the fewest links. Source of the divisor rule: NVIDIA's reference designs, which it
@@ -62,9 +62,14 @@ class TreeNetwork:
         return self.leaves * self.up
 
     @property
-    def spine_up(self) -> int:
-        """Links to cores of each spine."""
-        return self.leaf_spine_links // self.spines if self.cores else 0
+    def pod_leaves(self) -> int:
+        """m, leaves of each pod; the last may have fewer."""
+        return -(-self.leaves // self.pods)
+
+    def spine_up(self, pod: int) -> int:
+        """Links to cores of each spine of a pod, counted from 0: as many as it has to leaves."""
+        leaves = min(self.pod_leaves, self.leaves - pod * self.pod_leaves)
+        return leaves * self.up // self.pod_spines if self.cores else 0
 
     @property
     def hops(self) -> int:
@@ -112,7 +117,7 @@ def tree(
 
     Args:
         ports: R.
-        leaves: L; with three tiers a few more where pods cannot share them evenly.
+        leaves: L.
         down: d, of the fullest leaf.
         taper: t, at most.
         tiers: 2 or 3.
@@ -141,9 +146,8 @@ def _three_tiers(
     for size in sizes or range(1, min(half, leaves) + 1):
         pods = -(-leaves // size)
         spines = smallest_divisor(up, -(-size * up // half))
-        if spines is None or pods < 2:
+        if spines is None or pods < 2 or size > -(-leaves // pods):
             continue
-        links = size * up // spines
-        cores = -(-pods * links // ports)
-        if cores <= links:
-            yield TreeNetwork(ports, pods * size, down, up, pods, spines, cores)
+        cores = -(-leaves * up // (spines * ports))
+        if cores <= size * up // spines:
+            yield TreeNetwork(ports, leaves, down, up, pods, spines, cores)

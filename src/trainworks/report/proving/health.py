@@ -1,15 +1,17 @@
-"""The health of a node, also in the words of Slurm and node-problem-detector; of a fleet; and the page of nodes."""
+"""The health of a node, also for Slurm and node-problem-detector; of a fleet; repairs; and the page of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.machine_load import MachineLoad
 from trainworks.measure.health.check import CheckResult
 from trainworks.measure.health.fleet import FleetHealth
 from trainworks.measure.health.node_health import NodeHealth
+from trainworks.recover.repairs import RepairEvent
 from trainworks.report.overview import cluster_picture, machine_blocks, nodes_document
 from trainworks.report.rendering.document import Details, Document, Row, Section, Style, Styled, Table, Text, left
 from trainworks.report.rendering.plots import Drawing
@@ -17,6 +19,7 @@ from trainworks.report.rendering.printable import printable
 from trainworks.report.rendering.renderer import build_document, to_json
 
 _STYLES: dict[str, Style] = {"failed": "bad", "warning": "warning", "unknown": "warning", "ok": "good"}
+_STYLES_OF_STEPS: dict[str, Style] = {"back": "good", "out": "bad", "failed": "warning"}
 _KEY = "A cell is an accelerator, filled while a job holds it; a dashed node takes no jobs."
 _LONGEST_NPD_BYTES = 80
 """max_output_length of node-problem-detector, which cuts the rest."""
@@ -164,3 +167,21 @@ def nodes_page(nodes: Sequence[NodeStatus], load: MachineLoad, health: NodeHealt
             Section(f"Health of {health.node}", [*about.blocks[1:], *found.blocks, *rest]),
         ],
     )
+
+
+def repairs_document(events: Sequence[RepairEvent]) -> Document:
+    """A line for each step of the plan, the result or the record of repairs."""
+    rows: list[list[str | Styled]] = [
+        [_time(each), each.node, Styled(each.step, _STYLES_OF_STEPS.get(each.step, "")), each.detail] for each in events
+    ]
+    table = Table(left("time (UTC)", "node", "step", "detail", wrap=True), rows) if rows else Text("no repairs", "dim")
+    return Document("Repairs", "repair", [Section("", [table])])
+
+
+def repair_line(event: RepairEvent) -> str:
+    """A step of a repair in one line."""
+    return f"{_time(event)}  {event.node}  {event.step}" + f": {event.detail}" * bool(event.detail)
+
+
+def _time(event: RepairEvent) -> str:
+    return f"{datetime.fromtimestamp(event.t, UTC):%Y-%m-%d %H:%M:%S}"
