@@ -153,14 +153,18 @@ def _attached(design: NetworkDesign, fabric: TreeNetwork, slot: int, nic: int) -
     elif design.topology == "rail-only":
         yield rail, slot // slots
     elif design.topology in ("rail-optimised", "multi-plane"):
-        yield from ((plane, slot // slots * design.rails + rail) for plane in range(design.planes))
+        yield from ((plane, design.leaf_of(slot // slots, rail)) for plane in range(design.planes))
     else:
         yield 0, (slot * design.nics + nic) // fabric.down
 
 
 def _leaf_place(design: NetworkDesign, leaf: int) -> float:
     """The node in the middle of those that a leaf serves."""
-    which = leaf // design.rails if design.topology in ("rail-optimised", "multi-plane") else leaf
+    which = design.set_and_rail(leaf)[0] if design.topology in ("rail-optimised", "multi-plane") else leaf
+    return min((which + 0.5) * design.nodes_per_set, design.nodes) if design.set_nodes else _even(design, which)
+
+
+def _even(design: NetworkDesign, which: int) -> float:
     return (which + 0.5) * design.nodes / max(1, design.sets)
 
 

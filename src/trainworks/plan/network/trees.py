@@ -17,7 +17,7 @@ reproduces (16 -> 18 and 32 -> 36 spines at u = 72).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -110,7 +110,9 @@ def star(ports: int, endpoints: int) -> TreeNetwork:
     return TreeNetwork(ports=ports, leaves=1, down=endpoints)
 
 
-def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> TreeNetwork | None:
+def tree(
+    ports: int, leaves: int, down: int, *, taper: float, tiers: int, pod_leaves: int | None = None
+) -> TreeNetwork | None:
     """The tree of two or three tiers with the fewest switches, then links, then pods; None where none is possible.
 
     Args:
@@ -119,10 +121,15 @@ def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> Tre
         down: d, of the fullest leaf.
         taper: t, at most.
         tiers: 2 or 3.
+        pod_leaves: of three tiers, the leaves of a pod, which then have as many links up as they need; the pods with
+            the fewest switches when left out.
     """
     fewest_up = max(1, math.ceil(down / taper - 1e-9))
-    build = _two_tiers if tiers == 2 else _three_tiers
-    trees = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
+    if tiers == 3 and pod_leaves is not None:
+        trees = list(_three_tiers(ports, leaves, down, fewest_up, [pod_leaves]))
+    else:
+        build = _two_tiers if tiers == 2 else _three_tiers
+        trees = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
     return min(trees, key=lambda each: (each.switches, each.leaf_spine_links, each.pods), default=None)
 
 
@@ -132,9 +139,11 @@ def _two_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetw
         yield TreeNetwork(ports=ports, leaves=leaves, down=down, up=up, pod_spines=spines)
 
 
-def _three_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetwork]:
+def _three_tiers(
+    ports: int, leaves: int, down: int, up: int, sizes: Iterable[int] | None = None
+) -> Iterator[TreeNetwork]:
     half = ports // 2
-    for size in range(1, min(half, leaves) + 1):
+    for size in sizes or range(1, min(half, leaves) + 1):
         pods = -(-leaves // size)
         spines = smallest_divisor(up, -(-size * up // half))
         if spines is None or pods < 2 or size > -(-leaves // pods):
