@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,14 @@ class Cluster:
         check = (NODE_CHECK,) if run_file.job.health else ()
         resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes, node_check=check)
         return Run(self, run_dir, resolved)
+
+    def is_idle(self) -> bool:
+        """Whether all nodes are. One that is drained is resumed: Slurm may do that after the test that it is due to."""
+        states = dict(line.split() for line in self.call("sinfo", "-hN", "-o", "%N %T").splitlines())
+        for node, state in states.items():
+            if state.startswith("drain"):
+                self.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        return set(states.values()) == {"idle"}
 
     def forget_all(self) -> None:
         """End every job, and say what there is to know of them: pytest shows it with a test that failed."""
@@ -190,8 +198,7 @@ def _cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(_cluster: Cluster) -> Iterator[Cluster]:
     """Four nodes of eight accelerators, idle once they have ended what the test before left."""
-    with suppress(AssertionError):
-        wait_until(lambda: set(_cluster.call("sinfo", "-hN", "-o", "%T").split()) == {"idle"}, 10.0)
+    wait_until(_cluster.is_idle)
     yield _cluster
     _cluster.forget_all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -171,12 +173,13 @@ def test_stack_and_order_list_have_the_nodes_that_are_bought_and_a_partition_for
     assert bought.chosen.spares > 0 and bought.run_file.job.time_limit == 20 * 24 * 3600
     stack = stack_yaml(bought)
     assert f"gpu[01-{nodes}]" in stack and "20-00:00:00" in stack
-    server = bought.details.ownership.owning.server.value
-    assert f"compute,DGX A100 80GB,{nodes},{server:.1f},{nodes * server:.1f},7000,{nodes * 7000}\n" in bought.bill_csv
+    first, *_, last = csv.DictReader(io.StringIO(bought.bill_csv))
+    assert (first["item"], first["count"], first["total_w"]) == ("DGX A100 80GB", f"{nodes}", f"{nodes * 7000}")
+    assert int(last["total_usd"]) == round(bought.chosen.purchase.value)  # one figure for all that is bought
     rented = trainworks.size(run_file, contract=["on-demand"], **{**options, "only": ["p4de.24xlarge"]})
-    assert rented.bill_csv.splitlines()[1:] == [
-        f"compute,{rented.chosen.candidate.node},{rented.chosen.num_nodes},,,7000,{rented.chosen.num_nodes * 7000}"
-    ]
+    nodes = rented.chosen.num_nodes
+    row = f"compute,{rented.chosen.candidate.node},{nodes},,,7000,{nodes * 7000},rented"
+    assert rented.bill_csv.splitlines()[1:] == [row]
 
 
 def test_a_model_that_is_too_small_for_many_nodes_gets_a_few(run_file: Path) -> None:
@@ -378,8 +381,9 @@ def test_nodes_of_a_rack_are_bought_in_whole_racks(run_file: Path) -> None:
     proposal = trainworks.size(run_file, only=["GB200"], contract=["own"])
     chosen = proposal.chosen
     assert (chosen.num_nodes + chosen.spares) % 18 == 0
-    assert f"compute,GB200 NVL72 tray,{chosen.num_nodes + chosen.spares}," in proposal.bill_csv
-    assert chosen.purchase.value > 18 * proposal.details.ownership.owning.server.value
+    racks = (chosen.num_nodes + chosen.spares) // 18
+    assert f"compute,GB200 NVL72 of 18 nodes,{racks}," in proposal.bill_csv
+    assert chosen.purchase.value == proposal.details.ownership.owning.capex.value
 
 
 def test_a_cluster_that_is_there_is_used_and_not_bought(run_file: Path) -> None:

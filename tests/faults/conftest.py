@@ -19,7 +19,7 @@ from tests.faults.launcher import Program
 from tests.small_disk import mounted
 from tests.worker.harness import run_file_text, write_corpus
 
-STEPS = 120  # enough to find a process and to kill it before the run ends
+STEPS = 120  # beyond every step after which a run is held to be hurt
 SHORT = {"workload__train_for": "60 steps", "checkpoint__every": "6 steps"}
 """Of a run that is hurt from inside, at a step."""
 

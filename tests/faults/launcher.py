@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ class Program:
             "COLUMNS": "200",
         }
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._injected = os.pathsep.join(
+            [str(Path(__file__).parent / "inject"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         self.env = {key: value for key, value in os.environ.items() if key != "TRAINWORKS_RUNS"} | own | {"PATH": path}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -61,8 +64,26 @@ class Program:
 
     def hurt(self, fault: str) -> None:
         """Let `inject/sitecustomize.py` hurt the runs that are started from now on."""
-        path = [str(Path(__file__).parent / "inject"), *filter(None, [self.env.get("PYTHONPATH")])]
-        self.env |= {"TRAINWORKS_TEST_FAULT": fault, "PYTHONPATH": os.pathsep.join(path)}
+        self.env |= {"TRAINWORKS_TEST_FAULT": fault, "PYTHONPATH": self._injected}
+
+    def hold(self, *steps: int) -> None:
+        """Let every attempt of the runs that are started from now on wait after these steps, until `held` ends."""
+        self.hurt("held")
+        for step in steps:
+            (self.folder / f"hold-{step}").touch()
+
+    @contextlib.contextmanager
+    def held(self, step: int) -> Iterator[None]:
+        """Wait until a run is held after a step, and let it go at the end. What happens within never comes too late."""
+        wait_until((self.folder / f"held-{step}").exists)
+        yield
+        (self.folder / f"hold-{step}").unlink()
+
+    def interrupt_after(self, step: int, command: subprocess.Popen[str]) -> None:
+        """Ctrl-C to a run that is held, until its ranks can see that they have to stop."""
+        with self.held(step):
+            interrupt(command)
+            wait_until(self.run_dir.stop_file.exists)
 
     def kill_all(self) -> None:
         """Clean up after a test."""

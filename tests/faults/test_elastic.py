@@ -37,9 +37,10 @@ def _started(program, node: int) -> int:
 
 def test_a_job_goes_on_without_a_lost_node_and_takes_it_back(program, write_run_file, curve_of):
     undisturbed = curve_of("elastic", **ELASTIC)
+    program.hold(150)
     running = program.start("run", write_run_file(program.folder, **ELASTIC))
-    program.wait_for_step(150)
-    kill_twice(program, 1)
+    with program.held(150):
+        kill_twice(program, 1)
     code, _, stderr = finished(running)
     assert code == 0, stderr
     events = read_events(program.run_dir.events_file)

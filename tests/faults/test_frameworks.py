@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -198,6 +200,12 @@ def checkpoints(program: Program) -> list[int]:
     return [int(step) for step in re.findall(r"Writing checkpoint, step (\d+)", water_log(program))]
 
 
+def has_pending(pid: int, signal_: signal.Signals) -> bool:
+    """Whether a signal waits for a process that is suspended."""
+    pending = re.findall(r"(?:Sig|Shd)Pnd:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return any(int(mask, 16) >> (signal_ - 1) & 1 for mask in pending)
+
+
 @needs_gromacs
 def test_a_killed_gromacs_goes_on_from_its_own_checkpoint_to_the_same_step(examples: Program) -> None:
     running = examples.start("run", "examples/gromacs-water.yaml")
@@ -213,7 +221,12 @@ def test_a_killed_gromacs_goes_on_from_its_own_checkpoint_to_the_same_step(examp
 def test_a_stopped_gromacs_writes_a_last_checkpoint_and_a_resumed_one_ends_at_the_same_step(examples: Program) -> None:
     running = examples.start("run", "examples/gromacs-water.yaml")
     wait_until(lambda: "Started mdrun" in water_log(examples))
-    assert examples.run("stop", "--runs", "runs")[0] == 0
+    mdrun = next(process for process in examples.processes() if process.name() == "gmx")
+    mdrun.suspend()  # its few seconds must not be over before the stop has come
+    stopping = examples.start("stop", "--runs", "runs")
+    wait_until(lambda: has_pending(mdrun.pid, signal.SIGTERM))
+    mdrun.resume()
+    assert finished(stopping)[0] == 0
     assert finished(running)[0] == 130
     stopped_at = checkpoints(examples)[-1]
     assert 0 < stopped_at < 6000

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 
@@ -74,9 +73,10 @@ def test_variables_of_a_run_file_are_those_of_the_ranks_of_a_workload(program):
 
 @pytest.mark.lane("test")
 def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_file, uninterrupted):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(36)
-    program.rank(0).kill()
+    with program.held(36):
+        program.rank(0).kill()
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted)
     assert "killed by SIGKILL" in stderr
@@ -88,10 +88,11 @@ def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_
 def test_ranks_do_not_start_again_on_a_node_that_has_become_unfit(program, write_run_file):
     worn = program.folder / "worn"
     check = f"test ! -e {worn} || {{ echo the fan is broken; exit 4; }}"
+    program.hold(20)
     running = program.start("run", write_run_file(program.folder, job={"health": check}))
-    program.wait_for_step(20)
-    worn.touch()
-    program.rank(1).kill()
+    with program.held(20):
+        worn.touch()
+        program.rank(1).kill()
     assert finished(running)[0] == 3
     status = program.run_dir.read_status()
     assert (status.state, status.cause) == ("FAILED", "node_unhealthy")
@@ -102,9 +103,11 @@ def test_ranks_do_not_start_again_on_a_node_that_has_become_unfit(program, write
 
 @pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
 def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    program.wait_for_step(36)
-    program.agent(node).kill()
+    with program.held(36):
+        program.agent(node).kill()
+        wait_until(lambda: "agent_lost" in kinds(program))
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
     assert "agent_lost" in kinds(program)
@@ -115,27 +118,29 @@ def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
 def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed(
     program, write_run_file, uninterrupted
 ):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(36)
-    program.supervisor().kill()
-    code, _, stderr = finished(running)
+    with program.held(36):
+        program.supervisor().kill()
+        code, _, stderr = finished(running)
+        program.assert_nothing_left()
     assert code == 1
     assert "its supervisor is gone" in stderr and "trainworks resume" in stderr
-    program.assert_nothing_left()
     assert program.run("resume")[0] == 0
     assert program.curve() == uninterrupted
 
 
 def test_a_killed_rank_or_node_repeats_few_steps_with_checkpoints_in_memory(program, write_run_file, uninterrupted):
     changes = TWO_NODES | {"checkpoint__every": f"{STEPS} steps", "checkpoint__memory_every": 1}
+    program.hold(36, 70)
     running = program.start("run", write_run_file(program.folder, **changes))
-    program.wait_for_step(36)
-    program.rank(1).kill()
+    with program.held(36):
+        program.rank(1).kill()
     wait_until(lambda: len(of_kind(program, "attempt")) == 2)
-    program.wait_for_step(70)
-    program.agent(1).kill()
-    memory = memory_folder(program.run_dir)
-    (memory / "node-1").rename(memory / "lost")  # at once: ranks that still end may write into it
+    with program.held(70):
+        program.agent(1).kill()
+        memory = memory_folder(program.run_dir)
+        (memory / "node-1").rename(memory / "lost")  # at once: ranks that still end may write into it
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
     _, first, second = (event["resumed_from_step"] for event in of_kind(program, "attempt"))
@@ -148,9 +153,11 @@ def test_a_run_on_a_node_that_its_cloud_takes_back_saves_and_goes_on_elsewhere(p
     with metadata_service() as service:
         program.env["GCE_METADATA_HOST"] = service.address.removeprefix("http://")
         changes = TWO_NODES | {"recover__notices": "gcp", "checkpoint__every": f"{STEPS} steps"}
+        program.hold(20)
         running = program.start("run", write_run_file(program.folder, **changes))
-        program.wait_for_step(20)
-        service.change("preempted", "TRUE")
+        with program.held(20):
+            service.change("preempted", "TRUE")
+            wait_until(program.run_dir.stop_file.exists)
         code, _, stderr = finished(running)
     status = program.run_dir.read_status()
     assert (code, status.state, status.cause) == (75, "FAILED", "node_reclaimed"), stderr
@@ -166,9 +173,9 @@ def test_a_run_on_a_node_that_its_cloud_takes_back_saves_and_goes_on_elsewhere(p
 def test_a_run_that_lost_its_checkpoints_goes_on_from_a_copy_in_a_store(program, write_run_file, uninterrupted):
     with s3_server():
         program.env |= {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        program.hold(36)
         running = program.start("run", write_run_file(program.folder, checkpoint__copies="s3://bucket/far"))
-        program.wait_for_step(36)
-        interrupt(running)
+        program.interrupt_after(36, running)
         finished(running)
         (*_, (newest, _)) = complete_checkpoints(program.run_dir)
         wait_until(lambda: any(e["step"] == newest.step for e in of_kind(program, "checkpoint_copied")))
@@ -182,10 +189,12 @@ def test_a_run_that_lost_its_checkpoints_goes_on_from_a_copy_in_a_store(program,
 
 
 def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, write_run_file, uninterrupted):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(36)
-    program.supervisor().kill()
-    finished(running)
+    with program.held(36):
+        program.supervisor().kill()
+        finished(running)
+        program.assert_nothing_left()
     both = [finished(each) for each in [program.start("resume"), program.start("resume")]]
     assert sorted(code for code, _, _ in both) == [0, 2], both
     (refused,) = (stderr for code, _, stderr in both if code == 2)
@@ -196,11 +205,10 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, wr
 
 
 def test_a_live_run_is_not_resumed_and_goes_on(program, write_run_file, uninterrupted):
+    program.hold(20)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(20)
-    program.rank(0).suspend()
-    code, _, stderr = program.run("resume")
-    program.rank(0).resume()
+    with program.held(20):
+        code, _, stderr = program.run("resume")
     assert code == 2
     assert f"process {program.supervisor().pid} on " in stderr
     assert finished(running)[0] == 0
@@ -208,9 +216,11 @@ def test_a_live_run_is_not_resumed_and_goes_on(program, write_run_file, uninterr
 
 
 def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_run_file):
+    program.hold(30)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(30)
-    running.kill()
+    with program.held(30):
+        running.kill()
+        wait_until(program.run_dir.stop_file.exists)
     running.communicate()
     program.assert_nothing_left()
     assert program.run_dir.read_status().state == "STOPPED"
@@ -219,9 +229,9 @@ def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_ru
 
 @pytest.mark.lane("test")
 def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(program, write_run_file, uninterrupted):
+    program.hold(30)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(30)
-    interrupt(running)
+    program.interrupt_after(30, running)
     code, _, stderr = finished(running)
     assert code == 130
     assert "Traceback" not in stderr and "trainworks resume" in stderr
@@ -233,21 +243,21 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(program, write_run_fi
 
 
 def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
+    program.hold(20)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(20)
-    program.rank(0).send_signal(signal.SIGSTOP)
-    interrupt(running)
-    wait_until(program.run_dir.stop_file.exists)
-    interrupt(running)
-    assert finished(running)[0] == 130
+    with program.held(20):
+        interrupt(running)
+        wait_until(program.run_dir.stop_file.exists)
+        interrupt(running)
+        assert finished(running)[0] == 130
     program.assert_nothing_left()
 
 
 @pytest.mark.lane("test")
 def test_a_run_resumes_with_another_number_of_ranks(program, write_run_file, uninterrupted):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(36)
-    interrupt(running)
+    program.interrupt_after(36, running)
     finished(running)
     assert program.run("resume", "--nproc", "1")[0] == 0
     losses = [loss for loss, _ in program.curve()]
@@ -285,10 +295,11 @@ def test_a_run_of_the_queue_that_finished_goes_on_there(program, write_run_file,
 
 @pytest.mark.lane("test")
 def test_restarts_are_limited(program, write_run_file):
+    program.hold(30, 70)
     running = program.start("run", write_run_file(program.folder, recover={"max_restarts": 1}))
     for step in (30, 70):
-        program.wait_for_step(step)
-        program.rank(0).kill()
+        with program.held(step):
+            program.rank(0).kill()
     code, _, stderr = finished(running)
     assert code == 137
     assert "killed by SIGKILL" in stderr and "the checkpoint of step" in stderr
@@ -354,9 +365,9 @@ def test_a_stop_before_the_first_step_does_not_wait(program, write_run_file):
 
 @pytest.mark.lane("test")
 def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, uninterrupted):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(36)
-    interrupt(running)
+    program.interrupt_after(36, running)
     finished(running)
     newest = complete_checkpoints(program.run_dir)[-1][1]
     part = next(newest.glob("*.safetensors"))
@@ -370,9 +381,9 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, unin
 
 
 def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise_to_resume(program, write_run_file):
+    program.hold(30)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(30)
-    interrupt(running)
+    program.interrupt_after(30, running)
     finished(running)
     for _, folder in complete_checkpoints(program.run_dir):
         content = bytearray((folder / "metadata.json").read_bytes())

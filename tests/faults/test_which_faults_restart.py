@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.conftest import SHORT
-from tests.faults.launcher import finished
+from tests.faults.launcher import finished, wait_until
 from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -72,9 +72,10 @@ def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
 
 @pytest.mark.lane("test-all")
 def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_file):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    program.wait_for_step(36)
-    program.rank(0).kill()
+    with program.held(36):
+        program.rank(0).kill()
     assert finished(running)[0] == 0
     recovering = [event for event in events(program, "state") if event["state"] == "RECOVERING"]
     assert (recovering[-1]["cause"], recovering[-1]["message"]) == ("killed", "killed by SIGKILL")
@@ -82,9 +83,11 @@ def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_fi
 
 @pytest.mark.lane("test-all")
 def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file, uninterrupted):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    program.wait_for_step(36)
-    program.agent(1).terminate()
+    with program.held(36):
+        program.agent(1).terminate()
+        wait_until(lambda: own_failures(program))
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
     assert [event["message"] for event in own_failures(program)] == ["the node agent was killed by SIGTERM"]
@@ -93,9 +96,11 @@ def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file
 
 @pytest.mark.lane("test-all")
 def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, write_run_file, uninterrupted):
+    program.hold(36)
     running = program.start("run", write_run_file(program.folder))
-    program.wait_for_step(36)
-    program.fork_server(0).kill()
+    with program.held(36):
+        program.fork_server(0).kill()
+        wait_until(lambda: own_failures(program))
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
     assert [event["cause"] for event in own_failures(program)] == ["node_lost"]
@@ -104,11 +109,14 @@ def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, wri
 
 @pytest.mark.lane("test-all")
 def test_a_terminated_agent_and_a_killed_fork_server_of_two_nodes_cost_no_step(program, write_run_file, uninterrupted):
+    program.hold(23, 74)
     running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 4}))
-    program.wait_for_step(23)
-    program.agent(0).terminate()
-    program.wait_for_step(74)
-    program.fork_server(0).kill()
+    with program.held(23):
+        program.agent(0).terminate()
+        wait_until(lambda: own_failures(program))
+    with program.held(74):
+        program.fork_server(0).kill()
+        wait_until(lambda: len(own_failures(program)) == 2)
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
     terminated, killed = own_failures(program)

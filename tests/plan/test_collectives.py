@@ -14,7 +14,8 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.plan.collectives import Collective, collective_s, point_to_point_s
 from trainworks.plan.rates import link_rates
 
-TEXTS = (A100S, H100S, "16x V100-SXM-32GB over 1x EDR", "4x p4de.24xlarge", "64x GB200", "2 nodes of 8x L40S over HDR")
+V100S = "16x V100-SXM-32GB over 1x EDR"
+TEXTS = (A100S, H100S, V100S, "4x p4de.24xlarge", "64x GB200", "2 nodes of 8x L40S over HDR")
 CLUSTERS = {text: parse_cluster(text) for text in TEXTS}
 FABRICS = {text: link_rates(cluster) for text, cluster in CLUSTERS.items()}
 KINDS = st.sampled_from(get_args(Collective))
@@ -82,8 +83,16 @@ def test_a_small_buffer_takes_no_less_over_two_nodes_than_within_one(text: str, 
 
 @given(SIZES, POWERS, POWERS, FABRIC)
 def test_more_ranks_take_no_less(size: float, ranks: int, stride: int, text: str) -> None:
-    if not CLUSTERS[text].scale_up_reduction:  # switches that add up need four ranks to begin with
+    """Not so in a mesh, where every rank brings its links, nor in switches that add up, which need four ranks."""
+    if not FABRICS[text].mesh and not CLUSTERS[text].scale_up_reduction:
         assert seconds("all_reduce", size, 2 * ranks, stride, text) >= seconds("all_reduce", size, ranks, stride, text)
+
+
+@given(SIZES, POWERS, POWERS)
+def test_twice_as_many_ranks_of_a_mesh_take_at_least_half_the_time(size: float, ranks: int, stride: int) -> None:
+    """Of n ranks, each sends 2 S / n over every one of its n - 1 links."""
+    fewer, more = (seconds("all_reduce", size, count, stride, V100S) for count in (ranks, 2 * ranks))
+    assert FABRICS[V100S].mesh and more >= fewer / 2
 
 
 @given(SIZES, st.integers(2, 64), FABRIC)

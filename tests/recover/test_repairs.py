@@ -94,6 +94,11 @@ def test_a_node_that_waits_for_room_is_named_with_the_reason() -> None:
     assert (step.step, step.why) == (None, "1 of 2 nodes are out for repair, and 1 may be (50 %)")
 
 
+def test_a_share_that_is_less_than_a_node_says_what_to_do() -> None:
+    step = next_steps({"n1": repaired(node="n1")}, seen("service"), RepairPolicy(), NOW)["n1"]
+    assert (step.step, step.why.rpartition("; ")[2]) == (None, "raise `--max-share`")
+
+
 def test_nodes_that_a_repair_elsewhere_holds_count() -> None:
     nodes = [SeenNode("n0", "service"), SeenNode("n1", "others", f"{MARK}fan")]
     assert next_steps({"n0": repaired()}, nodes, POLICY, NOW)["n0"].step is None

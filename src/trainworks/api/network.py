@@ -14,6 +14,7 @@ from trainworks.errors import ArgumentError, QuantityError, UsageError
 from trainworks.jobs.described_nodes import described_cluster
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.network.bill import NetworkPrices
+from trainworks.plan.network.bill import switch_power as power_of_switches
 from trainworks.plan.network.design import NetworkDesign, design_network, topologies_compared
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import support_networks
@@ -21,7 +22,7 @@ from trainworks.plan.network.switches import find_switch
 from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_cluster, messages_of_job, usual_messages
 from trainworks.plan.search import search_layouts
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
-from trainworks.plan.sizing.facility import room_lines
+from trainworks.plan.sizing.facility import purchase_of, room_lines
 from trainworks.units import parse_usd
 
 
@@ -50,11 +51,11 @@ def network(
         switch: of the catalogue, or ports such as `64x 400 Gb/s`.
         spare_slots: places for nodes that a fabric manager takes.
         nodes_per_rack: for the lengths of cables; as many as air cools when left out.
-        switch_price: USD for one switch.
+        switch_price: USD for one switch, instead of the catalogue's.
         cable_price: USD for one cable, without transceivers.
-        transceiver_price: USD for one transceiver; a cable has two.
-        nic_price: USD for one NIC.
-        switch_power: watts of one switch.
+        transceiver_price: USD for one transceiver, twin-port or not, instead of the catalogue's.
+        nic_price: USD for one NIC; a node is priced with its NICs when left out.
+        switch_power: watts of one switch, instead of the catalogue's.
 
     Raises:
         UsageError: an argument is not valid, no cluster is given, or the topology does not hold it.
@@ -79,6 +80,14 @@ def network(
         plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=free)
     # of the job's fastest layout; usual sizes without a job, or where it sends none over the network
     messages = (messages_of_job(plan.job, plan.best[0]) if plan else []) or usual_messages(design.cluster)
+    prices = NetworkPrices(
+        switch_usd=quantity("switch_price", switch_price, parse_usd, zero=True),
+        cable_usd=quantity("cable_price", cable_price, parse_usd, zero=True),
+        transceiver_usd=quantity("transceiver_price", transceiver_price, parse_usd, zero=True),
+        nic_usd=quantity("nic_price", nic_price, parse_usd, zero=True),
+        switch_power_w=switch_power,
+    )
+    power = power_of_switches(design, prices)
     return NetworkPlan(
         design=design,
         others=topologies_compared(
@@ -88,14 +97,9 @@ def network(
         step_times_s=_step_times(plan, design),
         support=support_networks(design, nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster)),
         nodes_per_rack=nodes_per_rack or usual_nodes_per_rack(design.cluster),
-        room=room_lines(design.cluster, nodes_per_rack),
-        prices=NetworkPrices(
-            switch_usd=quantity("switch_price", switch_price, parse_usd, zero=True),
-            cable_usd=quantity("cable_price", cable_price, parse_usd, zero=True),
-            transceiver_usd=quantity("transceiver_price", transceiver_price, parse_usd, zero=True),
-            nic_usd=quantity("nic_price", nic_price, parse_usd, zero=True),
-            switch_power_w=switch_power,
-        ),
+        room=room_lines(design.cluster, nodes_per_rack, network_w=0.0 if power is None else power.value),
+        prices=prices,
+        purchase=purchase_of(design.cluster),
     )
 
 

@@ -84,6 +84,12 @@ class Switch(Frozen):
     in_network_reduction: bool = False
     announced: bool = False
     """True before it can be bought."""
+    cage_ports: int = 1
+    """Ports that share a cage, and so a transceiver: two in an OSFP cage of 2 x 400 Gb/s."""
+    power_w: float | None = None
+    """Largest power, with a transceiver in every cage; None if unpublished."""
+    price_usd: float | None = None
+    """Price without transceivers; None where no source has one."""
 
 
 class AttentionKernel(Frozen):
@@ -134,6 +140,12 @@ class Node(Frozen):
     vcpus: int | None = None
     host_memory_bytes: int | None = None
     power_w: float | None = None
+    cage_nics: int = 1
+    """NICs that share a cage of the node, and so a transceiver."""
+    scalable_unit: int | None = None
+    """Nodes of the unit that the vendor builds clusters of; None without a published design."""
+    ethernet_unit: int | None = None
+    """Nodes of the unit of the vendor's design over Ethernet at the same rate, in two planes; None without one."""
 
 
 class System(Frozen):

@@ -173,6 +173,7 @@ _SUFFIXES = {
     "_us": "us",
     "_ns": "ns",
     "_usd_h": "USD/h",
+    "_usd": "USD",
     "_g_kwh": "g/kWh",
     "_files_s": "files/s",
 }

@@ -13,7 +13,7 @@ from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.words import Role
-from trainworks.deploy import file_systems
+from trainworks.deploy import file_systems, racks
 from trainworks.deploy.fabric.hosts import host_files, mpi_files, open_sm_files, rail_networks
 from trainworks.deploy.fabric.switches import switch_files
 from trainworks.deploy.hardware import has_nvswitch, system_of
@@ -53,6 +53,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
+    files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
     files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
@@ -93,7 +94,9 @@ def exporter_options(roles: Collection[str]) -> str:
 
 def inventory(stack: Stack) -> Mapping[str, object]:
     """Inventory of Ansible: every host once with its address, and a group for each role."""
-    hosts = {name: {"ansible_host": at} for group in stack.nodes for name, at in group.addresses.items()}
+    rack = {name: {"imex_domain": found} for name, found in racks.rack_of_nodes(stack).items()}
+    addresses = {name: at for group in stack.nodes for name, at in group.addresses.items()}
+    hosts = {name: {"ansible_host": at} | rack.get(name, {}) for name, at in addresses.items()}
     roles: tuple[Role, ...] = get_args(Role)
     groups: dict[str, Mapping[str, object]] = {
         role: {"hosts": {name: {} for name in stack.hosts(role)}} for role in roles if stack.hosts(role)
@@ -135,6 +138,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "gpu_driver_packages": _driver_packages(stack, apt),
         "gpu_driver_version": _driver_version(stack),
         "gpu_fabric_manager": _needs_fabric_manager(stack),
+        "gpu_imex_packages": _imex_packages(stack, apt),
         **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
@@ -271,6 +275,16 @@ def _driver_version(stack: Stack) -> str:
     """
     dots = stack.gpu.driver.count(".") if stack.gpu else 0
     return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
+
+
+def _imex_packages(stack: Stack, apt: bool) -> list[str]:
+    """The package of IMEX of the driver's branch, where GPUs of several nodes are one NVLink domain."""
+    if stack.gpu is None or not racks.racks_of(stack):
+        return []
+    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
+    if not apt:
+        return [f"nvidia-imex-{version or f'{branch}.*'}"]
+    return [f"nvidia-imex-{branch}={version}" if version else f"nvidia-imex-{branch}"]
 
 
 def _needs_fabric_manager(stack: Stack) -> bool:

@@ -12,6 +12,7 @@ from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition
+from trainworks.deploy import racks
 from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import gres_devices, gres_of, hardware_of
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
@@ -28,11 +29,7 @@ _USUAL_RESOLUTION_S = 60
 def slurm_files(stack: Stack) -> dict[str, str]:
     """Files of /etc/slurm on every node, by name."""
     check, scratch = _node_check(stack), stack.scratch.at if stack.scratch else None
-    switches = leaves_of(stack)
-    lines = ["# a set of leaf switches that whole nodes are attached to is one switch here"]
-    lines += [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
-    if len(switches) > 1:
-        lines.append(f"SwitchName=spine Switches=leaf[1-{len(switches)}]")
+    lines = racks.topology_lines(stack) if racks.has_blocks(stack) else _switches(stack)
     files = {
         "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": _CGROUP,
@@ -50,6 +47,17 @@ def slurm_files(stack: Stack) -> dict[str, str]:
         files["plugstack.conf"] = _PLUGSTACK
     gres = _gres(stack)
     return files | ({"gres.conf": gres} if gres else {})
+
+
+def _switches(stack: Stack) -> list[str]:
+    """Lines of topology.conf with the sets of leaf switches."""
+    switches = leaves_of(stack)
+    lines = ["# a set of leaf switches that whole nodes are attached to is one switch here"]
+    lines += [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
+    return lines + ([f"SwitchName=spine Switches=leaf[1-{len(switches)}]"] if len(switches) > 1 else [])
+
+
+_TREE = ["# the nodes of a job under as few leaf switches as possible", "TopologyPlugin=topology/tree"]
 
 
 def slurmdbd_template(stack: Stack) -> str:
@@ -120,8 +128,7 @@ def _slurm_conf(stack: Stack) -> str:
         "# of a job that asks for no memory: its share; without this, it gets all of the node, and shares it with none",
         f"DefMemPerCPU={_memory_share_mb(stack)}",
         *(["# without it, slurmctld does not know the GPUs of a node", "GresTypes=gpu"] if _gres(stack) else []),
-        "# the nodes of a job under as few leaf switches as possible",
-        "TopologyPlugin=topology/tree",
+        *(racks.slurm_conf_lines(stack) if racks.has_blocks(stack) else _TREE),
         "SchedulerType=sched/backfill",
         *_backfill(stack),
         "PriorityType=priority/multifactor",

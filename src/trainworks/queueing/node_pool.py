@@ -89,7 +89,8 @@ class NodePool:
     def reservation(self, need: PoolNeed, ends: Iterable[tuple[float, Iterable[int], int]]) -> tuple[float, set[int]]:
         """Latest start of a job if nothing else started, and its nodes then.
 
-        If more nodes become free than the job needs, it gets the latest; backfill can use the others.
+        If more nodes become free than the job needs, it gets the latest, and of those that are free now the ones that
+        `find` takes first: a short job starts on these, and backfill can use the others.
 
         Args:
             need: of the job, which does not fit now and would fit into an empty pool.
@@ -97,7 +98,7 @@ class NodePool:
         """
         count, each = need
         free = dict(self.free)
-        ready = [node for node, accelerators in free.items() if accelerators >= each]
+        ready = [node for nodes in self._nodes_by_free[each:] for node in nodes][::-1]
 
         def release(run: tuple[float, Iterable[int], int]) -> None:
             for node in run[1]:

@@ -162,7 +162,8 @@ def next_steps(
         found[name] = _next(repair, seen[name], policy, now)
         if found[name].step == "drain" and name not in held and len(held) >= most:
             why = f"{len(held)} of {len(nodes)} nodes are out for repair, and {most} may be"
-            found[name] = NextStep(None, f"{why} ({100 * policy.max_share:.3g} %)")
+            hint = "" if most else "; raise `--max-share`"
+            found[name] = NextStep(None, f"{why} ({100 * policy.max_share:.3g} %){hint}")
         elif found[name].step == "drain":
             held.add(name)
     return found

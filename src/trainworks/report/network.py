@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from trainworks.catalog.catalog import system_of
+from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.network.bill import bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
 from trainworks.plan.network.grids import GridNetwork
@@ -58,6 +60,7 @@ def _facts(plan: NetworkPlan) -> dict[str, str]:
         "step": step,
         "storage": _storage(support),
         "management": f"{_count(int(support.management_switches.value), 'switch')} of 48 ports, {cables}",
+        "racks": _racks(plan),
     }
 
 
@@ -109,6 +112,17 @@ def _storage(support: SupportNetworks) -> str:
     return f"{switches} switches, {cables}: two ports of each node on a pair of leaves"
 
 
+def _racks(plan: NetworkPlan) -> str:
+    """Racks that are sold as one, with their scale-up domains; empty for other nodes."""
+    node = plan.design.cluster.node
+    system = None if node is None else system_of(node.name)
+    if system is None or system.form != "rack":
+        return ""
+    racks = _count(-(-plan.design.nodes // system.nodes), "rack")
+    together = ", and stays on one set of leaves" if plan.design.set_nodes or plan.design.sets == 1 else ""
+    return f"{racks} of {system.nodes} nodes: each is one scale-up domain{together}"
+
+
 def _has_all_reduce(plan: NetworkPlan) -> bool:
     return any(message.kind == "all_reduce" for message in plan.messages)
 
@@ -134,8 +148,9 @@ def _messages(plan: NetworkPlan) -> Table:
 def _bill(plan: NetworkPlan) -> Table:
     rows = []
     for item in bill_of_materials(plan.design, plan.prices):
-        each = "not given" if item.each_usd is None else format_usd(item.each_usd)
-        total = "" if item.total_usd is None else format_usd(item.total_usd.value)
+        price = item.each
+        each = "ask" if price is None else "with the node" if price.value == 0 else format_usd(price.value)
+        total = format_usd(item.total_usd.value) if item.total_usd is not None and item.total_usd.value else ""
         rows.append([item.name, f"{item.count:,}", each, total])
     return Table([*left("part"), *right("number", "each", "together")], rows)
 
@@ -146,13 +161,18 @@ def _bill_notes(plan: NetworkPlan) -> list[str]:
     missing = [item.name for item in bill if item.each_usd is None]
     lines = []
     if total is not None:
-        left_out = f"; no price was given for: {', '.join(missing)}" if missing else ""
+        left_out = f"; without a price: {', '.join(missing)}" if missing else ""
         lines.append(f"together {format_usd(total.value)}{left_out}")
+    sources: dict[str, list[str]] = {}
+    for item in bill:
+        if item.each is not None and item.each.value and item.each.source not in (None, GIVEN):
+            sources.setdefault(str(item.each.source), []).append(item.name)
+    lines += [f"price of {', '.join(names)}: {source}" for source, names in sources.items()]
     if power is not None:
-        lines.append(f"the switches take {format_quantity(power.value, 'W')}")
+        lines.append(f"the switches take {format_quantity(power.value, 'W')} at most")
     if missing:
         low, high = 100 * (share.low or 0), 100 * (share.high or 0)
-        lines.append(f"prices are yours to give; networks usually are {low:.0f} to {high:.0f} % of everything bought")
+        lines.append(f"networks usually are {low:.0f} to {high:.0f} % of everything bought")
     return lines
 
 
@@ -207,10 +227,15 @@ def _other_topologies(plan: NetworkPlan) -> list[str]:
         return []
     fewer = [other for other in others if other.num_switches < design.num_switches]
     needs = ", ".join(f"`{other.topology}` {other.num_switches:,}" for other in (fewer or others)[:_MAX_ALTERNATIVES])
+    sold = []
+    if design.unit > 1 and design.cluster.node is not None:
+        units, named = _count(design.units, "whole unit"), design.cluster.node.name
+        sold = [f"{named} is sold in units of {design.unit} nodes: leaves and spines are those of {units}"]
     notes = [
+        *sold,
         f"fewer than {_count(design.num_switches, 'switch')} would serve: {needs}"
         if fewer
-        else f"the fewest switches that serve are {design.num_switches:,}; instead: {needs}"
+        else f"the fewest switches that serve are {design.num_switches:,}; instead: {needs}",
     ]
     apart = next((other for other in plan.others if other.topology == "rail-only"), None)
     if apart is not None and not serves(apart) and apart.num_switches < design.num_switches:
@@ -276,6 +301,7 @@ def _(plan: NetworkPlan) -> Mapping[str, object]:
                 "count": item.count,
                 "each_usd": item.each_usd,
                 "total_usd": None if item.total_usd is None else item.total_usd.value,
+                "price": None if item.each is None else item.each.source,
             }
             for item in bill
         ],

@@ -21,7 +21,7 @@ from trainworks.plan.network.cables import Cable, cable_plan
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.plan import NetworkPlan
-from trainworks.plan.network.support import SupportNetworks
+from trainworks.plan.network.support import OTHER_PORTS, SupportNetworks
 from trainworks.report.rendering.svg import element, markup, with_title
 
 _WIDTH, _LEFT, _RIGHT = 1240, 190, 20
@@ -326,7 +326,7 @@ def _storage_links(design: NetworkDesign, support: SupportNetworks) -> Iterator[
         pair = node * pairs // design.nodes
         yield from ((f"node{node + 1}", f"storage{2 * pair + side + 1}", None) for side in range(2))
     for leaf in range(leaves if spines else 0):
-        yield from ((f"storage{leaf + 1}", f"storagespine{link % spines + 1}", None) for link in range(16))
+        yield from ((f"storage{leaf + 1}", f"storagespine{link % spines + 1}", None) for link in range(OTHER_PORTS))
 
 
 def _devices(pairs: Iterable[tuple[str, ...]]) -> dict[str, list[str]]:
@@ -375,7 +375,7 @@ def _label(row: str, names: list[str], design: NetworkDesign) -> str:
         return f"{len(names):,} {noun}"
     _, part, number = _parts(names[0])
     if design.topology == "rail-optimised" and row == "leaf":
-        return f"{number}, rail {(number - 1) % design.rails + 1}"
+        return f"{number}, rail {design.set_and_rail(number - 1)[1] + 1}"
     if design.topology == "star" and row == "switch" and design.copies > 1:
         together = -(-design.rails // design.copies)
         first, last = (number - 1) * together + 1, min(number * together, design.rails)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,3 +266,10 @@ def test_a_run_of_the_same_relative_path_elsewhere_takes_no_supervisor_s_place(
         monkeypatch.chdir(folder)
         run.stop(at_once=True)
         assert run.wait() == "STOPPED"
+
+
+def test_a_program_ends_without_a_warning_about_the_supervisor_of_its_run(tmp_path: Path) -> None:
+    program = "import trainworks; print(trainworks.run(['true']).state)"
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "SUCCEEDED" in done.stdout and "ResourceWarning" not in done.stderr

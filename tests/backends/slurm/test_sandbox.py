@@ -287,14 +287,9 @@ def test_a_crash_of_slurmctld_is_no_lost_node_and_costs_no_restart(cluster: Clus
     shutil.copytree(earlier, state)
     sandbox.start_controller()
     run.backend.release(run.handle)
-    try:
-        wait_until(lambda: run.status and "scheduler_lost" in {event["cause"] for event in run.events("state")})
-        go.touch()
-        assert (run.end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
-    finally:  # Slurm drains a node on which the job runs already: Duplicate jobid
-        for node in run.backend.nodes():
-            if node.state == "drained":
-                run.backend.undrain(node.name)
+    wait_until(lambda: run.status and "scheduler_lost" in {event["cause"] for event in run.events("state")})
+    go.touch()
+    assert (run.end().state, run.state) == (JobState.SUCCEEDED, "SUCCEEDED")
     assert book.read_text().splitlines()[-1] == "end"
     assert {event["cause"] for event in run.events("state")} == {None, "scheduler_lost"}
     assert restarts_used(read_events(run.run_dir.events_file)) == 0
@@ -306,7 +301,8 @@ def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(clus
     hook = cluster.folder / "prolog.sh"
     hook.write_text('#!/bin/bash\ntest "$SLURMD_NODENAME" != node2\n', encoding="utf-8")
     hook.chmod(0o755)
-    conf.write_text(f"{before}Prolog={hook}\nPrologFlags=Alloc\n", encoding="utf-8")
+    patient = before.replace("SlurmdTimeout=4", "SlurmdTimeout=300")  # a busy machine loses no node here
+    conf.write_text(f"{patient}Prolog={hook}\nPrologFlags=Alloc\n", encoding="utf-8")
     cluster.call("scontrol", "reconfigure")
     try:
         run = cluster.command("true", nodes=3).submit()
@@ -315,7 +311,6 @@ def test_a_job_that_slurm_holds_because_a_node_failed_its_check_is_released(clus
     finally:
         conf.write_text(before, encoding="utf-8")
         cluster.call("scontrol", "reconfigure")
-        run.backend.undrain("node2")
 
 
 def test_a_batch_script_runs_once_and_its_srun_makes_the_tasks(cluster: Cluster) -> None:

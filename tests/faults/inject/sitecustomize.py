@@ -2,6 +2,7 @@
 
 TRAINWORKS_TEST_FAULT is `kind:rank:step`, or `limit:rank:MiB` of address space more than it has before the model.
 A fault happens in the first attempt only, so that recovery can be seen; a `bug` happens in every attempt.
+`held` has no fault: ranks wait after a step as long as there is a file `hold-STEP`, and say so by a file `held-STEP`.
 """
 
 import errno
@@ -43,8 +44,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def harm(module):
     """Replace `next_batch` by one that does what the fault says, and then reads."""
-    if os.environ["TRAINWORKS_TEST_FAULT"].startswith("limit:"):
-        limit(module)
+    kind, _, _ = os.environ["TRAINWORKS_TEST_FAULT"].partition(":")
+    if kind in ("limit", "held"):
+        {"limit": limit, "held": let_wait}[kind](module)
         return
     healthy = module.BatchReader.next_batch
     calls = 0
@@ -63,6 +65,25 @@ def harm(module):
                 deadlock()
             elif mine:
                 globals()[kind]()
+        return healthy(reader)
+
+    module.BatchReader.next_batch = next_batch
+
+
+def let_wait(module):
+    """Let all ranks wait for the test after some steps, so that a slow test finds the run where it expects it."""
+    healthy = module.BatchReader.next_batch
+    calls = 0
+
+    def next_batch(reader):
+        nonlocal calls
+        step = steps_done() + calls
+        calls += 1
+        hold = Path(f"hold-{step}")
+        if hold.exists():
+            Path(f"held-{step}").touch()
+        while hold.exists():
+            time.sleep(0.01)
         return healthy(reader)
 
     module.BatchReader.next_batch = next_batch

@@ -6,13 +6,14 @@ import csv
 import io
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.lanes import examples
 from tests.plan.network.networks import network, networks
 from trainworks.plan.network.cables import Cable, cable_plan, cables_as_csv
 from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.trees import TreeNetwork
 
 few = settings(max_examples=examples(40))
 
@@ -67,6 +68,14 @@ def test_every_nic_is_joined_once_to_each_plane(design: NetworkDesign) -> None:
 def test_no_more_switches_are_cabled_than_there_are(design: NetworkDesign) -> None:
     cabled = {device for device, _ in ends(list(cable_plan(design))) if is_switch(device)}
     assert len(cabled) <= design.num_switches
+
+
+@few
+@given(networks())
+def test_every_leaf_of_a_tree_serves_a_node(design: NetworkDesign) -> None:
+    assume(isinstance(design.fabric, TreeNetwork) and not design.spare_slots)
+    serving = {row.to_device for row in cable_plan(design) if row.tier.startswith("node-")}
+    assert len(serving) == design.switches.get("leaf", design.switches.get("switch"))
 
 
 @few

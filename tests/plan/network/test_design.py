@@ -10,6 +10,7 @@ from tests.plan.network.networks import NICS, NODES, PORTS, SWITCHED, TAPERS, a_
 from trainworks.api.network import network as plan_network
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.errors import UsageError
+from trainworks.plan.network.cables import cable_plan, nodes_by_leaf
 from trainworks.plan.network.design import NetworkDesign, design_network, serves, topologies_compared
 from trainworks.plan.network.switches import find_switch, fitting_switches
 from trainworks.plan.network.topologies import TOPOLOGIES
@@ -91,7 +92,14 @@ def built(nodes: int, nics: int, ports: int, topology: str, taper: float = 1.0) 
         ("16 nodes of DGX A100", "star", {"switch": 4}),
         ("64 nodes of DGX A100", "spine-leaf", {"leaf": 26, "spine": 20}),
         ("128 nodes of DGX B200", "rail-optimised", {"leaf": 32, "spine": 16}),
-        ("1024 nodes of DGX B200", "multi-plane", {"leaf": 256, "spine": 128}),
+        ("1024 nodes of 8x L40S over 8x NDR", "multi-plane", {"leaf": 256, "spine": 128}),
+        ("32 nodes of DGX H100", "rail-optimised", {"leaf": 8, "spine": 4}),
+        ("8 nodes of DGX H100", "star", {"switch": 1}),
+        ("1024 nodes of DGX B200", "rail-optimised", {"leaf": 256, "spine": 256, "core": 128}),
+        ("60 nodes of DGX B300 over 8x RoCE 800", "multi-plane", {"leaf": 16, "spine": 8}),
+        ("2x GB200 NVL72", "rail-optimised", {"leaf": 32, "spine": 9}),
+        ("1x GB200 NVL72", "star", {"switch": 2}),
+        ("4x GB300 NVL72", "star", {"switch": 2}),
         ("2048 nodes of DGX B200", "rail-optimised", {"leaf": 512, "spine": 512, "core": 256}),
         ("100 nodes of 8x L4 over 1x RoCE 400", "spine-leaf", {"leaf": 4, "spine": 2}),
         ("32 nodes of 8x L4 over 2x RoCE 400", "star", {"switch": 1}),
@@ -115,9 +123,13 @@ def test_rails_that_no_scale_up_link_joins_meet_in_a_switch() -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 16, 65, 128, 257, 512, 1000, 2048])
-@pytest.mark.parametrize("node", ["DGX A100", "DGX H100", "8x L40S over 8x RoCE 400", "8x H100 over 1x HDR100"])
+@pytest.mark.parametrize(
+    "node", ["DGX A100", "DGX H100 over 8x HDR", "8x L40S over 8x RoCE 400", "8x H100 over 1x HDR100"]
+)
 @pytest.mark.parametrize("oversubscription", [1.0, 2.0])
-def test_no_topology_that_serves_needs_fewer_switches(nodes: int, node: str, oversubscription: float) -> None:
+def test_no_topology_that_serves_needs_fewer_switches_where_no_design_is_sold(
+    nodes: int, node: str, oversubscription: float
+) -> None:
     of = parse_cluster(f"{nodes} nodes of {node}")
     chosen = design_network(of, oversubscription=oversubscription)
     every = topologies_compared(of, oversubscription=oversubscription, switch=chosen.switch)
@@ -141,8 +153,52 @@ def test_a_named_topology_takes_a_larger_switch_where_the_closest_does_not_hold_
 
 
 def test_a_thousand_nodes_take_two_planes_of_two_tiers_instead_of_three_tiers() -> None:
-    chosen, three = network(on="1024 nodes of DGX H100"), network("rail-optimised", "1024 nodes of DGX H100")
+    of = "1024 nodes of 8x L40S over 8x NDR"
+    chosen, three = network(on=of), network("rail-optimised", of)
     assert (chosen.topology, chosen.num_switches, three.num_switches) == ("multi-plane", 384, 640)
+
+
+def test_nodes_that_are_sold_in_units_get_the_switches_of_whole_units() -> None:
+    some, all_of_it = network(on="33 nodes of DGX H100"), network(on="64 nodes of DGX H100")
+    assert some.switches == all_of_it.switches == {"leaf": 16, "spine": 8}
+    assert some.cables == {"node-leaf": 33 * 8, "leaf-spine": 512}
+    assert [len(nodes) for nodes in nodes_by_leaf(some)] == [32, 1]
+
+
+@pytest.mark.parametrize("on", ["32 nodes of DGX H100 over 8x NDR", "256x H100-SXM-80GB"])
+def test_the_same_nodes_in_other_words_get_the_design_that_is_sold(on: str) -> None:
+    assert network(on=on).switches == {"leaf": 8, "spine": 4}
+
+
+@pytest.mark.parametrize("on", ["32 nodes of DGX H100 over 4x NDR", "32 nodes of DGX H100 over 8x RoCE 400"])
+def test_other_adapters_are_not_in_the_design_that_is_sold(on: str) -> None:
+    assert network(on=on).unit == 1
+
+
+@pytest.mark.parametrize("on", ["16x GB200 NVL72", "3x GB300 NVL72", "30 nodes of GB200 NVL72 tray"])
+def test_a_rack_of_one_scale_up_domain_stays_on_one_set_of_leaves(on: str) -> None:
+    design = network("rail-optimised", on)
+    together = nodes_by_leaf(design)
+    assert all(nodes[0] % 18 == 0 and nodes == list(range(nodes[0], nodes[-1] + 1)) for nodes in together)
+
+
+def test_a_rail_of_a_unit_of_racks_reaches_its_racks_without_a_core() -> None:
+    design = network(on="16x GB200 NVL72")
+    cables = list(cable_plan(design))
+    leaves = {each.from_device: each.to_device for each in cables if each.from_port == "nic2"}
+    spines: dict[str, set[str]] = {}
+    for each in cables:
+        if each.tier == "leaf-spine":
+            spines.setdefault(each.from_device, set()).add(each.to_device)
+    above = [spines[leaves[f"node{number}"]] for number in (1, 19, 144)]
+    assert above[0] == above[1] == above[2]
+    assert not above[0] & spines[leaves["node145"]]
+
+
+def test_the_number_of_a_leaf_gives_its_set_and_rail() -> None:
+    design = network(on="16x GB200 NVL72")
+    found = [design.set_and_rail(leaf) for leaf in range(design.switches["leaf"])]
+    assert [design.leaf_of(*each) for each in found] == list(range(design.switches["leaf"]))
 
 
 def test_rails_of_several_switches_that_never_meet_do_not_serve() -> None:

@@ -38,7 +38,7 @@ def test_a_smallest_divisor_divides_and_is_large_enough(number: int, least: int)
 def test_no_switch_of_a_tree_has_more_links_than_ports(ports: int, leaves: int, taper: float, tiers: int) -> None:
     found = built(ports, leaves, taper, tiers)
     assert found.down + found.up <= ports
-    assert found.leaf_spine_links // found.spines + found.spine_up <= ports
+    assert found.pod_leaves * found.up // found.pod_spines + found.spine_up(0) <= ports
     assert (found.leaf_spine_links if found.cores else 0) <= found.cores * ports
 
 
@@ -48,7 +48,21 @@ def test_each_leaf_has_the_same_number_of_links_to_every_spine_of_its_pod(
 ) -> None:
     found = built(ports, leaves, taper, tiers)
     assert found.up % found.pod_spines == 0
-    assert found.leaves % found.pods == 0
+
+
+@given(RADIX, st.integers(2, 60), TAPER, TIERS)
+def test_a_tree_has_the_leaves_that_were_asked_for_and_no_empty_pod(
+    ports: int, leaves: int, taper: float, tiers: int
+) -> None:
+    found = built(ports, leaves, taper, tiers)
+    assert found.leaves == leaves
+    assert (found.pods - 1) * found.pod_leaves < leaves <= found.pods * found.pod_leaves
+
+
+@given(RADIX, st.integers(2, 60), TAPER)
+def test_spines_have_as_many_links_to_cores_as_to_leaves(ports: int, leaves: int, taper: float) -> None:
+    found = built(ports, leaves, taper, 3)
+    assert found.pod_spines * sum(found.spine_up(pod) for pod in range(found.pods)) == found.leaf_spine_links
 
 
 @given(RADIX, st.integers(2, 60), TIERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shlex
@@ -182,6 +183,7 @@ class AttachedBackend(Backend):
         return LocalBackend().nodes()
 
 
+@atexit.register
 def _reap_supervisors() -> None:
     for entry in list(_supervisors):
         run_dir, child = entry

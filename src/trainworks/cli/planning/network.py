@@ -52,17 +52,25 @@ def network_command(
     bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
     write_stack: WriteStack = None,
     switch_price: Annotated[
-        str | None, typer.Option("--switch-price", metavar="USD", help="Price of a switch: `30000 USD`.")
+        str | None,
+        typer.Option(
+            "--switch-price", metavar="USD", help="Price of a switch, `30000 USD`; that of the catalogue by default."
+        ),
     ] = None,
     cable_price: Annotated[
         str | None, typer.Option(metavar="USD", help="Price of a cable, without transceivers.")
     ] = None,
     transceiver_price: Annotated[
-        str | None, typer.Option(metavar="USD", help="Price of a transceiver; a cable has two.")
+        str | None, typer.Option(metavar="USD", help="Price of a transceiver; that of the catalogue by default.")
     ] = None,
-    nic_price: Annotated[str | None, typer.Option(metavar="USD", help="Price of a NIC.")] = None,
+    nic_price: Annotated[
+        str | None, typer.Option(metavar="USD", help="Price of a NIC; part of the node by default.")
+    ] = None,
     switch_power: Annotated[
-        float | None, typer.Option("--switch-power", metavar="WATTS", min=0, help="Power of a switch.")
+        float | None,
+        typer.Option(
+            "--switch-power", metavar="WATTS", min=0, help="Power of a switch; that of the catalogue by default."
+        ),
     ] = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,

@@ -133,8 +133,8 @@ _FIXED_ALONE = (FIXED,)
 _GIVES, _TAKES = 0, 1
 """Order of simultaneous events: those that free nodes come first."""
 
-_Reservation = tuple[int, float, set[int]]
-"""Reservation of the first job that waits for fixed nodes: the job, its latest start and its nodes."""
+_Reservation = tuple[float, set[int]]
+"""Reservation of the first job that waits for fixed nodes: its latest start, and its nodes."""
 
 
 def replay(trace: JobTrace, policy: Policy) -> Replay:
@@ -275,14 +275,13 @@ class _Simulation:
 
     def _start_queued(self) -> None:
         queue, index, blocked = self.queue, 0, set[str]()
-        reserved: _Reservation | None = None
+        head: int | None = None
+        self.reserved = None
         most_free = self._most_free()
         while index < len(queue) and index < _DEPTH and most_free:
             job = queue[index][2]
-            place = self._place(job, reserved, blocked) if self.sizes[job] <= most_free else None
+            place = self._place(job, head, blocked) if self.sizes[job] <= most_free else None
             if place is not None:
-                if reserved is None:
-                    self.reserved = None  # it is the job that had one, or goes before it
                 del queue[index]
                 self._start(job, *place)
                 most_free = self._most_free()
@@ -291,23 +290,24 @@ class _Simulation:
                 return
             if FIXED not in self.allowed[job]:
                 blocked |= set(self.allowed[job])
-            elif reserved is None:
-                reserved = self.reserved = self._reservation(job)
+            elif head is None:
+                head = job
             index += 1
 
     def _most_free(self) -> int:
         return max(pool.free_accelerators for pool in self.pools.values())
 
-    def _place(self, job: int, reserved: _Reservation | None, blocked: set[str]) -> tuple[str, list[int]] | None:
+    def _place(self, job: int, head: int | None, blocked: set[str]) -> tuple[str, list[int]] | None:
         need = self.needs[job]
         for name in self.allowed[job]:
             pool = self.pools[name]
             if self.sizes[job] > pool.free_accelerators or name in blocked or self._shuns(job, name):
                 continue
-            if name != FIXED or reserved is None or ends_in_time(self._end_s(job), reserved[1]):
-                nodes = pool.find(need)
-            else:
-                nodes = pool.find(need, avoid=reserved[2])
+            nodes = pool.find(need)
+            if nodes and name == FIXED and head is not None:
+                starts_s, kept = self._reservation(head)
+                if not ends_in_time(self._end_s(job), starts_s):
+                    nodes = pool.find(need, avoid=kept)
             if nodes:
                 return name, nodes
         return None
@@ -315,12 +315,12 @@ class _Simulation:
     def _shuns(self, job: int, name: str) -> bool:
         return name == SPOT and self.interrupted[job] >= _SPOT_ATTEMPTS and len(self.allowed[job]) > 1
 
-    def _reservation(self, job: int) -> _Reservation:
-        """A reservation stays valid while its job waits: run times are known and later jobs may not exceed it."""
-        if self.reserved is not None and self.reserved[0] == job:
-            return self.reserved
-        ends = ((run.end_s, run.nodes, run.each) for run in self.running[FIXED].values())
-        return job, *self.fixed.reservation(self.needs[job], ends)
+    def _reservation(self, head: int) -> _Reservation:
+        """The reservation of this pass. The next one makes its own: other nodes may have become free meanwhile."""
+        if self.reserved is None:
+            ends = ((run.end_s, run.nodes, run.each) for run in self.running[FIXED].values())
+            self.reserved = self.fixed.reservation(self.needs[head], ends)
+        return self.reserved
 
     def _end_s(self, job: int) -> float:  # on fixed nodes, if it starts now; to the last bit what `_start` will say
         return self.now_s + (self._setup_s(job) + self.left_s[job])
@@ -351,7 +351,6 @@ class _Simulation:
             is_due = is_pressing or self.queued_accelerator_s > allowed_accelerator_s
             name = self._ordered_from(job, blocked) if is_due and self.allowed[job] != _FIXED_ALONE else None
             if name is not None:
-                self.reserved = None  # it may be the job that had one
                 del queue[index]
                 self._start(job, name, self._ordered(job, name))
                 room, allowed_accelerator_s = self._room(), self._allowed_backlog()

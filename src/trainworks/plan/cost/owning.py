@@ -38,11 +38,40 @@ SERVER_PRICE = "server price"
 
 
 @dataclass(frozen=True, slots=True)
+class Purchase:
+    """What is bought once, USD."""
+
+    server_price: Traced
+    """Of one node."""
+    servers: Traced
+    network: Traced
+    capex: Traced
+    """Servers and network."""
+
+
+def purchase(cluster: ClusterDescription, given: Mapping[str, float] | None = None) -> Purchase:
+    """Servers and network of a cluster.
+
+    Args:
+        cluster: with its spares.
+        given: numbers that replace assumptions, by their names; also `server price` in USD and `node power` in W.
+
+    Raises:
+        UsageError: the power is not published.
+    """
+    given = given or {}
+    nodes, price = node_count(cluster), _server_price(node_power(cluster, given), given)
+    servers = (nodes * price).named("servers", "USD", price=price)
+    share = assumed("network share of capex", given)
+    width = _network_width(cluster)
+    network = (servers * share / (1 - share) * width).named("network", "USD", share=share, width=width)
+    return Purchase(price, servers, network, (servers + network).named("capex", "USD"))
+
+
+@dataclass(frozen=True, slots=True)
 class OwnershipCost:
     """Costs of an owned cluster."""
 
-    server: Traced
-    """One node, USD."""
     capex: Traced
     """Servers and network, USD."""
     fixed: Traced
@@ -75,12 +104,8 @@ def own(
     """
     given = given or {}
     nodes, power = node_count(cluster), node_power(cluster, given)
-    price = _server_price(power, given)
-    servers = (nodes * price).named("servers", "USD", price=price)
-    share = assumed("network share of capex", given)
-    width = _network_width(cluster)
-    network = (servers * share / (1 - share) * width).named("network", "USD", share=share, width=width)
-    capex = (servers + network).named("capex", "USD")
+    bought = purchase(cluster, given)
+    servers, network, capex = bought.servers, bought.network, bought.capex
     residual, years = assumed("residual value", given), assumed("years of use", given)
     capital = ((servers * (1 - residual) + network) / years).named(
         "capital per year", "USD/year", residual=residual, years=years
@@ -102,7 +127,7 @@ def own(
     hour = (year / (hours_per_year * accelerators)).named(
         "owning per accelerator hour", "USD/h", year=year, hours=hours_per_year
     )
-    return OwnershipCost(price, capex, fixed, running, year, hour)
+    return OwnershipCost(capex, fixed, running, year, hour)
 
 
 def _network_width(cluster: ClusterDescription) -> Traced:

@@ -153,14 +153,18 @@ def _attached(design: NetworkDesign, fabric: TreeNetwork, slot: int, nic: int) -
     elif design.topology == "rail-only":
         yield rail, slot // slots
     elif design.topology in ("rail-optimised", "multi-plane"):
-        yield from ((plane, slot // slots * design.rails + rail) for plane in range(design.planes))
+        yield from ((plane, design.leaf_of(slot // slots, rail)) for plane in range(design.planes))
     else:
         yield 0, (slot * design.nics + nic) // fabric.down
 
 
 def _leaf_place(design: NetworkDesign, leaf: int) -> float:
     """The node in the middle of those that a leaf serves."""
-    which = leaf // design.rails if design.topology in ("rail-optimised", "multi-plane") else leaf
+    which = design.set_and_rail(leaf)[0] if design.topology in ("rail-optimised", "multi-plane") else leaf
+    return min((which + 0.5) * design.nodes_per_set, design.nodes) if design.set_nodes else _even(design, which)
+
+
+def _even(design: NetworkDesign, which: int) -> float:
     return (which + 0.5) * design.nodes / max(1, design.sets)
 
 
@@ -168,20 +172,22 @@ def _up_links(design: NetworkDesign, fabric: TreeNetwork, copy: int, ports: _Por
     split, middle = design.split, design.nodes / 2
     cables = -(-fabric.up // split)
     for leaf in range(fabric.leaves if fabric.up else 0):
-        pod, first = leaf // (fabric.leaves // fabric.pods), (copy * fabric.leaves + leaf) * cables
+        pod, first = leaf // fabric.pod_leaves, (copy * fabric.leaves + leaf) * cables
         name, place = _name(design, copy, "leaf", leaf), _leaf_place(design, leaf)
         for link in range(fabric.up):
             spine = pod * fabric.pod_spines + link // (fabric.up // fabric.pod_spines)
             end = ports.first(_name(design, copy, "spine", spine), middle)
             yield "leaf-spine", first + link // split, ports.last(name, place), end
-    cables = -(-fabric.spine_up // split)
+    first = copy * design.cables.get("spine-core", 0) // design.copies
     for spine in range(fabric.spines if fabric.cores else 0):
         pod, place_in_pod = divmod(spine, fabric.pod_spines)
-        for link in range(fabric.spine_up):
-            core = place_in_pod * fabric.place_cores + (pod * fabric.spine_up + link) % fabric.place_cores
+        links = fabric.spine_up(pod)
+        for link in range(links):
+            core = place_in_pod * fabric.place_cores + (pod * fabric.spine_up(0) + link) % fabric.place_cores
             start = ports.last(_name(design, copy, "spine", spine), middle)
             end = ports.first(_name(design, copy, "core", core), middle)
-            yield "spine-core", spine * cables + link // split, start, end
+            yield "spine-core", first + link // split, start, end
+        first += -(-links // split)
 
 
 def _name(design: NetworkDesign, copy: int, tier: str, index: int) -> str:

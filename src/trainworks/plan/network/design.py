@@ -60,6 +60,12 @@ class NetworkDesign:
     """Largest cluster, spare slots left out; None without a limit."""
     too_small: tuple[Switch, ...] = ()
     """Switches with closer ports that were tried first and do not hold the cluster."""
+    set_nodes: int | None = None
+    """Nodes, or spare slots, of a full set; None where all sets share them evenly."""
+    pod_sets: int = 1
+    """Sets whose leaves of one rail are a pod; 1 where pods are leaves in a row."""
+    unit: int = 1
+    """Nodes of the vendor's scalable unit that its leaves and spines are for; 1 without one."""
 
     @property
     def taper(self) -> float:
@@ -79,7 +85,23 @@ class NetworkDesign:
     @property
     def nodes_per_set(self) -> int:
         """Nodes, or spare slots, that are attached to the same set of leaves."""
-        return -(-(self.nodes + self.spare_slots) // self.sets)
+        return self.set_nodes or -(-(self.nodes + self.spare_slots) // self.sets)
+
+    @property
+    def units(self) -> int:
+        """Scalable units, the last one perhaps partly filled."""
+        return -(-(self.nodes + self.spare_slots) // self.unit)
+
+    def leaf_of(self, which: int, rail: int) -> int:
+        """Number of the leaf of a set of leaves by rail and of a rail, all counted from 0."""
+        block, place = divmod(which, self.pod_sets)
+        return (block * self.rails + rail) * self.pod_sets + place
+
+    def set_and_rail(self, leaf: int) -> tuple[int, int]:
+        """Set and rail of a leaf: the inverse of `leaf_of`."""
+        row, place = divmod(leaf, self.pod_sets)
+        block, rail = divmod(row, self.rails)
+        return block * self.pod_sets + place, rail
 
     @property
     def endpoints(self) -> int:
@@ -141,8 +163,8 @@ class NetworkDesign:
             first = "node-leaf" if fabric.spines else "node-switch"
             counts = {first: endpoint_cables, local: fabric.local_links, "global": fabric.global_links}
         else:
-            split = self.split
-            up, core = fabric.leaves * -(-fabric.up // split), fabric.spines * -(-fabric.spine_up // split)
+            up = fabric.leaves * -(-fabric.up // self.split)
+            core = fabric.pod_spines * sum(-(-fabric.spine_up(pod) // self.split) for pod in range(fabric.pods))
             counts = {
                 "node-leaf" if up else "node-switch": endpoint_cables,
                 "leaf-spine": copies * up,
@@ -194,8 +216,9 @@ def design_network(
 ) -> NetworkDesign:
     """The network of a cluster; topology, switch and spare slots that are left out are those that it says.
 
-    `auto` is the topology with the fewest switches of those that serve (`serves`); of equal ones that with the fewest
-    tiers, then that whose rails are nearest.
+    `auto` is the design that the vendor of the nodes sells, where it has one for their own network and neither one
+    switch nor one scale-up domain holds them; else the topology with the fewest switches of those that serve
+    (`serves`); of equal ones that with the fewest tiers, then that whose rails are nearest.
 
     Without a switch it is the catalogue's with the closest ports of those whose network holds the cluster.
 
@@ -293,13 +316,18 @@ def _check(topology: str, oversubscription: float, spare_slots: int) -> None:
 
 
 def _automatic(request: TopologyRequest) -> Topology:
-    """The topology with the fewest switches, then tiers, that serves; where none does the largest, which is refused.
+    """The vendor's own design, else the topology with the fewest switches, then tiers, that serves.
 
+    Where none serves it is the largest, which is refused.
     An oversubscription that the cluster is described with is a fact: where a topology has it, one that has it is taken.
     """
     names = [name for name in _BY_PREFERENCE if request.rails > 1 or name not in ("rail-optimised", "rail-only")]
     designs = (_attempt(name, request) for name in names)
     serving = [design for design in designs if design is not None and serves(design)]
+    sold = next((design.topology for design in serving if design.unit > 1), None)
+    in_one = request.cluster.scale_up_domain == request.cluster.num_accelerators
+    if sold is not None and not in_one and all(design.num_switches > 1 for design in serving):
+        return sold
     if request.cluster.oversubscription > 1:
         serving = [design for design in serving if design.oversubscription > 1] or serving
     if serving:
@@ -335,6 +363,9 @@ def _design(topology: Topology, request: TopologyRequest, built: TopologyResult)
         sets=built.sets,
         spare_slots=spare,
         max_nodes=None if built.most_slots is None else built.most_slots - spare,
+        set_nodes=built.set_nodes,
+        pod_sets=built.pod_sets,
+        unit=built.unit,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainworks.plan.cost.owning import Purchase
 from trainworks.plan.network.bill import (
     NetworkPrices,
     OrderLine,
@@ -43,6 +44,8 @@ class NetworkPlan(Result):
     nodes_per_rack: int = 1
     room: tuple[OrderLine, ...] = ()
     """Nodes, racks and power, for the order list."""
+    purchase: Purchase | None = None
+    """Price of the nodes and of a usual network; None where it is not known."""
 
     @property
     def cables_csv(self) -> str:
@@ -53,7 +56,7 @@ class NetworkPlan(Result):
     def bill_csv(self) -> str:
         """The order list."""
         network = compute_lines(self.design, self.prices, nodes_per_rack=self.nodes_per_rack)
-        return bill_as_csv([*self.room, *network, *support_lines(self.design, self.support)])
+        return bill_as_csv([*self.room, *network, *support_lines(self.design, self.support)], self.purchase)
 
     @property
     def figures(self) -> list[Traced]:
@@ -149,6 +152,8 @@ def _leaves(design: NetworkDesign, fabric: TreeNetwork, given: Mapping[str, Trac
     full_down = leaf_ports(fabric.ports, design.taper)[0]
     down = computed("links down of a full leaf", full_down, "", by=_DOWN, links=given["links"], taper=given["taper"])
     if design.topology in ("rail-optimised", "rail-only", "multi-plane"):
+        if design.set_nodes is not None:
+            return _leaves_of_units(design, given)
         full = (-ceil(-down * rails / nics)).named("nodes of a full leaf", "", down=down, nics=nics)
         sets = ceil((nodes + spare) / full).named("sets of leaves", "", full=full, spare=spare)
         leaves = (given["planes"] * rails * sets).named("leaf switches", "", sets=sets)
@@ -160,6 +165,20 @@ def _leaves(design: NetworkDesign, fabric: TreeNetwork, given: Mapping[str, Trac
         return leaves
     rule = "the same leaves in each pod"
     return computed("leaf switches in whole pods", design.switches["leaf"], "", by=rule, needed=leaves)
+
+
+def _leaves_of_units(design: NetworkDesign, given: Mapping[str, Traced]) -> Traced:
+    """Leaf switches for whole scalable units and whole racks."""
+    nodes, spare, rails, planes = (given[name] for name in ("nodes", "spare", "rails", "planes"))
+    source = (
+        f"the design in which {design.cluster.node_name} is sold" if design.unit > 1 else "one: nodes are sold alone"
+    )
+    unit = fact("nodes of a scalable unit", design.unit, "", source=source)
+    whole = "whole racks, or nodes, that a leaf has links down for"
+    full = computed("nodes of a set of leaves", design.set_nodes or 1, "", by=whole, links=given["links"])
+    units = ceil((nodes + spare) / unit).named("scalable units", "", unit=unit, spare=spare)
+    sets = ceil(units * unit / full).named("sets of leaves", "", units=units, unit=unit, full=full)
+    return (planes * rails * sets).named("leaf switches", "", planes=planes, sets=sets)
 
 
 def _cables(design: NetworkDesign, tiers: Mapping[str, Traced]) -> list[Traced]:

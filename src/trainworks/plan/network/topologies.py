@@ -6,7 +6,9 @@ of a node on a rail, R links of a switch, t the taper (links down to links up of
     star            each switch has whole rails, as many as fit into R ports; rails meet in the nodes alone
     spine-leaf      two tiers, nodes fill one leaf after the other: at most R leaves
     3-tier          the same with cores above the spines: at most R^2 / 2 leaves
-    rail-optimised  leaves in sets of r, rail i of a node on leaf i of its set; two tiers, else three
+    rail-optimised  leaves in sets of r, rail i of a node on leaf i of its set; two tiers, else three. Nodes that their
+                    vendor sells in scalable units get the leaves and spines of whole units, and the trays of a rack
+                    stay on one set of leaves
     rail-only       a network of its own for each rail, of one or two tiers
     multi-plane     each NIC split over two networks of ports at half of its speed: R doubles
     dragonfly       groups of switches, every one connected to every other (`groups.py`); dragonfly+ with spines in each
@@ -18,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trainworks.catalog.catalog import has, system_of
+from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Switch
 from trainworks.plan.network.grids import GridNetwork, grid
@@ -57,6 +61,32 @@ class TopologyRequest:
         """w, NICs of a node on each rail."""
         return self.cluster.nics // self.rails
 
+    @property
+    def unit(self) -> int:
+        """Nodes of the vendor's scalable unit; 1 where its design is not for this network, or for a taper."""
+        node = self.cluster.node
+        if node is None or self.taper > 1 or not has("nodes", node.name):
+            return 1
+        sold, alike = catalogue_node(node.name), ("nics", "nic_bytes_per_s", "accelerators")
+        if any(getattr(sold, name) != getattr(node, name) for name in alike):
+            return 1
+        units = {sold.network: sold.scalable_unit} | ({"RoCE": sold.ethernet_unit} if sold.network != "RoCE" else {})
+        return units.get(node.network) or 1
+
+    @property
+    def unit_planes(self) -> int:
+        """Planes of the design that is sold in units."""
+        node = self.cluster.node
+        own = node is None or not has("nodes", node.name) or catalogue_node(node.name).network == node.network
+        return 1 if own else PLANES
+
+    @property
+    def rack(self) -> int:
+        """Nodes of a rack that is one scale-up domain; 1 for others."""
+        node = self.cluster.node
+        system = None if node is None else system_of(node.name)
+        return system.nodes if system is not None and system.form == "rack" else 1
+
 
 def rails_of(cluster: ClusterDescription) -> int:
     """One per NIC; one per accelerator where several NICs serve each."""
@@ -74,6 +104,12 @@ class TopologyResult:
     copies: int = 1
     planes: int = 1
     sets: int = 1
+    set_nodes: int | None = None
+    """Nodes, or spare slots, of a full set; an even share where left out."""
+    pod_sets: int = 1
+    """Sets whose leaves of one rail are a pod; 1 where pods are leaves in a row."""
+    unit: int = 1
+    """Nodes of the scalable unit that its leaves and spines are for."""
 
 
 def _star(request: TopologyRequest) -> TopologyResult:
@@ -99,11 +135,35 @@ def _rail_optimised(request: TopologyRequest, *, planes: int = 1, tiers: tuple[i
     """Leaves in sets of as many as there are rails; the fewest tiers that hold them."""
     ports = ports_for(request.cluster, request.switch, planes=planes)
     per_leaf = leaf_ports(ports.count, request.taper)[0] // request.rail_nics
+    set_nodes = per_leaf // request.rack * request.rack
+    unit = request.unit if set_nodes and request.unit % set_nodes == 0 and planes == request.unit_planes else 1
+    if set_nodes and (unit > 1 or (request.rack > 1 and planes == 1)):
+        return _in_units(request, ports, set_nodes, unit, planes=planes, tiers=tiers)
     most = [most_leaves(ports.count, tier) // request.rails * per_leaf for tier in tiers]
     sets = -(-request.slots // per_leaf) if per_leaf else 0
     down = -(-request.slots // max(1, sets)) * request.rail_nics
     trees = (_tree(ports, sets * request.rails, down, request.taper, tier) for tier in tiers)
     return TopologyResult(next(filter(None, trees), None), max(most), ports, planes, planes, sets)
+
+
+def _in_units(
+    request: TopologyRequest, ports: Ports, set_nodes: int, unit: int, *, planes: int, tiers: tuple[int, ...]
+) -> TopologyResult:
+    """Leaves and spines of whole scalable units, with whole racks on a set of leaves.
+
+    Several units of racks have three tiers from the start, with a pod for each rail of a unit, so that they can grow.
+    """
+    units = -(-request.slots // unit)
+    sets = -(-units * unit // set_nodes)
+    leaves, down = sets * request.rails, min(set_nodes, units * unit) * request.rail_nics
+    pod_sets = unit // set_nodes if request.rack > 1 and unit > 1 else 1
+    tiers = (3,) if pod_sets > 1 and units > 1 else tiers
+    pod = pod_sets if pod_sets > 1 else None
+    trees = [_tree(ports, leaves, down, request.taper, tier, pod) for tier in tiers]
+    fabric = next(filter(None, trees), None)
+    most = most_leaves(ports.count, max(tiers)) // request.rails * set_nodes // unit * unit
+    whole = 1 if fabric is None or not fabric.cores else pod_sets
+    return TopologyResult(fabric, most, ports, planes, planes, sets, set_nodes, whole, unit)
 
 
 def _rail_only(request: TopologyRequest) -> TopologyResult:
@@ -118,10 +178,12 @@ def _rail_only(request: TopologyRequest) -> TopologyResult:
     return TopologyResult(_tree(ports, leaves, down, request.taper, 2), most, ports, request.rails, sets=leaves)
 
 
-def _tree(ports: Ports, leaves: int, down: int, taper: float, tiers: int) -> TreeNetwork | None:
+def _tree(
+    ports: Ports, leaves: int, down: int, taper: float, tiers: int, pod_leaves: int | None = None
+) -> TreeNetwork | None:
     if not 1 < leaves <= most_leaves(ports.count, tiers):
         return None
-    return tree(ports.count, leaves, down, taper=taper, tiers=tiers)
+    return tree(ports.count, leaves, down, taper=taper, tiers=tiers, pod_leaves=pod_leaves)
 
 
 def _groups(request: TopologyRequest, *, plus: bool) -> TopologyResult:

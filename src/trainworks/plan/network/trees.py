@@ -5,9 +5,9 @@ P pods, s spines of a pod, C cores that one place in the pods shares.
 
     star       L = 1, u = 0
     two tiers  s = the smallest divisor of u with s >= L u / R, so that every leaf has u / s links to every spine
-    three      pods of m = L / P leaves; s = the smallest divisor of u with m u / s <= R / 2 links down from a spine,
-               and as many up; C = ceil(P m u / (s R)); P s spines, s C cores. A spine's links to its C cores
-               may differ by one
+    three      pods of m = ceil(L / P) leaves, the last of what is left; s = the smallest divisor of u with
+               m u / s <= R / 2 links down from a spine, and as many up; C = ceil(L u / (s R)); P s spines, s C cores.
+               A spine's links to its C cores may differ by one
 
 Leaves that are not full may have more links up than they need: among u with d / u <= t the one with the fewest switches
 is taken, then the one with the fewest links. Source of the divisor rule: NVIDIA's reference designs, which it
@@ -17,7 +17,7 @@ reproduces (16 -> 18 and 32 -> 36 spines at u = 72).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -62,9 +62,14 @@ class TreeNetwork:
         return self.leaves * self.up
 
     @property
-    def spine_up(self) -> int:
-        """Links to cores of each spine."""
-        return self.leaf_spine_links // self.spines if self.cores else 0
+    def pod_leaves(self) -> int:
+        """m, leaves of each pod; the last may have fewer."""
+        return -(-self.leaves // self.pods)
+
+    def spine_up(self, pod: int) -> int:
+        """Links to cores of each spine of a pod, counted from 0: as many as it has to leaves."""
+        leaves = min(self.pod_leaves, self.leaves - pod * self.pod_leaves)
+        return leaves * self.up // self.pod_spines if self.cores else 0
 
     @property
     def hops(self) -> int:
@@ -105,19 +110,26 @@ def star(ports: int, endpoints: int) -> TreeNetwork:
     return TreeNetwork(ports=ports, leaves=1, down=endpoints)
 
 
-def tree(ports: int, leaves: int, down: int, *, taper: float, tiers: int) -> TreeNetwork | None:
+def tree(
+    ports: int, leaves: int, down: int, *, taper: float, tiers: int, pod_leaves: int | None = None
+) -> TreeNetwork | None:
     """The tree of two or three tiers with the fewest switches, then links, then pods; None where none is possible.
 
     Args:
         ports: R.
-        leaves: L; with three tiers a few more where pods cannot share them evenly.
+        leaves: L.
         down: d, of the fullest leaf.
         taper: t, at most.
         tiers: 2 or 3.
+        pod_leaves: of three tiers, the leaves of a pod, which then have as many links up as they need; the pods with
+            the fewest switches when left out.
     """
     fewest_up = max(1, math.ceil(down / taper - 1e-9))
-    build = _two_tiers if tiers == 2 else _three_tiers
-    trees = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
+    if tiers == 3 and pod_leaves is not None:
+        trees = list(_three_tiers(ports, leaves, down, fewest_up, [pod_leaves]))
+    else:
+        build = _two_tiers if tiers == 2 else _three_tiers
+        trees = [built for up in range(fewest_up, ports - down + 1) for built in build(ports, leaves, down, up)]
     return min(trees, key=lambda each: (each.switches, each.leaf_spine_links, each.pods), default=None)
 
 
@@ -127,14 +139,15 @@ def _two_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetw
         yield TreeNetwork(ports=ports, leaves=leaves, down=down, up=up, pod_spines=spines)
 
 
-def _three_tiers(ports: int, leaves: int, down: int, up: int) -> Iterator[TreeNetwork]:
+def _three_tiers(
+    ports: int, leaves: int, down: int, up: int, sizes: Iterable[int] | None = None
+) -> Iterator[TreeNetwork]:
     half = ports // 2
-    for size in range(1, min(half, leaves) + 1):
+    for size in sizes or range(1, min(half, leaves) + 1):
         pods = -(-leaves // size)
         spines = smallest_divisor(up, -(-size * up // half))
-        if spines is None or pods < 2:
+        if spines is None or pods < 2 or size > -(-leaves // pods):
             continue
-        links = size * up // spines
-        cores = -(-pods * links // ports)
-        if cores <= links:
-            yield TreeNetwork(ports, pods * size, down, up, pods, spines, cores)
+        cores = -(-leaves * up // (spines * ports))
+        if cores <= size * up // spines:
+            yield TreeNetwork(ports, leaves, down, up, pods, spines, cores)

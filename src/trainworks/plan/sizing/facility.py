@@ -7,7 +7,7 @@ The nodes of a rack-scale system stay in its racks at any power.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import system_of
@@ -16,6 +16,7 @@ from trainworks.catalog.facts import System
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cost.energy import node_count, node_power
+from trainworks.plan.cost.owning import Purchase, purchase
 from trainworks.plan.network.bill import OrderLine
 from trainworks.plan.network.support import NODES_PER_RACK
 from trainworks.plan.trace import Traced, ceil, fact, maximum
@@ -79,19 +80,21 @@ def room_lines(
     cluster: ClusterDescription,
     in_a_rack: int | None = None,
     given: Mapping[str, float] | None = None,
-    node_usd: float | None = None,
+    *,
+    network_w: float = 0.0,
 ) -> tuple[OrderLine, ...]:
     """Lines of the order list for nodes, racks, power and cooling; without watts where the power is not published.
 
-    A rack has two power distribution units, each of which can carry all of it. The power supply of the room includes
-    the losses of supply and cooling (PUE); the cooling takes what the nodes use. Switches and storage are not in these
-    figures, and the column of watts has what uses power, not what supplies it.
+    Nodes that are sold in racks are ordered in racks, with their power shelves. A rack of other nodes has two power
+    distribution units, each of which can carry all of it. The power supply of the room includes the losses of supply
+    and cooling (PUE); the cooling takes what nodes and switches use. Storage is not in these figures, and the column of
+    watts has what uses power, not what supplies it.
 
     Args:
         cluster: its nodes.
         in_a_rack: nodes of a rack; as many as air cools when None.
         given: numbers that replace assumptions, by their names.
-        node_usd: price of a node.
+        network_w: power of all switches.
     """
     per_rack, nodes = in_a_rack or nodes_per_rack(cluster), cluster.num_nodes
     racks = -(-nodes // per_rack)
@@ -99,19 +102,43 @@ def room_lines(
         facility, each_w = facility_of(cluster, given or {}), node_power(cluster, given).value
     except UsageError:
         return (
-            OrderLine("compute", cluster.node_name, nodes, node_usd),
+            OrderLine("compute", cluster.node_name, nodes),
             OrderLine("room", "rack", racks),
             OrderLine("room", "power distribution unit", 2 * racks),
         )
     rack = f"for {_kilowatts(min(per_rack, nodes) * each_w)}"
-    by = "liquid" if "liquid" in facility.cooling else "air"
-    return (
-        OrderLine("compute", cluster.node_name, nodes, node_usd, each_w),
+    by, losses = "liquid" if "liquid" in facility.cooling else "air", facility.power.value / facility.it_power.value
+    it_w = facility.it_power.value + network_w
+    shelves = (
         OrderLine("room", f"rack {rack}", racks),
         OrderLine("room", f"power distribution unit {rack}", 2 * racks),
-        OrderLine("room", f"power supply of {_kilowatts(facility.power.value)}", 1),
-        OrderLine("room", f"cooling of {_kilowatts(facility.it_power.value)} by {by}", 1),
     )
+    return (
+        *_node_lines(cluster, purchase(cluster, given).server_price, each_w),
+        *(shelves if _rack_of(cluster) is None else ()),
+        OrderLine("room", f"power supply of {_kilowatts(it_w * losses)}", 1),
+        OrderLine("room", f"cooling of {_kilowatts(it_w)} by {by}", 1),
+    )
+
+
+def purchase_of(cluster: ClusterDescription, given: Mapping[str, float] | None = None) -> Purchase | None:
+    """Servers and network that are bought; None where the power of the nodes, which prices them, is not known."""
+    try:
+        return purchase(cluster, given)
+    except UsageError:
+        return None
+
+
+def _node_lines(cluster: ClusterDescription, price: Traced, each_w: float) -> Iterator[OrderLine]:
+    """Whole racks of nodes that are sold in racks, and nodes."""
+    nodes, system = cluster.num_nodes, _rack_of(cluster)
+    if system is not None and (racks := nodes // system.nodes):
+        each = fact("nodes of a rack", system.nodes, "", source=f"catalogue, {system.name}")
+        of_rack = (price * each).named(f"price of a {system.name}", "USD", price=price, each=each)
+        yield OrderLine("compute", f"{system.name} of {system.nodes} nodes", racks, of_rack, system.nodes * each_w)
+        nodes -= racks * system.nodes
+    if nodes:
+        yield OrderLine("compute", cluster.node_name, nodes, price, each_w)
 
 
 def _kilowatts(watts: float) -> str:

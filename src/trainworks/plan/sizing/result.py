@@ -19,7 +19,7 @@ from trainworks.plan.cluster.hardware import HardwareFinding
 from trainworks.plan.cluster.layout import as_fields
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.cost.owning import OwnershipCost, fits_in_year
-from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines
+from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines, switch_power
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.reliability.defaults import Failures
@@ -27,7 +27,7 @@ from trainworks.plan.reliability.goodput import ExpectedRun
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
-from trainworks.plan.sizing.facility import Facility, nodes_per_rack, room_lines
+from trainworks.plan.sizing.facility import Facility, nodes_per_rack, purchase_of, room_lines
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
@@ -169,17 +169,17 @@ class Proposal(Result):
         if self.chosen.candidate.there is not None:
             return bill_as_csv([])
         ordered = cluster.with_nodes(self.chosen.held_nodes)
-        is_bought, owned = self.chosen.contract == "own", self.details.ownership
-        node_usd = round(owned.owning.server.value, 2) if is_bought and owned else None
-        room = room_lines(ordered, given=self.request.given, node_usd=node_usd)
-        if not is_bought:  # room and switches are the provider's
-            room, network = room[:1], None
+        power = None if network is None else switch_power(network, NetworkPrices())
+        room = room_lines(ordered, given=self.request.given, network_w=0.0 if power is None else power.value)
+        if self.chosen.contract != "own":  # room and switches are the provider's, and nothing is bought
+            return bill_as_csv([replace(line, each=None, unpriced="rented") for line in room if line.part == "compute"])
+        bought = purchase_of(ordered, self.request.given)
         if network is None:
-            return bill_as_csv(room)
+            return bill_as_csv(room, bought)
         per_rack = nodes_per_rack(network.cluster)
         fabric = compute_lines(network, NetworkPrices(), nodes_per_rack=per_rack)
         support = support_lines(network, support_networks(network, nodes_per_rack=per_rack))
-        return bill_as_csv([*room, *fabric, *support])
+        return bill_as_csv([*room, *fabric, *support], bought)
 
     @property
     def verdict(self) -> str:
