@@ -203,3 +203,15 @@ def test_storage_is_held_against_what_a_run_needs_of_each_path(tmp_path: Path, m
         ("other", "shards"): max(read, restart),
     }
     assert report.learned is None
+
+
+def test_a_dry_run_shows_the_job_and_its_yardstick_and_starts_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (tmp_path / "run.yaml").write_text("run: train\ncluster: {engine: slurm, of: 4 nodes of DGX A100, nodes: 3}\n")
+    options = ["--dry-run", "--cluster", str(tmp_path / "run.yaml"), "--runs", str(runs)]
+    shown = CliRunner().invoke(app, ["bench", "compute", "network", *options])
+    assert shown.exit_code == 0 and not runs.exists()
+    assert "#SBATCH --nodes=3\n" in shown.stdout and "#SBATCH --gres=gpu:A100-SXM-80GB:8\n" in shown.stdout
+    assert "measures compute, network on 3 nodes, held against 4 nodes of DGX A100" in " ".join(shown.stderr.split())
+    with pytest.raises(UsageError, match="shows a new benchmark"):
+        CliRunner().invoke(app, ["bench", "--resume", "bench-1", *options], catch_exceptions=False)

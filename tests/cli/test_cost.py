@@ -205,3 +205,26 @@ def test_a_page_that_cannot_be_written_is_the_environments_fault(folder: Path) -
 def test_an_assumption_that_is_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="`PUE` is given twice"):
         parse_assumptions(["PUE=1.2", "pue=1.4"])
+
+
+def test_the_price_of_your_own_nodes_is_no_rent(tmp_path: Path) -> None:
+    of = "engine: slurm, of: 10 nodes of DGX H100, nodes: 8, usd_per_accelerator_hour: 3"
+    prices = {}
+    for contract in ("own", "on-demand"):
+        (tmp_path / "run.yaml").write_text(RUN.replace("64x H100", f"{{{of}, contract: {contract}}}"))
+        prices[contract] = json.loads(
+            CliRunner().invoke(app, ["cost", str(tmp_path / "run.yaml"), "--json"], catch_exceptions=False).stdout
+        )
+    own, rented = prices["own"], prices["on-demand"]
+    assert own["owning_usd"] == pytest.approx(3 * 64 * own["hours"])
+    assert own["owning_capex_usd"] == pytest.approx(rented["owning_capex_usd"] * 10 / 8)
+    names = [{each["name"] for each in priced["offers"]} for priced in (own, rented)]
+    assert names[1] - names[0] == {"your price"}
+
+
+def test_your_price_of_an_instance_stands_beside_its_offer(tmp_path: Path) -> None:
+    cluster = "{of: 8 nodes of p5.48xlarge, usd_per_accelerator_hour: 5}"
+    (tmp_path / "run.yaml").write_text(RUN.replace("64x H100", cluster))
+    shown = CliRunner().invoke(app, ["cost", str(tmp_path / "run.yaml"), "--json"], catch_exceptions=False)
+    offers = {each["name"]: each["usd_per_hour"] for each in json.loads(shown.stdout)["offers"]}
+    assert offers["your price"] == 5 and "AWS p5.48xlarge" in offers

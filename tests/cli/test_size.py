@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ workload:
   train_for: 1.6B tokens
 goal: {deadline: 4h}
 """
+WITH_DATA = RUN.replace("data: {", "data: {source: python-stdlib, ")
 TEAMS = ("every: 12h, deadline: 10h", "every: 1d, deadline: 1d")
 
 
@@ -94,7 +96,7 @@ def test_a_proposal_of_a_run_in_python_is_a_run_again(run_file: Path) -> None:
 
 
 def test_the_options_of_a_backend_stay_in_the_written_run_file(run_file: Path) -> None:
-    run_file.write_text(f"{RUN}cluster: {{engine: slurm, slurm: {{partition: gpu}}}}\n")
+    run_file.write_text(f"{WITH_DATA}cluster: {{engine: slurm, slurm: {{partition: gpu}}}}\n")
     proposal = trainworks.size(run_file, only=["p5.48xlarge"], contract=["on-demand"])
     cluster = proposal.run_file.cluster
     assert (cluster.engine, cluster.slurm.partition) == ("slurm", "gpu")
@@ -105,7 +107,7 @@ def test_the_options_of_a_backend_stay_in_the_written_run_file(run_file: Path) -
 def test_a_sized_run_can_be_planned_priced_and_submitted_with_the_same_figures(
     run_file: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = RUN.replace("data: {", "data: {source: python-stdlib, ")
+    text = WITH_DATA
     run_file.write_text(f"{text}cluster: {{kubernetes: {{image: docker.io/me/train:1, volume: runs}}}}\n")
     proposal = trainworks.size(run_file, engine=engine, only=["H100"], contract=["on-demand"])
     nodes, step_s = proposal.chosen.num_nodes, proposal.details.plan.best[0].step_time_s
@@ -127,7 +129,7 @@ def test_a_sized_run_can_be_planned_priced_and_submitted_with_the_same_figures(
 
 
 def test_a_sized_run_takes_the_resources_of_the_proposal(run_file: Path) -> None:
-    run_file.write_text(f"{RUN}resources: {{accelerators: A100:4, memory: 100}}\ncluster: slurm:gpu\n")
+    run_file.write_text(f"{WITH_DATA}resources: {{accelerators: A100:4, memory: 100}}\ncluster: slurm:gpu\n")
     written = trainworks.size(run_file, only=["p5.48xlarge"], contract=["on-demand"]).run_file
     assert str(written.resources.accelerators[0]) == "H100-SXM-80GB:8" and written.resources.memory == 100
     assert (written.cluster.engine, written.cluster.slurm.partition) == ("slurm", "gpu")
@@ -164,7 +166,7 @@ def test_nodes_that_are_bought_for_a_run_are_the_fewest_that_meet_its_goal(run_f
 
 
 def test_stack_and_order_list_have_the_nodes_that_are_bought_and_a_partition_for_the_time_limit(run_file: Path) -> None:
-    run_file.write_text(RUN.replace("data: {", "data: {source: python-stdlib, ").replace("1.6B", "400B"))
+    run_file.write_text(WITH_DATA.replace("1.6B", "400B"))
     options = {"engine": "slurm", "only": ["DGX A100 80GB"], "deadline": "20d", "assume": {"node power": 7000}}
     bought = trainworks.size(run_file, contract=["own"], **options)
     nodes = bought.chosen.num_nodes + bought.chosen.spares
@@ -268,6 +270,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--processor", "EPYC"], "no processor `EPYC`"),
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` must be greater than 0"),
+        (["--region", "moon"], "no offer is in `moon`"),
         (["--budget", "5"], "`5` is not an amount of US dollars"),
         (["--confidence", "90"], "`90` is not between 0 and 100 %"),
         (["--contract", "stolen"], "unknown contract `stolen`"),
@@ -357,7 +360,7 @@ def test_nodes_in_words_without_the_precision_are_refused_with_the_reason(run_fi
 def test_a_node_that_is_not_on_offer_is_not_said_to_cost_more_than_the_budget(
     run_file: Path, contract: str, only: list[str], reason: str
 ) -> None:
-    proposal = trainworks.size(run_file, only=only, contract=[contract], budget="100000USD", deadline="1d")
+    proposal = trainworks.size(run_file, only=only, contract=[contract], budget="500000USD", deadline="1d")
     assert reason in [each.reason for each in proposal.sized.skipped]
 
 
@@ -369,6 +372,95 @@ def test_a_better_network_is_never_shown_with_a_longer_step() -> None:
 
 def test_the_largest_cluster_to_consider_need_not_be_a_power_of_two(run_file: Path) -> None:
     options = {"only": ["H100"], "contract": ["on-demand"], "largest": 3}
-    assert trainworks.size(run_file, deadline="3h", **options).chosen.num_nodes == 3
+    assert trainworks.size(run_file, deadline="3h10m", **options).chosen.num_nodes == 3
     with pytest.raises(EnvironmentProblem, match=r"3 nodes would take too long[;)]"):
         trainworks.size(run_file, deadline="2h", **options)
+
+
+def test_nodes_of_a_rack_are_bought_in_whole_racks(run_file: Path) -> None:
+    proposal = trainworks.size(run_file, only=["GB200"], contract=["own"])
+    chosen = proposal.chosen
+    assert (chosen.num_nodes + chosen.spares) % 18 == 0
+    racks = (chosen.num_nodes + chosen.spares) // 18
+    assert f"compute,GB200 NVL72 of 18 nodes,{racks}," in proposal.bill_csv
+    assert chosen.purchase.value == proposal.details.ownership.owning.capex.value
+
+
+def test_a_cluster_that_is_there_is_used_and_not_bought(run_file: Path) -> None:
+    divisible = WITH_DATA.replace("global_batch: 64", "global_batch: 80")
+    run_file.write_text(f"{divisible}cluster: {{engine: slurm, of: 5 nodes of DGX A100 at 2:1}}\n")
+    used = trainworks.size(run_file, deadline="3h30m")
+    assert (used.chosen.contract, used.chosen.num_nodes, used.bill_csv.count("\n")) == ("existing", 5, 1)
+    written = used.run_file.cluster
+    assert (written.of, written.nodes, written.contract) == ("5 nodes of DGX A100 at 2:1", 5, "own")
+    assert used.verdict.startswith("Use 5 of your 5 DGX A100")
+    with pytest.raises(EnvironmentProblem, match="5 nodes would take too long"):
+        trainworks.size(run_file, deadline="30m")
+    assert trainworks.size(run_file, contract=["on-demand"]).chosen.contract == "on-demand"
+
+
+def test_the_nodes_that_are_there_cost_the_price_of_the_run_file(run_file: Path) -> None:
+    options = "engine: slurm, of: 8 nodes of DGX A100, usd_per_accelerator_hour: 1.5"
+    run_file.write_text(f"{WITH_DATA}cluster: {{{options}}}\n")
+    used = trainworks.size(run_file)
+    assert used.run_file.cluster.usd_per_accelerator_hour == pytest.approx(1.5, abs=1e-4)
+    assert used.run_file.cluster.contract == "on-demand"
+
+
+def test_a_budget_alone_buys_time_and_a_deadline_saves_money(run_file: Path) -> None:
+    run_file.write_text(WITH_DATA.replace("deadline: 4h", "budget: 400USD"))
+    fast = trainworks.size(run_file, only=["H100"], contract=["on-demand"])
+    meeting = [each for each in fast.sized.alternatives if each.cost.value <= 400]
+    assert fast.chosen.p90_s == min(each.p90_s for each in meeting)
+    cheap = trainworks.size(run_file, only=["H100"], contract=["on-demand"], deadline="30d")
+    assert cheap.chosen.cost.value < fast.chosen.cost.value and cheap.chosen.p90_s > fast.chosen.p90_s
+
+
+def test_a_budget_of_a_purchase_is_for_the_nodes(run_file: Path) -> None:
+    with pytest.raises(
+        EnvironmentProblem, match=r"the cheapest is 1 x DGX A100 80GB \(bought\), own for [\d,]+ USD to buy"
+    ):
+        trainworks.size(run_file, only=["DGX A100 80GB"], contract=["own"], budget="1000USD", deadline="3d")
+
+
+@pytest.mark.parametrize(("pods", "lacking"), [("", "no image"), ("kubernetes: {image: a/b:1}", "need a volume")])
+def test_pods_that_could_not_start_are_refused_before_anything_is_planned(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, pods: str, lacking: str
+) -> None:
+    monkeypatch.setattr("trainworks.api.sizing.plans.plan_cluster", None)
+    run_file.write_text(WITH_DATA + (f"cluster: {{{pods}}}\n" if pods else ""))
+    with pytest.raises(UsageError, match=lacking):
+        trainworks.size(run_file, engine="kubernetes")
+
+
+def test_a_run_without_a_deadline_fits_into_the_time_of_its_partition(run_file: Path) -> None:
+    run_file.write_text(WITH_DATA.replace("goal: {deadline: 4h}\n", "").replace("1.6B", "60B"))
+    slow = trainworks.size(run_file, only=["p4d.24xlarge"], contract=["on-demand"], largest=1)
+    (days,) = map(int, re.findall(r"max_time: '(\d+)-00", stack_yaml(slow)))
+    assert slow.run_file.job.time_limit is None and slow.chosen.p90_s > 7 * 86400
+    assert slow.chosen.outcome.quantile_s(0.99) <= days * 86400
+
+
+def test_the_verdict_ends_the_proposal_of_what_is_bought_and_says_when_it_pays(run_file: Path) -> None:
+    bought = trainworks.size(run_file, only=["DGX H100"], contract=["own"], deadline="2h")
+    usd = f"{bought.chosen.purchase.value:,.0f} USD"
+    network = "over 8x 400 Gb/s InfiniBand a node in a star"
+    assert bought.verdict.startswith(f"Buy {bought.chosen.num_nodes} DGX H100 ({bought.chosen.accelerators} ")
+    assert network in bought.verdict and usd in bought.verdict
+    pays = bought.details.ownership.break_even.value
+    assert f"Owning pays from {pays:,.0f} hours of training a year on" in bought.verdict
+
+
+def test_nodes_without_a_stack_file_are_proposed_all_the_same(run_file: Path) -> None:
+    folder = run_file.parent
+    done = trainworks_program(
+        "size", "run.yaml", "--only", "MI300X", "--deadline", "9d", "--write-stack", "s.yaml", folder=folder
+    )
+    assert done.returncode == 2 and "a stack file is for nodes with GPUs of NVIDIA" in done.stderr
+    assert "verdict\nRent 1 x MI300X node" in done.stdout and not (folder / "s.yaml").exists()
+
+
+def test_a_region_keeps_its_offers_alone(run_file: Path) -> None:
+    proposal = trainworks.size(run_file, only=["H100", "H200"], contract=["on-demand"], region="eu")
+    assert {each.seller.split()[0] for each in proposal.sized.alternatives} <= {"Nebius", "AWS", "Lambda"}
+    assert any("eu-north-1" in each.seller for each in proposal.sized.alternatives)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from trainworks.agent.environments.files import without_packages
 from trainworks.api.inputs import argument, load_run
-from trainworks.api.launching.prepared_run import prepare
+from trainworks.api.launching.prepared_run import PreparedRun, prepare
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.run_handle import Run, find_run
@@ -98,27 +98,25 @@ def bench(
         True
     """
     plan = read_cables(Path(cables)) if cables is not None else {}
-    yardstick = described_hardware(expect) if expect is not None else None
     if resume is not None:
+        yardstick = described_hardware(expect) if expect is not None else None
         found = find_run(resume, folder)
         is_new = found.standing()[0] is not JobState.SUCCEEDED
         run = _followed(prepare_resume(found), progress) if is_new else found
     else:
-        is_new, run_file = True, _run_file(cluster)
-        if yardstick is None and run_file.cluster.of is not None:
-            yardstick = described_cluster(run_file)
-        chosen = _kinds(kinds)
-        folders = _folders(run_file) if cluster is not None else ()  # of checkpoints and of local data, as far as there
-        own = list(dict.fromkeys(path for path in folders if path and path.is_dir()))
-        request = BenchRequest(
-            kinds=chosen,
+        job = bench_job(
+            *kinds,
+            cluster=cluster,
+            nodes=nodes,
             full=full,
             built_in=built_in,
-            paths=tuple(str(Path(path).absolute()) for path in paths or own or [Path()]),
-            settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
-            prints_record=not shares_files(run_file.cluster.engine),
+            paths=paths,
+            settings=settings,
+            expect=expect,
+            folder=folder,
         )
-        run = _started(_job(run_file, request, kinds, nodes), Path(folder), progress)
+        is_new, yardstick = True, job.yardstick
+        run = _started(job.prepared, progress)
     records = read_records(run.path)
     needs = _needs(expect or cluster, measured_paths(records))
     report = build_bench_report(run.id, records, yardstick, needs, plan)
@@ -126,6 +124,53 @@ def bench(
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class BenchJob:
+    """A benchmark before it starts."""
+
+    prepared: PreparedRun
+    kinds: tuple[BenchKind, ...]
+    yardstick: ClusterDescription | None
+    """Hardware that the figures will be held against; None where only the nodes tell."""
+
+    @property
+    def text(self) -> str:
+        """What would be submitted."""
+        return self.prepared.rendered()
+
+
+def bench_job(
+    *kinds: str,
+    cluster: str | None = None,
+    nodes: int | None = None,
+    full: bool = False,
+    built_in: bool = False,
+    paths: Sequence[Path | str] = (),
+    settings: Sequence[str] = (),
+    expect: str | None = None,
+    folder: Path | str = "runs",
+) -> BenchJob:
+    """The job of a benchmark, checked for its backend; nothing starts. Arguments and errors are those of `bench`."""
+    yardstick = described_hardware(expect) if expect is not None else None
+    run_file = _run_file(cluster)
+    if yardstick is None and run_file.cluster.of is not None:
+        yardstick = described_cluster(run_file)
+    chosen = _kinds(kinds)
+    folders = _folders(run_file) if cluster is not None else ()  # of checkpoints and of local data, as far as there
+    own = list(dict.fromkeys(path for path in folders if path and path.is_dir()))
+    request = BenchRequest(
+        kinds=chosen,
+        full=full,
+        built_in=built_in,
+        paths=tuple(str(Path(path).absolute()) for path in paths or own or [Path()]),
+        settings=(BenchSetting(), *(one for text in settings for one in parse_setting(text))),
+        prints_record=not shares_files(run_file.cluster.engine),
+    )
+    prepared = prepare(_job(run_file, request, kinds, nodes), folder=Path(folder), queued=False)
+    prepared.check()
+    return BenchJob(prepared, chosen, yardstick)
 
 
 def _check_measured(report: BenchReport) -> None:
@@ -211,9 +256,7 @@ def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: 
     return RunRequest(job.with_ranks(nodes, 1), command=command)
 
 
-def _started(request: RunRequest, folder: Path, progress: Progress | None) -> Run:
-    prepared = prepare(request, folder=folder, queued=False)
-    prepared.check()
+def _started(prepared: PreparedRun, progress: Progress | None) -> Run:
     if note := prepared.probe():
         warn(note)
     return _followed(create_launch(prepared), progress)

@@ -24,6 +24,7 @@ from trainworks.catalog.facts import Offer
 from trainworks.catalog.prices import PriceTable, parse_prices
 from trainworks.config.run_file import Goal
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
+from trainworks.jobs.described_nodes import described_cluster
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.cost.comparison import YOU, compare
 from trainworks.plan.cost.energy import AVERAGE_GRID
@@ -102,6 +103,8 @@ def cost(
         given=given,
         colocated=colocation,
         grid_name=grid,
+        held=paid.held if paid else None,
+        own_price=paid.own_price if paid and not (given or colocation or hours_per_year) else None,
     )
     title = f"A year of {cluster.name}: {yearly.value:,.0f} hours of training, in US dollars"
     if paid is not None:
@@ -146,6 +149,10 @@ class _PaidRun:
     offers: tuple[Offer, ...]
     """The price of an accelerator hour in the run file, if there is one."""
     budget_usd: float | None
+    held: ClusterDescription | None
+    """All of your own cluster, of which the run may leave nodes idle; None for a rented one."""
+    own_price: Traced | None
+    """An hour of an accelerator of it by the run file."""
 
 
 def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
@@ -162,22 +169,26 @@ def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
         high=high_s,
     )
     length = 1 if workload is None or workload.task == "image-classification" else workload.data.sequence_length
-    usd = run_file.cluster.usd_per_accelerator_hour
+    usd, is_own = run_file.cluster.usd_per_accelerator_hour, run_file.cluster.contract == "own"
     return _PaidRun(
         name=run_file.name,
         cluster=plan.job.cluster,
         hours=(run_time / 3600).named("hours", "h"),
         count=fact("work", plan.steps * plan.global_batch * length, "", source=f"`{written}`"),
         noun="images" if length == 1 else "tokens",
-        offers=() if usd is None else (_own_offer(usd, plan.job.cluster, written),),
+        offers=() if usd is None or is_own else (_own_offer(usd, plan.job.cluster, written),),
         budget_usd=run_file.goal.budget,
+        held=described_cluster(run_file, source) if is_own else None,
+        own_price=fact("own price", usd, "USD/h", source=f"`{written}`") if usd is not None and is_own else None,
     )
 
 
 def _own_offer(usd: float, cluster: ClusterDescription, written: str) -> Offer:
+    instance = cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None
     return Offer(
         name="your price",
         provider=YOU,
+        node=instance,
         accelerator=cluster.accelerator.name,
         accelerators=1,
         usd_per_hour=usd,

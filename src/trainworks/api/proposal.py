@@ -28,11 +28,15 @@ def stack_yaml(proposal: Proposed) -> str:
     """
     if isinstance(proposal, NetworkPlan):
         return proposed_stack(proposal.design.cluster, proposal.design, _network_lines(proposal.design))
-    design, time_limit_s = proposal.details.network, proposal.run_file.job.time_limit
-    cluster, advice = proposal.details.plan.job.cluster, _storage_lines(proposal)
+    design, chosen, run_file = proposal.details.network, proposal.chosen, proposal.run_file
+    # without a limit, all but one of a hundred runs end in the time of the partition
+    time_limit_s = run_file.job.time_limit or chosen.outcome.quantile_s(0.99)
+    has_pods, advice = run_file.cluster.engine == "kubernetes", _storage_lines(proposal)
     if design is None:
-        return proposed_stack(cluster, advice=advice, time_limit_s=time_limit_s)
-    return proposed_stack(design.cluster, design, [*_network_lines(design), *advice], time_limit_s)
+        whole = proposal.details.plan.job.cluster.with_nodes(chosen.held_nodes)
+        return proposed_stack(whole, advice=advice, time_limit_s=time_limit_s, kubernetes=has_pods)
+    lines = [*_network_lines(design), *advice]
+    return proposed_stack(design.cluster, design, lines, time_limit_s, kubernetes=has_pods)
 
 
 def _network_lines(design: NetworkDesign) -> list[str]:

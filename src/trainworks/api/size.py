@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, overload
 
@@ -29,9 +30,11 @@ from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import PYTORCH_VENDORS
+from trainworks.config.engines import Kubernetes
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
-from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
+from trainworks.jobs.described_nodes import described_cluster
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
 from trainworks.plan.cost.renting import contracts
@@ -40,15 +43,25 @@ from trainworks.plan.sizing.candidates import (
     Skipped,
     candidates,
     described_node,
+    existing_nodes,
     node_counts,
+    offers_in,
     without_units,
 )
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose
-from trainworks.plan.sizing.result import Proposal, SharedCapacity, SizedAlternatives, SizingRequest, least_usd
+from trainworks.plan.sizing.result import (
+    Proposal,
+    SharedCapacity,
+    SizedAlternatives,
+    SizingRequest,
+    least_usd,
+    may_afford,
+)
 from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
+_USUAL_LARGEST = 1024
 _TRIED_COUNTS = 3
 """Numbers of nodes to try of each kind, from the smallest that may meet the deadline."""
 
@@ -71,8 +84,9 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     node: Iterable[str] = (),
     processor: str | None = None,
     contract: Iterable[str] = (),
+    region: str | None = None,
     hours_per_year: float | None = None,
-    largest: int = 1024,
+    largest: int | None = None,
     engine: str | None = None,
     prices: Path | str | None = None,
     assume: Assumptions = (),
@@ -90,8 +104,9 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         node: descriptions of nodes to consider instead of those of the catalogue: `8x A100-SXM-80GB over 8x HDR`.
         processor: host CPU to validate.
         contract: `on-demand`, `reserved`, `spot` or `own`; on demand and spot when empty.
+        region: of the offers to rent, `eu` or `us-east-1`; all when left out.
         hours_per_year: hours of training in a year on an owned cluster, which is priced as well.
-        largest: largest cluster to consider, in nodes.
+        largest: largest cluster to consider, in nodes; 1,024 when left out, or all of a cluster that is there.
         engine: scheduler that will run the job, `slurm` or `kubernetes`; that of the run file when left out. The run is
             then sized for Trainworks' own trainer, and the written run file can be submitted.
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
@@ -111,20 +126,24 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     with argument("processor"):
         part = None if processor is None else find_processor(processor)
     table, names, descriptions = read_prices(prices), tuple(contract), tuple(node)
+    offers = table.offers if region is None else offers_in(table.offers, region)
+    if not offers and region is not None:
+        known = ", ".join(sorted({offer.region for offer in table.offers} - {"not given"}))
+        raise ArgumentError(f"no offer is in `{region}`", argument="region", hint=f"offers are in {known}")
     wanted = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
     common = {
-        "offers": table.offers,
+        "offers": offers,
         "price_notes": table.notes,
         "only": frozenset(map(_catalogue_name, only)),
         "processor": part,
         "contracts": wanted,
         "hours_per_year": hours_per_year or _USUAL_HOURS_PER_YEAR,
-        "largest": largest,
+        "largest": largest or _USUAL_LARGEST,
         "given": parse_assumptions(assume),
         "seed": seed,
     }
 
-    def request(run_file: RunFile) -> SizingRequest:
+    def request(run_file: RunFile, source: Source | None) -> SizingRequest:
         goal = SizingGoal(
             deadline_s=seconds("deadline", deadline) or run_file.goal.deadline,
             budget_usd=quantity("budget", budget, parse_usd) or run_file.goal.budget,
@@ -132,30 +151,61 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
             spot="spot" in names,
             to_buy=names == ("own",),
         )
+        price = run_file.cluster.usd_per_accelerator_hour
         with argument("node"):
-            nodes = tuple(described_node(text, run_file.cluster.usd_per_accelerator_hour) for text in descriptions)
+            nodes = tuple(described_node(text, price) for text in descriptions)
+        is_there = run_file.cluster.engine not in ("local", "described") and run_file.cluster.of is not None
+        if is_there and not (nodes or names or common["only"]):
+            nodes = (existing_nodes(described_cluster(run_file, source), price),)
+            common["largest"] = largest or nodes[0].there
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):
-        loaded = [_set_engine(*load_run(each), engine) for each in run]
-        return share_capacity([(request(run_file), source) for run_file, source in loaded], progress)
-    run_file, source = _set_engine(*load_run(run), engine)
-    return _propose(request(run_file), source, progress)
+        loaded = [_on_scheduler(*load_run(each), engine) for each in run]
+        return share_capacity([(request(run_file, source), source) for run_file, source in loaded], progress)
+    run_file, source = _on_scheduler(*load_run(run), engine)
+    return _propose(request(run_file, source), source, progress)
 
 
-def _set_engine(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
-    """The run on a scheduler, whose nodes are what is sized."""
-    if engine is None:
+def _on_scheduler(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
+    """The run on its scheduler, checked as `submit` does; a cluster that the run file has there stays described."""
+    own = run_file.cluster.engine
+    name = engine or own
+    if engine is None and own in ("local", "described"):
         return run_file, source
-    with argument("engine"):
-        is_known = engine not in ("local", "described") and not backend_class(engine).needs_program
+    with argument("engine") if engine else nullcontext():
+        is_known = name not in ("local", "described") and not backend_class(name).needs_program
     if not is_known:
         hint = "name the scheduler of the nodes: `slurm` or `kubernetes`"
-        raise ArgumentError(f"`{engine}` is not a scheduler that trains a workload", argument="engine", hint=hint)
-    cluster = run_file.cluster.model_copy(update={"engine": engine, "of": None})
-    run_file = run_file.model_copy(update={"cluster": cluster})
+        if name == "local":
+            hint += "; `trainworks submit` runs a goal on this machine as it is"
+        message = f"`{name}` is not a scheduler that trains a workload"
+        if engine is None:
+            raise UsageError(message, place=source.place(("cluster",)) if source else None, hint=hint)
+        raise ArgumentError(message, argument="engine", hint=hint)
+    update: dict[str, object] = {"engine": name} | ({"of": None} if own in ("local", "described") else {})
+    run_file = run_file.model_copy(update={"cluster": run_file.cluster.model_copy(update=update)})
     trainable(run_file, source)
+    if name == "kubernetes":
+        _check_pods(run_file.cluster.kubernetes, source)
     return run_file, source
+
+
+def _check_pods(options: Kubernetes, source: Source | None) -> None:
+    """Refuse a workload whose pods could not start or could not keep their checkpoints."""
+    missing = {"image": options.image is None, "volume": options.volume is None}
+    lacking = next((key for key, is_missing in missing.items() if is_missing), None)
+    if lacking is None:
+        return
+    texts = {
+        "image": ("the pods have no image", "set `cluster.kubernetes.image` to one with Trainworks"),
+        "volume": (
+            "checkpoints need a volume that outlives the pods",
+            "set `cluster.kubernetes.volume` to a ReadWriteMany PersistentVolumeClaim",
+        ),
+    }
+    message, hint = texts[lacking]
+    raise UsageError(message, place=source.place(("cluster", "kubernetes")) if source else None, hint=hint)
 
 
 def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:
@@ -191,12 +241,18 @@ def _contract_names(names: Sequence[str], *, owned: bool) -> frozenset[str]:
 
 def _unmet(alternatives: list[Alternative], goal: SizingGoal) -> EnvironmentProblem:
     """The error where no alternative meets the goal, with those that come nearest."""
-    surest = max(alternatives, key=lambda item: (item.chance(goal), -item.cost.value))
-    cheapest = min(alternatives, key=lambda item: item.cost.value)
+    surest = max(alternatives, key=lambda item: (item.chance(goal), -item.price_usd(goal)))
+    cheapest = min(alternatives, key=lambda item: item.price_usd(goal))
+    to_buy = " to buy" if goal.to_buy else ""
+    chance = f"with a chance of {surest.chance(goal):.0%} " if goal.deadline_s else ""
+    others = (
+        ""
+        if surest is cheapest
+        else (f"the surest is {surest.name} {chance}for {surest.price_usd(goal):,.0f} USD{to_buy}, ")
+    )
     return EnvironmentProblem(
-        f"none of {len(alternatives)} alternatives meets the goal; the surest is {surest.name} with a chance of "
-        f"{surest.chance(goal):.0%} for {surest.cost.value:,.0f} USD, the cheapest {cheapest.name} for "
-        f"{cheapest.cost.value:,.0f} USD",
+        f"none of {len(alternatives)} alternatives meets the goal; {others}the cheapest is {cheapest.name} for "
+        f"{cheapest.price_usd(goal):,.0f} USD{to_buy}",
         hint="allow more time, more money, more nodes (`--largest`) or a smaller `--confidence`",
     )
 
@@ -259,10 +315,28 @@ def _no_alternative(skipped: Sequence[Skipped]) -> EnvironmentProblem:
 
 def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCache, planned: list[Planned]) -> str:
     """Plan a candidate at the numbers of nodes to compare; returns the reason where there are none."""
-    owned = candidate.for_sale and "own" in request.contracts
+    owned = candidate.there is not None or (candidate.for_sale and "own" in request.contracts)
     if not owned and (reason := _why_not_offered(candidate, request.contracts)):
         return reason
-    largest = candidate.largest or request.largest
+    largest = candidate.largest or min(request.largest, candidate.there or request.largest)
+    least = _least(candidate, largest, request, plans)
+    if least is None:
+        return _why_not(candidate, largest, plans)
+    if not owned and not candidate.offers_of(least):
+        return "several are needed, and no offer says what network joins them"
+    paid_for = 0
+    for count in _counts(candidate, least, largest, request):
+        plan = plans.on(candidate.cluster(count))
+        if plan is not None:
+            planned.append(Planned(candidate, count, plan))
+            paid_for += not owned and may_afford(candidate, plan, request)
+        if request.goal.is_budget_alone and paid_for == _TRIED_COUNTS:
+            break  # from the largest on: fewer nodes are slower
+    return ""
+
+
+def _least(candidate: Candidate, largest: int, request: SizingRequest, plans: PlanCache) -> int | None:
+    """The smallest number of nodes to consider that may meet the goal; None where none may."""
     too_few = _too_few(candidate, request, plans.flops(candidate.one))
 
     def meets(count: int) -> bool:
@@ -272,15 +346,18 @@ def _try_candidate(candidate: Candidate, request: SizingRequest, plans: PlanCach
         return plan is not None and may_meet(plan, request)
 
     least = smallest(largest, meets, too_many=lambda count: plans.is_too_large(candidate.cluster(count)))
-    if least is None:
-        return _why_not(candidate, largest, plans)
-    if not owned and not candidate.offers_of(least):
-        return "several are needed, and no offer says what network joins them"
-    counts = [count for count in node_counts(largest) if count >= least]
-    for count in counts[: _TRIED_COUNTS if request.goal.deadline_s else _TRIED_COUNTS + 2]:
-        if plan := plans.on(candidate.cluster(count)):
-            planned.append(Planned(candidate, count, plan))
-    return ""
+    if least is None and candidate.there == largest and meets(largest):  # no power of two, and not three of them
+        return largest
+    return least
+
+
+def _counts(candidate: Candidate, least: int, largest: int, request: SizingRequest) -> list[int]:
+    """Numbers of nodes to compare, from the smallest that may do; from the largest on where only money limits them."""
+    if request.goal.is_budget_alone:
+        return [*(count for count in reversed(powers(largest)) if count > least), least]
+    counts = {*node_counts(largest), *([largest] if candidate.there == largest else [])}
+    tried = _TRIED_COUNTS if request.goal.deadline_s else _TRIED_COUNTS + 2
+    return sorted(count for count in counts if count >= least)[:tried]
 
 
 def _why_not_offered(candidate: Candidate, wanted: frozenset[str]) -> str:
@@ -311,5 +388,6 @@ def _why_not(candidate: Candidate, largest: int, plans: PlanCache) -> str:
         return plans.why_not(candidate.cluster(usable)).splitlines()[0]
     is_limited = usable < counts[-1]
     limit = ", and the batch and the model do not divide among more" if is_limited else ""
-    usable = usable if is_limited else node_counts(largest)[-1]
+    tried = largest if candidate.there == largest else node_counts(largest)[-1]
+    usable = usable if is_limited else tried
     return f"{usable:,} node{'s' if usable > 1 else ''} would take too long{limit}"

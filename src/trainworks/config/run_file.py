@@ -197,6 +197,8 @@ class Cluster(Spec):
     the variables that NCCL needs on its network."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
     """Price of one accelerator per hour; a budget needs it."""
+    contract: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"
+    """What that price is: a rent, or with `own` what an hour of your own nodes costs, which no offer is compared as."""
     nodes: Annotated[int, up_to("nodes")] = 1
     """Number of node agents, with `of` and an engine by default all described nodes; several on one machine are
     separate failure domains."""

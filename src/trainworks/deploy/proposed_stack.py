@@ -36,6 +36,8 @@ def proposed_stack(
     design: NetworkDesign | None = None,
     advice: Sequence[str] = (),
     time_limit_s: float | None = None,
+    *,
+    kubernetes: bool = False,
 ) -> str:
     """Text of a stack file for a described cluster.
 
@@ -44,6 +46,7 @@ def proposed_stack(
         design: the network between them, which the file hands over as `fabric`; None for a single node.
         advice: sentences that go with them, as comments: about network, storage or racks.
         time_limit_s: of the longest job, which its partition accepts; a week at least.
+        kubernetes: whether jobs run in pods, so that the file has the operators, too.
 
     Raises:
         UsageError: the nodes are not known, have no GPU of NVIDIA, or do not fit the network of the file.
@@ -84,6 +87,7 @@ def proposed_stack(
         "mounts": [{"kind": "nfs", "at": "/shared", "server": "store1", "export": "/export/shared"}],
         "environments": [{"name": "torch", "torch": torch, "cuda": cuda, "at": "/shared/environments"}],
         "monitoring": {},
+        **({"kubernetes": _operators(cluster)} if kubernetes else {}),
         "users": [{"name": "first", "uid": 2001, "account": "research"}],
     }
     comments: dict[FieldPath, str] = {
@@ -96,6 +100,7 @@ def proposed_stack(
         ("slurm", "release"): "packages that you build, as SchedMD describes",
         ("mounts",): "`scratch: {devices: [/dev/nvme1n1]}` adds the empty drives of a compute node, by `lsblk`",
         ("monitoring",): "`page: https://...` receives critical alerts",
+        **({("kubernetes",): f"{FILL_IN} the releases that your cluster takes"} if kubernetes else {}),
         ("users", 0): f"{FILL_IN} the users and their accounts",
         **{("fabric", key): text for key, text in notes.items()},
     }
@@ -106,6 +111,12 @@ def proposed_stack(
         *(line for sentence in advice for line in _wrapped(sentence)),
     ]
     return "".join(f"# {line}\n" for line in head) + _commented(to_yaml(data, is_short=True), comments)
+
+
+def _operators(cluster: ClusterDescription) -> dict[str, str]:
+    """Releases of the operators that were current when Trainworks was; the network's where RDMA is."""
+    network = {"network_operator": "v25.10.0"} if cluster.network in ("InfiniBand", "RoCE") else {}
+    return {"gpu_operator": "v25.10.0"} | network | {"jobset": "v0.10.1", "kueue": "v0.19.2"}
 
 
 def _commented(text: str, comments: Mapping[FieldPath, str]) -> str:

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from trainworks.config.layout import MESH_AXES
 from trainworks.plan.cluster.plan import CalibrationResult, ClusterPlan, LayoutComparison, extrapolation
 from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_chance, is_tight
-from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.software import describe_software
 from trainworks.report.local_plan import evaluation_text
 from trainworks.report.rendering.document import (
@@ -72,9 +72,12 @@ def _layout_text(prediction: Prediction) -> str:
 
 def _facts(plan: ClusterPlan) -> dict[str, str | None]:
     best, job = plan.best[0], plan.job
-    count, noun = job.cluster.num_accelerators, "images" if isinstance(job, ConvJob) else "tokens"
-    tokens = plan.global_batch * job.tokens_per_sample
-    steps = f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(tokens)} {noun}"
+    count, is_image = job.cluster.num_accelerators, isinstance(job.shape, ConvNetShape) or job.shape.patch_values > 0
+    per_sample, noun = (1, "images") if is_image else (job.tokens_per_sample, "tokens")
+    steps = (
+        f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(plan.global_batch * per_sample)} {noun}"
+    )
+    speed = format_count(best.tokens_per_s * per_sample / job.tokens_per_sample)
     low, high = map(format_duration, plan.run_interval_s)
     mfu = f"MFU {format_share(best.mfu)} of the data sheet's peak"
     least = _SHOWN_SHARE * sum(best.terms_s.values())
@@ -88,7 +91,7 @@ def _facts(plan: ClusterPlan) -> dict[str, str | None]:
         "software": describe_software(job.software, job.precision),
         "layout": _layout_text(best),
         "step time": f"{format_step_time(best.step_time_s)} (80 %: {_interval(best)}) = {terms}",
-        "throughput": f"{format_count(best.tokens_per_s)} {noun}/s, {mfu}",
+        "throughput": f"{speed} {noun}/s, {mfu}",
         "memory": _memory(best, job),
         "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
         "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),

@@ -84,7 +84,8 @@ def _facts(report: CostReport) -> Facts:
     if report.count is not None:
         facts.append(Fact("work", f"{format_count(report.count.value)} {report.noun}"))
     if comparison.owning is not None and comparison.owned is not None:
-        each = format_quantity(comparison.owning.per_accelerator_hour.value, "USD")
+        hour = comparison.owned.inputs.get("each", comparison.owning.per_accelerator_hour)
+        each = format_quantity(hour.value, "USD")
         note = f"{each} per accelerator hour; {format_usd(comparison.owning.capex.value)} to buy"
         facts.append(Fact("owning", format_usd(comparison.owned.value), note))
     if comparison.market is not None:

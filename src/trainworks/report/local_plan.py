@@ -198,7 +198,7 @@ def forecast_document(forecast: Forecast) -> Document:
 def cost_text(cost: ExpectedCost) -> str:
     """`90.0 USD to 110 USD (80 %): 8 accelerators at 2.50 USD an hour`; without a plan the most that it can be."""
     jobs = f"{cost.jobs} jobs of " if cost.jobs > 1 else ""
-    of = f"{jobs}{cost.accelerators} accelerators"
+    of = f"{jobs}{cost.accelerators:,} accelerator{'s' if cost.accelerators > 1 else ''}"
     rate = f"at {format_usd(cost.usd_per_accelerator_hour)} an hour"
     if cost.low_usd is not None:
         return f"{format_usd(cost.low_usd)} to {format_usd(cost.high_usd)} (80 %): {of} {rate}"

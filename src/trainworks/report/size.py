@@ -82,6 +82,7 @@ def document(proposal: Proposal) -> Document:
             Section("storage", [_storage(details)]),
             Section(f"{cost.name}: {format_usd(cost.value)}", plot, only="page"),
             Section("own or rent", [Text(line) for line in _own_or_rent(details.ownership, request)]),
+            Section("verdict", [Text(proposal.verdict)]),
             Section("where the figures come from", _derivations(proposal.figures), only="page"),
         ],
         notes=[*details.plan.notes, *request.price_notes],
@@ -165,12 +166,15 @@ def _shown(proposal: Proposal) -> list[Alternative]:
 
 def _alternatives(proposal: Proposal) -> list[Block]:
     goal, best = proposal.request.goal, front(proposal.sized.alternatives)
+    to_buy = any(item.purchase is not None for item in proposal.sized.alternatives)
     columns = [
         Column(""),
         *left("nodes"),
         Column("accelerators", min_width=_WIDE),
         Column("half done", min_width=_WIDE),
-        *left("nine of ten", "chance", "cost", "contract"),
+        *left("nine of ten", "chance", "cost"),
+        *(left("to buy") if to_buy else ()),
+        *left("contract"),
         Column("offer", wrap=True),
     ]
     rows = []
@@ -184,6 +188,7 @@ def _alternatives(proposal: Proposal) -> list[Block]:
             format_duration(item.p90_s),
             f"{item.chance(goal):.0%}" if goal.deadline_s else "",
             format_usd(item.cost.value),
+            *([format_usd(item.purchase.value) if item.purchase else ""] if to_buy else ()),
             item.contract,
             item.offer,
         ]
@@ -334,6 +339,7 @@ def _(proposal: Proposal) -> Mapping[str, object]:
     details, goal = proposal.details, proposal.request.goal
     return {
         "proposal": _alternative_json(proposal.chosen, goal),
+        "verdict": proposal.verdict,
         "reasons": proposal.reasons,
         "alternatives": [_alternative_json(item, goal) for item in proposal.sized.alternatives],
         "not_proposed": [asdict(item) for item in proposal.sized.skipped],
@@ -375,5 +381,6 @@ def _alternative_json(item: Alternative, goal: SizingGoal) -> Mapping[str, objec
         "p90_s": item.p90_s,
         "chance": item.chance(goal) if goal.deadline_s else None,
         "cost_usd": item.cost.value,
+        "purchase_usd": item.purchase.value if item.purchase else None,
         "meets_goal": item.meets(goal),
     }

@@ -51,10 +51,15 @@ def document(plan: StoragePlan) -> Document:
     )
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _about(plan: ClusterPlan) -> dict[str, str]:
     best, cluster = plan.best[0], plan.job.cluster
+    accelerators = _count(cluster.num_accelerators, "accelerator")
     return {
-        "cluster": f"{cluster.name}: {cluster.num_nodes:,} nodes, {cluster.num_accelerators:,} accelerators",
+        "cluster": f"{cluster.name}: {_count(cluster.num_nodes, 'node')}, {accelerators}",
         "layout": best.layout.describe(),
         "step": f"{plan.global_batch:,} samples in {format_step_time(best.step_time_s)}, {plan.steps:,} steps",
     }

@@ -21,7 +21,7 @@ from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.described_nodes import described_part
-from trainworks.measure.model_config import shape_and_vocabulary
+from trainworks.measure.model_config import conv_net, shape_and_vocabulary
 from trainworks.plan.cluster.layout import check_against
 from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.plan import ClusterPlan, plan_request
@@ -270,10 +270,13 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     is_ours = workload.is_fine_tuned or (is_submitted and workload.task == "causal-lm")
     if is_ours:
         software = software_of_workload(workload, "cuda")
+    if workload.model.preset is None and (network := conv_net(workload)) is not None:
+        return PlannedModel(network, 1, steps, software)
     if workload.model.preset is None:
         shape, taken = shape_and_vocabulary(workload)
         note = None if taken is None else taken.note
-        return PlannedModel(shape, workload.data.sequence_length, steps, software, is_ours, note)
+        length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
+        return PlannedModel(shape, length, steps, software, is_ours, note)
     published, length = published_shape(workload, workload.model.preset, source)
     return PlannedModel(published, length, steps, software, is_ours)
 

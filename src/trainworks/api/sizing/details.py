@@ -31,7 +31,7 @@ from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, choose_fabric
-from trainworks.plan.sizing.facility import facility_of
+from trainworks.plan.sizing.facility import facility_of, in_whole_racks
 from trainworks.plan.sizing.proposal import Alternative
 from trainworks.plan.sizing.result import (
     SHARED_WEEKS,
@@ -70,8 +70,8 @@ def details_of(
         storage=judge(demand, needs),
         fabrics=fabrics,
         enough=choose_fabric(fabrics, tolerance=FABRIC_TOLERANCE) if fabrics else None,
-        network=_network(cluster, chosen.spares) if several else None,
-        ownership=_ownership(cluster, round(run.spares.value), request),
+        network=_network(cluster.with_nodes(chosen.held_nodes)),
+        ownership=_ownership(cluster, _bought(cluster, run), request),
         energy=electricity,
         carbon=None if electricity is None else carbon(electricity),
     )
@@ -93,9 +93,9 @@ def _stored(plan: ClusterPlan, run: Reliability, request: SizingRequest) -> Stor
     )
 
 
-def _network(cluster: ClusterDescription, spares: int) -> NetworkDesign | None:
+def _network(cluster: ClusterDescription) -> NetworkDesign | None:
     try:
-        return design_network(cluster.with_nodes(cluster.num_nodes + spares))
+        return design_network(cluster) if cluster.num_nodes > 1 else None
     except UsageError:  # no switch of the catalogue for such NICs: a cloud's own network
         return None
 
@@ -108,9 +108,13 @@ def _energy(cluster: ClusterDescription, chosen: Alternative, request: SizingReq
         return None
 
 
-def _ownership(cluster: ClusterDescription, spares: int, request: SizingRequest) -> Ownership | None:
+def _bought(cluster: ClusterDescription, run: Reliability) -> ClusterDescription:
+    """The cluster with its spares, in whole racks."""
+    return cluster.with_nodes(in_whole_racks(cluster, cluster.num_nodes + round(run.spares.value)))
+
+
+def _ownership(cluster: ClusterDescription, bought: ClusterDescription, request: SizingRequest) -> Ownership | None:
     yearly = fact("hours per year", request.hours_per_year, "h/year", source="of training")
-    bought = cluster.model_copy(update={"num_nodes": cluster.num_nodes + spares})
     anywhere = cluster.model_copy(update={"node": None})  # offers of any instance
     market = market_price(offers_for(anywhere, request.offers))
     try:
@@ -221,6 +225,8 @@ def _priced_contracts(
         if selling := _selling(planned, contract, request):
             paid = on_spot[planned.key] if contract == "spot" else run
             builders[contract] = partial(_rented, candidate, count, contract, selling, run, paid, request)
+    if candidate.there is not None:
+        return {"existing": partial(_used, candidate, count, run, request)}
     if candidate.for_sale and "own" in request.contracts:
         builders["own"] = partial(_owned, candidate, count, run, request)
     return builders
@@ -263,9 +269,7 @@ def _hours(outcome: SimulationOutcome) -> Traced:
 
 def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRequest) -> Alternative:
     """An owned cluster, spares included, for the hours of the run."""
-    cluster = run.plan.job.cluster
-    spares = round(run.spares.value)
-    bought = cluster.model_copy(update={"num_nodes": count + spares})
+    bought = _bought(run.plan.job.cluster, run)
     yearly = fact("hours per year", request.hours_per_year, "h/year", source=GIVEN)
     owning = own(bought, hours_per_year=yearly, given=request.given)
     accelerators = fact("accelerators bought", bought.num_accelerators, "", source="with spares")
@@ -274,7 +278,24 @@ def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRe
         f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
     )
     interval_s = run.mean.interval.value
+    spares = bought.num_nodes - count
     return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, interval_s, purchase=owning.capex)
+
+
+def _used(candidate: Candidate, count: int, run: Reliability, request: SizingRequest) -> Alternative:
+    """Nodes of a cluster that exists, at your price, else at what owning all of it costs."""
+    cluster, hours = run.plan.job.cluster, _hours(run.outcome)
+    accelerators = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
+    if candidate.offers:
+        each = price_per_hour(candidate.offers[0], contract="on-demand", num_accelerators=1, given=request.given)
+    else:
+        yearly = fact("hours per year", request.hours_per_year, "h/year", source=GIVEN)
+        whole = cluster.with_nodes(candidate.there or count)
+        each = own(whole, hours_per_year=yearly, given=request.given).per_accelerator_hour
+    cost = (each * accelerators * hours).named(
+        f"{candidate.node}, existing", "USD", per_accelerator_hour=each, accelerators=accelerators
+    )
+    return Alternative(candidate, count, 0, "existing", "yours", cost, run.outcome, run.mean.interval.value)
 
 
 LoadedRequests = Sequence[tuple[SizingRequest, Source | None]]

@@ -43,6 +43,9 @@ def size_command(
         list[str] | None,
         typer.Option(metavar="on-demand|reserved|spot|own", help="Contract to consider; may be repeated."),
     ] = None,
+    region: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Region of the offers to rent: `eu`, `us-east-1`.")
+    ] = None,
     hours_per_year: Annotated[
         float | None,
         typer.Option(
@@ -52,9 +55,15 @@ def size_command(
         ),
     ] = None,
     largest: Annotated[
-        int,
-        typer.Option("--largest", metavar="NODES", min=1, max=65_536, help="Largest cluster to consider, in nodes."),
-    ] = 1024,
+        int | None,
+        typer.Option(
+            "--largest",
+            metavar="NODES",
+            min=1,
+            max=65_536,
+            help="Largest cluster to consider, in nodes; 1,024 when left out, or all nodes that are there.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -95,6 +104,7 @@ def size_command(
             node=node or [],
             processor=processor,
             contract=contract or [],
+            region=region,
             hours_per_year=hours_per_year,
             largest=largest,
             engine=engine,
@@ -107,6 +117,6 @@ def size_command(
         write_file(write, result.run_yaml, "--write")  # type: ignore[union-attr]  # teams are refused above
     if bill is not None:
         write_file(bill, result.bill_csv, "--bill")  # type: ignore[union-attr]  # as above
-    if write_stack is not None:
-        write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above
     show(result, as_json=as_json, figure=explain, plot=plot)
+    if write_stack is not None:  # last: some nodes have no stack file
+        write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -40,6 +41,9 @@ def bench_command(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Continue a benchmark, or show a finished one.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the job, and what its figures will be held against.")
+    ] = False,
     learn: Annotated[bool, typer.Option("--learn", help="With read: plans of this cluster use the rates.")] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
@@ -60,6 +64,7 @@ def bench_command(
             "--set": settings,
             "--cables": cables,
             "--resume": resume,
+            "--dry-run": dry_run,
         }
         if given := [name for name, value in measuring.items() if value]:
             hint = "trainworks bench read FILE --expect CLUSTER"
@@ -72,24 +77,40 @@ def bench_command(
         raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")
     if not kinds and resume is None:
         raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
+    if dry_run and resume is not None:
+        raise UsageError("`--dry-run` shows a new benchmark", place="--dry-run", hint="leave out `--resume`")
+    job: dict[str, Any] = {
+        "cluster": cluster,
+        "nodes": nodes,
+        "full": full,
+        "built_in": built_in,
+        "paths": paths or (),
+        "settings": settings or (),
+        "expect": expect,
+        "folder": runs_folder(runs),
+    }
+    if dry_run:
+        return _show_job(kinds or (), job)
     check_writable(html, "--html")
     with option_errors(positional={"kinds": "WHAT"}):
         report = trainworks.bench(
-            *(kinds or ()),
-            cluster=cluster,
-            nodes=nodes,
-            full=full,
-            built_in=built_in,
-            paths=paths or (),
-            settings=settings or (),
-            expect=expect,
-            cables=cables,
-            resume=resume,
-            folder=runs_folder(runs),
-            progress=lambda line: say(line, err=True),
+            *(kinds or ()), **job, cables=cables, resume=resume, progress=lambda line: say(line, err=True)
         )
     show(report, as_json=as_json, plot=html)
     raise typer.Exit(0 if report.is_accepted else 1)
+
+
+def _show_job(kinds: Sequence[str], options: Mapping[str, Any]) -> None:
+    """Print the job; on stderr what it measures, and against which hardware."""
+    from trainworks.api.bench import bench_job
+
+    with option_errors(positional={"kinds": "WHAT"}):
+        job = bench_job(*kinds, **options)
+        text, count = job.text, job.prepared.spec.max_nodes
+    typer.echo(text, nl=not text.endswith("\n"))
+    nodes = "1 node" if count == 1 else f"{count} nodes"
+    against = job.yardstick.name if job.yardstick else "what the nodes show of their processors"
+    say(f"measures {', '.join(job.kinds)} on {nodes}, held against {against}", err=True)
 
 
 def _read(

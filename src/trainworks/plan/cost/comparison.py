@@ -112,6 +112,8 @@ def compare(
     given: Mapping[str, float] | None = None,
     colocated: bool = False,
     grid_name: str | None = None,
+    held: ClusterDescription | None = None,
+    own_price: Traced | None = None,
 ) -> CostComparison:
     """Price these hours of training in every way.
 
@@ -124,6 +126,8 @@ def compare(
         given: numbers that replace assumptions, by their names.
         colocated: an owned cluster is in a colocation data centre.
         grid_name: country or cloud region of the electricity; None is the world's average.
+        held: all that is owned, of which the hours may leave nodes idle; the same cluster when None.
+        own_price: an hour of an accelerator that is owned and used, USD/h; that of owning the cluster when None.
 
     Raises:
         UsageError: no such grid, or spot nodes live too short.
@@ -131,13 +135,13 @@ def compare(
     given = given or {}
     fitting = offers_for(cluster, offers)
     try:
-        owning = own(cluster, hours_per_year=hours_per_year or hours, given=given, colocated=colocated)
+        owning = own(held or cluster, hours_per_year=hours_per_year or hours, given=given, colocated=colocated)
     except UsageError:
         owning = None
     count = fact("accelerators", cluster.num_accelerators, "", source=f"`{cluster.name}`")
     owned = None if owning is None else owning.per_year
     if owning is not None and hours_per_year is not None:
-        each = owning.per_accelerator_hour
+        each = own_price or owning.per_accelerator_hour
         owned = (each * count * hours).named("owning", "USD", each=each, hours=hours)
     used = None if owning is None else energy(cluster, hours, given)
     price, market, against = market_price(fitting), None, None

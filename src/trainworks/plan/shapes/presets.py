@@ -32,6 +32,15 @@ def with_dimensions(workload: Workload, source: Source | None) -> Workload:
     place = source.place(("workload", "model", "preset")) if source else None
     shape, _ = published_shape(workload, name, source)
     trained = _dimensions(preset(name)["model_type"], shape, data.sequence_length)
+    if trained is None and not isinstance(shape, ConvNetShape) and shape.learned_positions:
+        length = shape.max_sequence_length
+        if _dimensions(preset(name)["model_type"], shape, length) is not None:
+            raise UsageError(
+                f"preset `{name}` trains with its {length:,} positions, and `data.sequence_length` is "
+                f"{data.sequence_length:,}",
+                place=source.place(("workload", "data", "sequence_length")) if source else None,
+                hint=f"set `data.sequence_length: {length}`, or give dimensions",
+            )
     if isinstance(shape, ConvNetShape) or trained is None:
         raise UsageError(
             f"preset `{name}` can be planned, not trained: dimensions alone do not describe it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class Candidate:
     """True for a machine that can be bought."""
     offers: tuple[Offer, ...]
     """Offers to rent it."""
+    there: int | None = None
+    """Nodes of a cluster that exists; None for nodes that are still to be had."""
 
     @property
     def base(self) -> Node:
@@ -35,7 +38,7 @@ class Candidate:
     @property
     def largest(self) -> int | None:
         """Most nodes that one job can span: one if their network is not published, else any number."""
-        joined = self.for_sale or self.base.scale_up_domain > self.base.accelerators
+        joined = self.for_sale or self.there is not None or self.base.scale_up_domain > self.base.accelerators
         known = joined or any(offer.node is not None for offer in self.offers)
         return None if self.base.nics and known else 1
 
@@ -117,6 +120,25 @@ def _offered(offer: Offer, catalog: Catalog) -> Iterator[tuple[str, Node]]:
         yield base.name if base.name in catalog.nodes else f"{base.accelerators}x {offer.accelerator}", base
 
 
+def offers_in(offers: Iterable[Offer], region: str) -> tuple[Offer, ...]:
+    """Offers of a region, `eu`, `us` or `us-east-1`, and those of all regions; none where no offer names it.
+
+    >>> from trainworks.catalog.catalog import load_catalog
+    >>> sorted({offer.provider for offer in offers_in(load_catalog().offers.values(), "eu-north")})
+    ['AWS', 'Lambda', 'Nebius']
+    """
+    wanted = region.lower()
+
+    def is_there(name: str) -> bool:
+        is_part = name.startswith(wanted) or name.endswith(wanted)
+        return is_part or (name.endswith("-") and wanted.startswith(name))
+
+    parts = [(offer, re.findall(r"[a-z0-9-]+", offer.region.lower())) for offer in offers]
+    if not any(is_there(part) for _, names in parts for part in names):
+        return ()
+    return tuple(offer for offer, names in parts if "all" in names or any(map(is_there, names)))
+
+
 def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> Candidate:
     """A described node, as in a cluster's text after `nodes of`: it can be bought, or rented at your price.
 
@@ -135,16 +157,28 @@ def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> 
         one = parse_cluster(f"1 node of {text}")
     if usd_per_accelerator_hour is None:
         return Candidate(text, one, for_sale=True, offers=())
-    price = Offer(
+    price = _your_price(text, one, usd_per_accelerator_hour)
+    return Candidate(text, one, for_sale=True, offers=(price,))
+
+
+def existing_nodes(cluster: ClusterDescription, usd_per_accelerator_hour: float | None) -> Candidate:
+    """The nodes of a cluster that exists, at your price."""
+    one = cluster.with_nodes(1)
+    name = one.name.removeprefix("1 node of ")
+    price = None if usd_per_accelerator_hour is None else _your_price(name, cluster, usd_per_accelerator_hour)
+    return Candidate(name, one, for_sale=False, offers=(price,) if price else (), there=cluster.num_nodes)
+
+
+def _your_price(node: str, cluster: ClusterDescription, usd_per_accelerator_hour: float) -> Offer:
+    return Offer(
         name="your price",
         provider="you",
-        node=text,
-        accelerator=one.accelerator.name,
+        node=node,
+        accelerator=cluster.accelerator.name,
         accelerators=1,
         usd_per_hour=usd_per_accelerator_hour,
         source="cluster.usd_per_accelerator_hour of the run file",
     )
-    return Candidate(text, one, for_sale=True, offers=(price,))
 
 
 def node_counts(largest: int) -> list[int]:

@@ -65,6 +65,17 @@ def nodes_per_rack(cluster: ClusterDescription) -> int:
         return NODES_PER_RACK
 
 
+def in_whole_racks(cluster: ClusterDescription, nodes: int) -> int:
+    """So many nodes as they are sold: in whole racks for those of a rack-scale system.
+
+    >>> from trainworks.catalog.cluster import parse_cluster
+    >>> [in_whole_racks(parse_cluster(text), 20) for text in ("GB200 NVL72", "DGX H100")]
+    [36, 20]
+    """
+    rack = _rack_of(cluster)
+    return nodes if rack is None else -(-nodes // rack.nodes) * rack.nodes
+
+
 def room_lines(
     cluster: ClusterDescription,
     in_a_rack: int | None = None,

@@ -2,7 +2,8 @@
 
 The proposal is the cheapest alternative that meets the deadline with the required chance and costs no more than the
 budget. Spot capacity is proposed on request, or if nothing else meets the goal, because its life is an assumption.
-Without a deadline the cheapest alternative is proposed at any duration, so the front of cost and time is shown with it.
+With a budget alone it is the fastest that the budget pays for. Without a goal it is the cheapest, at any duration, so
+the front of cost and time is shown with it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class SizingGoal:
     to_buy: bool = False
     """True if the nodes are bought for this goal: the purchase counts, not the share of it that one run uses."""
 
+    @property
+    def is_budget_alone(self) -> bool:
+        """Whether money is the only limit, so that the fastest run it pays for is proposed."""
+        return self.budget_usd is not None and self.deadline_s is None
+
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
@@ -41,7 +47,7 @@ class Alternative:
     """Nodes that train, without spares."""
     spares: int
     contract: str
-    """`on-demand`, `spot`, `reserved` or `own`."""
+    """`on-demand`, `spot`, `reserved` or `own`; `existing` for nodes of the cluster that the run file describes."""
     seller: str
     cost: Traced
     """Cost of the run, USD."""
@@ -52,6 +58,11 @@ class Alternative:
     """Mean life of spot capacity; None for capacity that is not preempted."""
     purchase: Traced | None = None
     """Servers, spares and network, USD; None for rented capacity."""
+
+    @property
+    def held_nodes(self) -> int:
+        """Nodes of the cluster: those that train and the spares, or all that are there."""
+        return self.candidate.there or self.num_nodes + self.spares
 
     @property
     def accelerators(self) -> int:
@@ -89,7 +100,7 @@ class Alternative:
 
     def meets(self, goal: SizingGoal) -> bool:
         """True if deadline and budget are met."""
-        affordable = goal.budget_usd is None or self.cost.value <= goal.budget_usd
+        affordable = goal.budget_usd is None or self.price_usd(goal) <= goal.budget_usd
         return affordable and self.chance(goal) >= goal.confidence
 
 
@@ -97,6 +108,8 @@ def choose(alternatives: Sequence[Alternative], goal: SizingGoal) -> Alternative
     """The alternative that meets the goal for the least money; None if none does."""
     meeting = [item for item in alternatives if item.meets(goal)]
     lasting = [item for item in meeting if goal.spot or item.life_s is None]
+    if goal.is_budget_alone:
+        return min(lasting or meeting, key=lambda item: (item.p90_s, item.price_usd(goal)), default=None)
     return min(lasting or meeting, key=lambda item: (item.price_usd(goal), item.p90_s), default=None)
 
 
@@ -114,7 +127,8 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     lasting = " that is not preempted" if spot else ""
     to_buy = " to buy" if goal.to_buy else ""
     count = f"{len(meeting) + 1} of {len(alternatives)} alternatives meet the goal"
-    said = [f"{count}; this is the cheapest{to_buy}{lasting}"]
+    best = "fastest" if goal.is_budget_alone else "cheapest"
+    said = [f"{count}; this is the {best}{to_buy}{lasting}"]
     if spot:
         item = min(spot, key=price)
         life = f"if a job lives {format_duration(item.life_s or 0.0)} there, which is assumed"

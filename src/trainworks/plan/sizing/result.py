@@ -18,7 +18,7 @@ from trainworks.plan.capacity.answer import CapacityAnswer
 from trainworks.plan.cluster.hardware import HardwareFinding
 from trainworks.plan.cluster.layout import as_fields
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.cost.owning import OwnershipCost
+from trainworks.plan.cost.owning import OwnershipCost, fits_in_year
 from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines, switch_power
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
@@ -34,7 +34,7 @@ from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
-from trainworks.units import HOUR_S
+from trainworks.units import HOUR_S, format_usd
 
 SHARED_WEEKS = 26
 """Weeks of job starts to replay."""
@@ -161,9 +161,14 @@ class Proposal(Result):
 
     @property
     def bill_csv(self) -> str:
-        """The order list: nodes and spares, racks and power, and the networks of several nodes; rented nodes alone."""
+        """The order list: nodes and spares, racks and power, and the networks of several nodes; rented nodes alone.
+
+        It has a head alone where the nodes exist.
+        """
         network, cluster = self.details.network, self.details.plan.job.cluster
-        ordered = cluster.model_copy(update={"num_nodes": cluster.num_nodes + self.chosen.spares})
+        if self.chosen.candidate.there is not None:
+            return bill_as_csv([])
+        ordered = cluster.with_nodes(self.chosen.held_nodes)
         power = None if network is None else switch_power(network, NetworkPrices())
         room = room_lines(ordered, given=self.request.given, network_w=0.0 if power is None else power.value)
         if self.chosen.contract != "own":  # room and switches are the provider's, and nothing is bought
@@ -175,6 +180,26 @@ class Proposal(Result):
         fabric = compute_lines(network, NetworkPrices(), nodes_per_rack=per_rack)
         support = support_lines(network, support_networks(network, nodes_per_rack=per_rack))
         return bill_as_csv([*room, *fabric, *support], bought)
+
+    @property
+    def verdict(self) -> str:
+        """Buy or rent, how many nodes over which network, at which price, and from when on owning pays."""
+        chosen, details = self.chosen, self.details
+        candidate, owned = chosen.candidate, details.ownership
+        node = details.plan.job.cluster.node_name
+        accelerators = f"({chosen.accelerators:,} {candidate.base.accelerator})"
+        network = _network_text(details) if chosen.num_nodes > 1 else ""
+        run_usd = f"{format_usd(chosen.cost.value)} for the run"
+        if candidate.there is not None:
+            return f"Use {chosen.num_nodes:,} of your {candidate.there:,} {node} {accelerators}{network}: {run_usd}."
+        if chosen.contract == "own" and chosen.purchase is not None:
+            spares = f" and {chosen.spares:,} spare" if chosen.spares else ""
+            price = f"{format_usd(chosen.purchase.value)} by an estimate, {run_usd}"
+            nodes = f"{chosen.num_nodes:,} {node} {accelerators}"
+            return f"Buy {nodes}{spares}{network}: {price}. {_when_it_pays(owned)}"
+        rented = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}{network}, {chosen.contract}: {run_usd}"
+        to_buy = f"; buying them costs {format_usd(owned.owning.capex.value)} by an estimate" if owned else ""
+        return f"{rented}{to_buy}. {_when_it_pays(owned)}"
 
     @property
     def run(self) -> Reliability:
@@ -212,13 +237,50 @@ class Proposal(Result):
         return figures
 
 
+def _network_text(details: ProposalDetails) -> str:
+    """The adapters of a node, the topology, and the leanest network that would do."""
+    cluster, design, enough = details.plan.job.cluster, details.network, details.enough
+    each = f"{cluster.node_bytes_per_s / max(1, cluster.nics) * 8e-9:g} Gb/s"
+    text = f" over {cluster.fabric or f'{cluster.nics}x {each} {cluster.network}'} a node"
+    if design is not None and design.num_switches:
+        text += f" in a {design.topology}"
+    if cluster.oversubscription > 1:
+        text += f" at {cluster.oversubscription:g}:1"
+    if enough is None:
+        return text
+    leanest = enough.option.fabric
+    is_leaner = leanest.nics * leanest.bytes_per_s < cluster.node_bytes_per_s
+    return f"{text} ({enough.option.over} would do)" if is_leaner else text
+
+
+def _when_it_pays(owned: Ownership | None) -> str:
+    """From how many hours of training a year on owning costs less than renting."""
+    if owned is None:
+        return "Owning cannot be priced: the power of these nodes is not published."
+    if owned.market is None:
+        return "Nothing tells when owning pays: no such accelerator is on offer for rent."
+    rate = f"beside a rent of {owned.market.value:.2f} USD per accelerator hour, the median"
+    if owned.break_even is None or not fits_in_year(owned.break_even):
+        return f"Owning never pays {rate}."
+    return f"Owning pays from {owned.break_even.value:,.0f} hours of training a year on, {rate}."
+
+
 def _cluster(proposal: Proposal) -> Mapping[str, object]:
-    """`cluster` of the proposal; the scheduler, if one is named, and its options stay."""
+    """`cluster` of the proposal; the scheduler, if one is named, and its options stay.
+
+    `of` describes all nodes that are there or bought, and `nodes` those that train.
+    """
     chosen, described = proposal.chosen, proposal.details.plan.job.cluster
     hours = chosen.accelerators * chosen.p50_s / HOUR_S
     proposed = {"of": described.name, "usd_per_accelerator_hour": round(chosen.cost.value / hours, 4)}
+    is_yours = chosen.contract == "own" or (chosen.contract == "existing" and not chosen.candidate.offers)
+    proposed |= {"contract": "own"} if is_yours else {}
     if not proposal.request.has_scheduler:
         return proposed
+    if chosen.candidate.there is not None:
+        proposed["of"] = proposal.request.run_file.cluster.of or described.name
+    else:
+        proposed["of"] = described.with_nodes(chosen.held_nodes).name
     written, engine = proposal.written.get("cluster"), proposal.request.run_file.cluster.engine
     options: dict[str, object] = {"engine": engine}
     if isinstance(written, dict):
@@ -290,12 +352,19 @@ def least_usd(candidate: Candidate, request: SizingRequest, flops: float) -> flo
     price of an hour of an offer of k accelerators. 0 where nodes are bought, infinite where no contract is on offer.
     """
     workload = request.run_file.workload
-    if candidate.for_sale and "own" in request.contracts:
+    if candidate.there is not None or (candidate.for_sale and "own" in request.contracts):
         return 0.0
     assert workload is not None, "what is sized is a workload"
     peak = load_catalog().accelerators[candidate.base.accelerator].peak_flops_per_s[workload.precision]
     prices = [usd for offer in candidate.offers for usd in _prices(offer, request.contracts, request.given)]
     return flops / peak / HOUR_S * min(prices, default=math.inf)
+
+
+def may_afford(candidate: Candidate, plan: ClusterPlan, request: SizingRequest) -> bool:
+    """Whether the lowest price of a planned run, if nothing fails, is within the budget."""
+    prices = [usd for offer in candidate.offers for usd in _prices(offer, request.contracts, request.given)]
+    usd = min(prices, default=math.inf) * plan.job.cluster.num_accelerators * plan.run_time_s / HOUR_S
+    return request.goal.budget_usd is None or usd <= request.goal.budget_usd
 
 
 def _prices(offer: Offer, contracts: frozenset[str], given: Mapping[str, float]) -> list[float]:
