@@ -264,6 +264,24 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def plural(noun: str) -> str:
+    """More than one of a part.
+
+    >>> plural("NIC"), plural("switch"), plural("box")
+    ('NICs', 'switches', 'boxes')
+    """
+    return f"{noun}es" if noun.endswith(("ch", "x")) else f"{noun}s"
+
+
+def format_counted(number: float, noun: str) -> str:
+    """A whole number of things; the reverse of `parse_counted`.
+
+    >>> format_counted(1, "rack"), format_counted(3915, "switch")
+    ('1 rack', '3,915 switches')
+    """
+    return f"{number:,.0f} {noun if number == 1 else plural(noun)}"
+
+
 def format_short_usd(usd: float) -> str:
     """Format dollars for a table, with three figures.
 

@@ -152,6 +152,12 @@ def system_of(node_name: str) -> System | None:
     return next((found for found in systems if found.node == node_name), None)
 
 
+def rack_of(node: Node | None) -> System | None:
+    """The rack that nodes are sold in, whose nodes share one scale-up domain; None for nodes that are sold alone."""
+    found = None if node is None else system_of(node.name)
+    return found if found is not None and found.form == "rack" else None
+
+
 def link(name: str) -> Link:
     """The link of that name or alias.
 

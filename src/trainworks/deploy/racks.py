@@ -9,7 +9,7 @@ IMEX guide, deployment over a whole NVLink domain: /etc/nvidia-imex/nodes_config
 
 from __future__ import annotations
 
-from trainworks.catalog.catalog import system_of
+from trainworks.catalog.catalog import rack_of
 from trainworks.catalog.software import version_key
 from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.stack import Stack
@@ -22,17 +22,12 @@ def racks_of(stack: Stack) -> dict[str, dict[str, str]]:
     racks: dict[str, dict[str, str]] = {}
     for group in stack.groups("compute"):
         machine = node_of(group)
-        system = None if machine is None else system_of(machine.name)
-        if (
-            machine is None
-            or system is None
-            or system.form != "rack"
-            or machine.scale_up_domain <= machine.accelerators
-        ):
+        rack = rack_of(machine)
+        if machine is None or rack is None or machine.scale_up_domain <= machine.accelerators:
             return {}
         nodes = list(group.addresses.items())
-        for start in range(0, len(nodes), system.nodes):
-            racks[f"rack{len(racks) + 1}"] = dict(nodes[start : start + system.nodes])
+        for start in range(0, len(nodes), rack.nodes):
+            racks[f"rack{len(racks) + 1}"] = dict(nodes[start : start + rack.nodes])
     return racks
 
 

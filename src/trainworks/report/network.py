@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainworks.catalog.catalog import system_of
+from trainworks.catalog.catalog import rack_of
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.network.bill import bill_of_materials, bill_total, switch_power, usual_share
 from trainworks.plan.network.design import NetworkDesign, serves
@@ -16,7 +16,7 @@ from trainworks.report.network_drawing import network_picture
 from trainworks.report.rendering.document import NARROW, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Drawing
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.units import byte_rate_note, format_bytes, format_quantity, format_step_time, format_usd
+from trainworks.units import byte_rate_note, format_bytes, format_counted, format_quantity, format_step_time, format_usd
 
 _MAX_ALTERNATIVES = 3
 
@@ -25,6 +25,7 @@ _MAX_ALTERNATIVES = 3
 def document(plan: NetworkPlan) -> Document:
     """The design in full, its messages and parts, and the alternatives."""
     design = plan.design
+    switches, cables = format_counted(design.num_switches, "switch"), format_counted(design.num_cables, "cable")
     return Document(
         f"Network of {design.cluster.name}",
         "network",
@@ -35,14 +36,14 @@ def document(plan: NetworkPlan) -> Document:
             Section("bill of materials", [_bill(plan), *(Text(line) for line in _bill_notes(plan))]),
             Section("what else could be built", [_alternatives(plan), *_legend(plan)]),
         ],
-        about=f"{design.topology}, {_count(design.num_switches, 'switch')}, {_count(design.num_cables, 'cable')}",
+        about=f"{design.topology}, {switches}, {cables}",
         notes=_all_notes(plan),
     )
 
 
 def _facts(plan: NetworkPlan) -> dict[str, str]:
     design, support = plan.design, plan.support
-    speed = _speed(design.endpoint_bytes_per_s)
+    speed, rails = _speed(design.endpoint_bytes_per_s), format_counted(design.rails, "rail")
     cables = f"{support.management_cables.value:,.0f} cables: nodes, switches, power distribution"
     step = ""
     if plan.step_times_s:
@@ -50,16 +51,18 @@ def _facts(plan: NetworkPlan) -> dict[str, str]:
         more = f" (+{100 * (far / near - 1):.1f} %)" if far > near else ""
         step = f"{format_step_time(near)} with ranks in order, {format_step_time(far)} scattered{more}"
     return {
-        "cluster": f"{design.cluster.name}: {design.endpoints:,} NICs of {speed}, {_count(design.rails, 'rail')}",
+        "cluster": f"{design.cluster.name}: {design.endpoints:,} NICs of {speed}, {rails}",
         "topology": _topology(design),
         "switches": _switches(design),
         "cables": f"{design.num_cables:,}{_parts(design.cables)}",
         "bisection": f"{format_quantity(design.bisection_bytes_per_s, 'bytes/s')}, {_blocking(design)}",
-        "longest path": _count(design.hops_worst, "switch" if design.switch else "NIC"),
-        "room for": "any number of nodes" if design.max_nodes is None else f"{_count(design.max_nodes, 'node')}",
+        "longest path": format_counted(design.hops_worst, "switch" if design.switch else "NIC"),
+        "room for": "any number of nodes"
+        if design.max_nodes is None
+        else f"{format_counted(design.max_nodes, 'node')}",
         "step": step,
         "storage": _storage(support),
-        "management": f"{_count(int(support.management_switches.value), 'switch')} of 48 ports, {cables}",
+        "management": f"{format_counted(int(support.management_switches.value), 'switch')} of 48 ports, {cables}",
         "racks": _racks(plan),
     }
 
@@ -67,7 +70,7 @@ def _facts(plan: NetworkPlan) -> dict[str, str]:
 def _topology(design: NetworkDesign) -> str:
     if design.topology == "star" and design.copies > 1:
         rails = -(-design.rails // design.copies)
-        return f"star: {_count(rails, 'rail')} on each switch; rails meet in the nodes"
+        return f"star: {format_counted(rails, 'rail')} on each switch; rails meet in the nodes"
     if isinstance(design.fabric, GridNetwork):
         return f"{design.topology}: {' x '.join(map(str, design.fabric.sides))} nodes"
     tiers = {1: "one tier", 3: "two tiers", 5: "three tiers"}.get(design.hops_worst)
@@ -91,11 +94,6 @@ def _parts(counts: Mapping[str, int]) -> str:
     return f" = {' + '.join(f'{count:,} {name}' for name, count in counts.items())}"
 
 
-def _count(number: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 def _speed(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8 / 1e9:.4g} Gb/s"
 
@@ -114,13 +112,12 @@ def _storage(support: SupportNetworks) -> str:
 
 def _racks(plan: NetworkPlan) -> str:
     """Racks that are sold as one, with their scale-up domains; empty for other nodes."""
-    node = plan.design.cluster.node
-    system = None if node is None else system_of(node.name)
-    if system is None or system.form != "rack":
+    rack = rack_of(plan.design.cluster.node)
+    if rack is None:
         return ""
-    racks = _count(-(-plan.design.nodes // system.nodes), "rack")
+    racks = format_counted(-(-plan.design.nodes // rack.nodes), "rack")
     together = ", and stays on one set of leaves" if plan.design.set_nodes or plan.design.sets == 1 else ""
-    return f"{racks} of {system.nodes} nodes: each is one scale-up domain{together}"
+    return f"{racks} of {rack.nodes} nodes: each is one scale-up domain{together}"
 
 
 def _has_all_reduce(plan: NetworkPlan) -> bool:
@@ -229,11 +226,11 @@ def _other_topologies(plan: NetworkPlan) -> list[str]:
     needs = ", ".join(f"`{other.topology}` {other.num_switches:,}" for other in (fewer or others)[:_MAX_ALTERNATIVES])
     sold = []
     if design.unit > 1 and design.cluster.node is not None:
-        units, named = _count(design.units, "whole unit"), design.cluster.node.name
+        units, named = format_counted(design.units, "whole unit"), design.cluster.node.name
         sold = [f"{named} is sold in units of {design.unit} nodes: leaves and spines are those of {units}"]
     notes = [
         *sold,
-        f"fewer than {_count(design.num_switches, 'switch')} would serve: {needs}"
+        f"fewer than {format_counted(design.num_switches, 'switch')} would serve: {needs}"
         if fewer
         else f"the fewest switches that serve are {design.num_switches:,}; instead: {needs}",
     ]
@@ -255,7 +252,7 @@ def _growth(plan: NetworkPlan) -> list[str]:
     design, most = plan.design, plan.design.max_nodes
     if most is None or (design.topology != "star" and most >= 2 * design.nodes):
         return []
-    holds = f"the {design.topology} holds {_count(most, 'node')} at most"
+    holds = f"the {design.topology} holds {format_counted(most, 'node')} at most"
     if design.topology == "star":
         return [f"{holds}; `{'rail-optimised' if design.rails > 1 else 'spine-leaf'}` can grow beyond that"]
     larger = [each for each in plan.others if each.switch is not None and (each.max_nodes or 0) > most]

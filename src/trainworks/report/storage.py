@@ -12,7 +12,7 @@ from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced
 from trainworks.report.rendering.document import Column, Document, Facts, Section, Table, Text, left, right
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.units import format_quantity, format_step_time
+from trainworks.units import format_counted, format_quantity, format_step_time
 
 _SMALLEST_CHANCE = 1e-9
 _SURVIVES = {
@@ -51,15 +51,11 @@ def document(plan: StoragePlan) -> Document:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _about(plan: ClusterPlan) -> dict[str, str]:
     best, cluster = plan.best[0], plan.job.cluster
-    accelerators = _count(cluster.num_accelerators, "accelerator")
+    accelerators = format_counted(cluster.num_accelerators, "accelerator")
     return {
-        "cluster": f"{cluster.name}: {_count(cluster.num_nodes, 'node')}, {accelerators}",
+        "cluster": f"{cluster.name}: {format_counted(cluster.num_nodes, 'node')}, {accelerators}",
         "layout": best.layout.describe(),
         "step": f"{plan.global_batch:,} samples in {format_step_time(best.step_time_s)}, {plan.steps:,} steps",
     }

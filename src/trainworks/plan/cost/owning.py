@@ -42,7 +42,7 @@ class Purchase:
     """What is bought once, USD."""
 
     server_price: Traced
-    """Of one node."""
+    """Price of one node."""
     servers: Traced
     network: Traced
     capex: Traced

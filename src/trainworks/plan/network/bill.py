@@ -23,11 +23,11 @@ from trainworks.plan.network.cables import Cable, cable_plan
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.trace import Traced, fact, leaves, total
+from trainworks.units import plural
 
 SWITCHES_OF_A_RACK = 16
 """Switches in one rack (DGX SuperPOD: 80 in six racks with DGX H100, 82 in five with DGX B200)."""
 _GBPS = 8 / 1e9
-_PLURALS = {"switch": "switches", "NIC": "NICs", "cable": "cables"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _price(part: str, given: float | None, known: float | None = None, row: str 
 def _item(kind: str, name: str, count: int, each: Traced | None) -> LineItem:
     if each is None:
         return LineItem(kind, name, count, None, None)
-    several = f"{name.replace(kind, f'{kind}s', 1)}" if kind == "transceiver" else _PLURALS[kind]
+    several = f"{name.replace(kind, f'{kind}s', 1)}" if kind == "transceiver" else plural(kind)
     pieces = fact(several, count, "", source="the network's design")
     return LineItem(kind, name, count, each, (pieces * each).named(f"{several} price", "USD", count=pieces, each=each))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from trainworks.catalog.catalog import has, system_of
+from trainworks.catalog.catalog import has, rack_of
 from trainworks.catalog.catalog import node as catalogue_node
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Switch
@@ -83,9 +83,8 @@ class TopologyRequest:
     @property
     def rack(self) -> int:
         """Nodes of a rack that is one scale-up domain; 1 for others."""
-        node = self.cluster.node
-        system = None if node is None else system_of(node.name)
-        return system.nodes if system is not None and system.form == "rack" else 1
+        rack = rack_of(self.cluster.node)
+        return 1 if rack is None else rack.nodes
 
 
 def rails_of(cluster: ClusterDescription) -> int:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainworks.catalog.catalog import system_of
+from trainworks.catalog.catalog import rack_of
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.catalog.facts import System
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cost.energy import node_count, node_power
@@ -49,7 +48,7 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
     total = (it_power * pue).named("power of the room", "W", it_power=it_power)
     rack = assumed("air-cooled rack", given)
     racks = (ceil(nodes / maximum(1, rack * 1000 // power))).named("racks", "", rack=rack, power=power)
-    if (sold_in := _rack_of(cluster)) is not None:
+    if (sold_in := rack_of(cluster.node)) is not None:
         each = fact("nodes per rack", sold_in.nodes, "", source=f"catalogue, {sold_in.name}")
         racks = ceil(nodes / each).named("racks", "", each=each)
     return Facility(it_power, total, racks, _cooling(cluster, power.value, rack))
@@ -57,7 +56,7 @@ def facility_of(cluster: ClusterDescription, given: Mapping[str, float]) -> Faci
 
 def nodes_per_rack(cluster: ClusterDescription) -> int:
     """Nodes of a rack-scale system, else those that air cools in one rack; four where their power is not published."""
-    if (rack := _rack_of(cluster)) is not None:
+    if (rack := rack_of(cluster.node)) is not None:
         return rack.nodes
     try:
         return max(1, int(1000 * assumed("air-cooled rack").value // node_power(cluster).value))
@@ -72,7 +71,7 @@ def in_whole_racks(cluster: ClusterDescription, nodes: int) -> int:
     >>> [in_whole_racks(parse_cluster(text), 20) for text in ("GB200 NVL72", "DGX H100")]
     [36, 20]
     """
-    rack = _rack_of(cluster)
+    rack = rack_of(cluster.node)
     return nodes if rack is None else -(-nodes // rack.nodes) * rack.nodes
 
 
@@ -115,7 +114,7 @@ def room_lines(
     )
     return (
         *_node_lines(cluster, purchase(cluster, given).server_price, each_w),
-        *(shelves if _rack_of(cluster) is None else ()),
+        *(shelves if rack_of(cluster.node) is None else ()),
         OrderLine("room", f"power supply of {_kilowatts(it_w * losses)}", 1),
         OrderLine("room", f"cooling of {_kilowatts(it_w)} by {by}", 1),
     )
@@ -131,7 +130,7 @@ def purchase_of(cluster: ClusterDescription, given: Mapping[str, float] | None =
 
 def _node_lines(cluster: ClusterDescription, price: Traced, each_w: float) -> Iterator[OrderLine]:
     """Whole racks of nodes that are sold in racks, and nodes."""
-    nodes, system = cluster.num_nodes, _rack_of(cluster)
+    nodes, system = cluster.num_nodes, rack_of(cluster.node)
     if system is not None and (racks := nodes // system.nodes):
         each = fact("nodes of a rack", system.nodes, "", source=f"catalogue, {system.name}")
         of_rack = (price * each).named(f"price of a {system.name}", "USD", price=price, each=each)
@@ -145,15 +144,9 @@ def _kilowatts(watts: float) -> str:
     return f"{watts / 1000:.1f} kW"
 
 
-def _rack_of(cluster: ClusterDescription) -> System | None:
-    """The rack that the nodes are sold in; None for nodes that are sold alone."""
-    system = None if cluster.node is None else system_of(cluster.node.name)
-    return system if system is not None and system.form == "rack" else None
-
-
 def _cooling(cluster: ClusterDescription, node_w: float, rack: Traced) -> str:
     each = f"{node_w / 1000:.3g} kW a node, {rack.value:g} kW a rack with air"
-    if (sold_in := _rack_of(cluster)) is not None:
+    if (sold_in := rack_of(cluster.node)) is not None:
         together = sold_in.nodes
         return f"a rack holds {together} of these nodes, {together * node_w / 1000:.0f} kW: it needs liquid cooling"
     if node_w > 1000 * rack.value:

@@ -254,7 +254,7 @@ def _network_text(details: ProposalDetails) -> str:
 
 
 def _when_it_pays(owned: Ownership | None) -> str:
-    """From how many hours of training a year on owning costs less than renting."""
+    """A sentence on the hours of training a year from which on owning costs less than renting."""
     if owned is None:
         return "Owning cannot be priced: the power of these nodes is not published."
     if owned.market is None:

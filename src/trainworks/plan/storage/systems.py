@@ -23,7 +23,7 @@ from trainworks.catalog.facts import Storage
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.trace import Traced, ceil, fact, maximum
-from trainworks.units import format_quantity
+from trainworks.units import format_counted, format_quantity, plural
 
 LOCAL = "local NVMe"
 
@@ -217,7 +217,7 @@ def _counts(design: Design, tier: Tier, system: Storage) -> Iterator[_Count]:
 
 def _count(design: Design, noun: str, pairs: list[tuple[Traced, Traced]], fewest: int) -> _Count:
     servers = maximum(fewest, *(ceil(demand / each) for demand, each in pairs))
-    return _Count(noun, servers.named(f"{design.name}: {_plural(noun)}", ""), tuple(pairs))
+    return _Count(noun, servers.named(f"{design.name}: {plural(noun)}", ""), tuple(pairs))
 
 
 def _figure(system: Storage, name: str, value: float, unit: str) -> Traced:
@@ -229,7 +229,7 @@ def _too_few(system: Storage, count: _Count) -> Iterator[str]:
     limit = system.most_servers if count.noun == system.server else None
     if limit is not None and count.figure.value > limit:
         demand, each = count.hardest
-        gives = f"{_counted(limit, count.noun)} {'gives' if limit == 1 else 'give'}"
+        gives = f"{format_counted(limit, count.noun)} {'gives' if limit == 1 else 'give'}"
         yield f"{demand.name} {_quantity(demand.value, demand)}, {gives} {_quantity(limit * each.value, each)}"
 
 
@@ -246,25 +246,18 @@ def _node_limits(tier: Tier, system: Storage, demand: Demand, needs: NodeNeeds) 
         return
     each, most = tier.opens.value / demand.nodes.value, needs.workers.value / system.latency_s
     if each > most:
+        workers = format_counted(needs.workers.value, "data worker")
         yield (
-            f"each node opens {_quantity(each, tier.opens)}, and its {_counted(needs.workers.value, 'data worker')}, "
+            f"each node opens {_quantity(each, tier.opens)}, and its {workers}, "
             f"waiting {format_quantity(system.latency_s, 's')} for each, {_quantity(most, tier.opens)}"
         )
 
 
 def _needed(count: _Count) -> str:
     demand, each = count.hardest
-    words = _counted(count.figure.value, count.noun) + (" in each node" if count.noun == "drive" else "")
+    words = format_counted(count.figure.value, count.noun) + (" in each node" if count.noun == "drive" else "")
     share = demand.value / each.value / count.figure.value
     return f"{words} ({demand.name} uses {share:.0%})" if share >= _WORTH_SAYING else words
-
-
-def _counted(count: float, noun: str) -> str:
-    return f"{count:,.0f} {noun if count == 1 else _plural(noun)}"
-
-
-def _plural(noun: str) -> str:
-    return f"{noun}es" if noun.endswith("x") else f"{noun}s"
 
 
 def _quantity(value: float, of: Traced) -> str:
