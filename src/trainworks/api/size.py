@@ -30,7 +30,6 @@ from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import PYTORCH_VENDORS
-from trainworks.config.engines import Kubernetes
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
@@ -174,8 +173,8 @@ def _on_scheduler(run_file: RunFile, source: Source | None, engine: str | None) 
     if engine is None and own in ("local", "described"):
         return run_file, source
     with argument("engine") if engine else nullcontext():
-        is_known = name not in ("local", "described") and not backend_class(name).needs_program
-    if not is_known:
+        backend = None if name in ("local", "described") else backend_class(name)
+    if backend is None or backend.needs_program:
         hint = "name the scheduler of the nodes: `slurm` or `kubernetes`"
         if name == "local":
             hint += "; `trainworks submit` runs a goal on this machine as it is"
@@ -186,26 +185,12 @@ def _on_scheduler(run_file: RunFile, source: Source | None, engine: str | None) 
     update: dict[str, object] = {"engine": name} | ({"of": None} if own in ("local", "described") else {})
     run_file = run_file.model_copy(update={"cluster": run_file.cluster.model_copy(update=update)})
     trainable(run_file, source)
-    if name == "kubernetes":
-        _check_pods(run_file.cluster.kubernetes, source)
+    try:
+        backend.check_trains(run_file.cluster)
+    except UsageError as error:
+        error.place = source.place(("cluster", name)) if source else None
+        raise
     return run_file, source
-
-
-def _check_pods(options: Kubernetes, source: Source | None) -> None:
-    """Refuse a workload whose pods could not start or could not keep their checkpoints."""
-    missing = {"image": options.image is None, "volume": options.volume is None}
-    lacking = next((key for key, is_missing in missing.items() if is_missing), None)
-    if lacking is None:
-        return
-    texts = {
-        "image": ("the pods have no image", "set `cluster.kubernetes.image` to one with Trainworks"),
-        "volume": (
-            "checkpoints need a volume that outlives the pods",
-            "set `cluster.kubernetes.volume` to a ReadWriteMany PersistentVolumeClaim",
-        ),
-    }
-    message, hint = texts[lacking]
-    raise UsageError(message, place=source.place(("cluster", "kubernetes")) if source else None, hint=hint)
 
 
 def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:

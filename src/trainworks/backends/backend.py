@@ -192,6 +192,15 @@ class Backend(abc.ABC):
         """Status of several jobs, from one query."""
 
     @classmethod
+    def check_trains(cls, cluster: Cluster) -> None:
+        """Refuse a cluster whose options let no workload start, or keep its checkpoints.
+
+        Raises:
+            UsageError: an option is missing; the message names the first.
+        """
+        return
+
+    @classmethod
     def is_here(cls) -> bool:
         """Whether this machine can ask for the cluster's nodes without a run file."""
         return False

@@ -29,7 +29,7 @@ from trainworks.backends.kubernetes.client import (
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, annotations_of, labels_of, node_facts
 from trainworks.backends.kubernetes.kueue_api import TEAM_QUEUE, enter_team_queue, kueue_path, workloads_by_owner
 from trainworks.backends.kubernetes.output import LogStream, kubectl_exec, kubectl_port_forward, log_lines, pod_index
-from trainworks.backends.kubernetes.pod import SECRETS, pod_of, secret, secret_content, wait_for_pods
+from trainworks.backends.kubernetes.pod import SECRETS, check_volume, pod_of, secret, secret_content, wait_for_pods
 from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, job_status, warning_about
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
@@ -95,6 +95,12 @@ class KubernetesBackend(Backend):
         return AllocatedNodes(pod.num_nodes, pod.cores, pod.accelerators, hosts)
 
     @classmethod
+    def check_trains(cls, cluster: Cluster) -> None:
+        """Refuse pods without an image, or without a volume for checkpoints."""
+        render.check_image(cluster.kubernetes)
+        check_volume(cluster.kubernetes)
+
+    @classmethod
     def is_here(cls) -> bool:
         """Whether this user has a configuration of `kubectl`."""
         return Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser().is_file()
@@ -126,7 +132,7 @@ class KubernetesBackend(Backend):
             UnreachableError: the server does not answer, and did not create the job.
         """
         manifest = yaml.safe_load(rendered.text)
-        content = secret_content(run_dir, self._env, has_volume=self._options.volume is not None)
+        content = secret_content(run_dir, self._env, self._options)
         if self._options.run_as_user is None and self._requires_user():
             render.run_as(manifest, render.DEFAULT_USER)
         name = str(manifest["metadata"]["name"])

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainworks.agent.allocation import Allocation
 from trainworks.agent.remote_agent import TOKEN_FILE, greeting_of
+from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
 from trainworks.record.run_dir import RunDir
@@ -24,21 +25,31 @@ _LARGEST_BYTES = 1 << 20
 """Most bytes of all values together; MaxSecretSize in pkg/apis/core/types.go of Kubernetes."""
 
 
-def secret_content(run_dir: RunDir, env: Mapping[str, str], *, has_volume: bool) -> dict[str, bytes]:
+def check_volume(options: Kubernetes) -> None:
+    """Refuse a workload whose checkpoints would end with its pods.
+
+    Raises:
+        UsageError: there is no volume.
+    """
+    if options.volume is None:
+        hint = "set `cluster.kubernetes.volume` to a PersistentVolumeClaim, ReadWriteMany for several nodes"
+        raise UsageError("checkpoints need a volume that outlives the pods", hint=hint)
+
+
+def secret_content(run_dir: RunDir, env: Mapping[str, str], options: Kubernetes) -> dict[str, bytes]:
     """Values of the Secret by key: the resolved run, private variables, a new token and the kept code.
 
     Args:
         run_dir: of the run, on the machine that submits it.
         env: source of variables without a value in the run file.
-        has_volume: whether the run directory is on a volume that outlives the pods.
+        options: what the run file says about Kubernetes.
 
     Raises:
         UsageError: a variable has no value, a workload has no volume, or the values exceed 1 MiB.
     """
     resolved = run_dir.read_resolved()
-    if resolved.run_file.workload is not None and not has_volume:
-        hint = "set `cluster.kubernetes.volume` to a PersistentVolumeClaim"
-        raise UsageError("checkpoints need a volume that outlives the pods", hint=hint)
+    if resolved.run_file.workload is not None:
+        check_volume(options)
     names = [name for name, value in resolved.run_file.envs.items() if value is None]
     if missing := [name for name in names if name not in env]:
         raise UsageError(f"`envs.{missing[0]}` has no value", hint=f"export {missing[0]}=..., and submit again")

@@ -72,14 +72,23 @@ def name_of(run_dir: RunDir, machine: str = "") -> str:
     return f"{manifest.dns_name(run_dir.run_id)[: manifest.LONGEST_NAME - _HASH - 1].strip('-')}-{unique}"
 
 
+def check_image(cluster: Kubernetes) -> None:
+    """Refuse pods without an image.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if cluster.image is None:
+        raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image` to one with Trainworks")
+
+
 def check(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None = None) -> None:
     """Refuse what a JobSet cannot express, and what cannot work.
 
     Raises:
         UsageError: names the first such field.
     """
-    if cluster.image is None:
-        raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image` to one with Trainworks")
+    check_image(cluster)
     if cluster.volume is None and spec.max_nodes > 1:
         raise UsageError(
             f"{spec.max_nodes} nodes need a shared run directory",
