@@ -262,6 +262,30 @@ def test_a_node_lost_while_stopping_is_not_started_again(start) -> None:
     assert (run.states()[-1], run.nodes.asked.starts) == ("STOPPED", [0, 1])
 
 
+LOST_A_PEER = failure("peer_lost", "lost contact", 1.0)
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2])
+def test_a_stopped_job_whose_ranks_lost_a_peer_hears_how_it_ended(start, stopped_after: int) -> None:
+    """By its exit code the next turn knows that a node was lost; the ranks write of it before that agent has ended."""
+    run = start(job(nodes=2), [Life(0, FOREVER, says=[MET, LOST_A_PEER])], [Life(75, stopped_after + 1)])
+    run.nodes.answer = None
+    run.signal_after(stopped_after)
+    before = run.clock.now()
+    assert run.states()[-1] == "STOPPED"
+    assert 75 in run.nodes.exit_codes()
+    assert run.clock.now() - before < stopped_after + 2
+
+
+def test_a_stopped_job_does_not_wait_long_for_a_lost_peer(start) -> None:
+    run = start(job(nodes=2), [Life(0, FOREVER, says=[MET, LOST_A_PEER])], [Life(0, FOREVER)])
+    run.nodes.answer = None
+    run.signal_after(1)
+    before = run.clock.now()
+    assert run.states()[-1] == "STOPPED"
+    assert run.clock.now() - before == pytest.approx(11, abs=1)
+
+
 def notice(run: Run, left_s: float, *, ends: bool = True) -> None:
     """The cloud takes node 0 back, or advises to leave it."""
     fields = {"node": 0, "cloud": "gcp", "what": "preemption", "ends": ends, "deadline_at": run.clock.now() + left_s}

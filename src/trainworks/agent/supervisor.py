@@ -41,6 +41,8 @@ from trainworks.recover.memory_checkpoints import forget_memory
 
 _POLL_S = 0.05
 _END_GRACE_S = 5.0
+_LOST_PEER_S = 10.0
+"""Time for the agent of a lost node to end, after a rank elsewhere has lost its peer."""
 SIGNALS: Mapping[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 """Signals that ask a job for its end, as themselves."""
 
@@ -80,7 +82,8 @@ class Supervisor:
             clock,
             is_stopping=lambda: self._stop_signals > 0,
         )
-        self._knows_only_consequences = False
+        self._lost_a_peer = False
+        """Ranks have lost a peer, and no agent or rank has told yet how that one ended."""
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once.
@@ -122,6 +125,7 @@ class Supervisor:
         """RUNNING once all ranks have met; RECOVERING from a failure until they have met again."""
         for event in self._new_events():
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
+                self._lost_a_peer = False
                 self._enter(End(JobState.RUNNING))
             elif event["kind"] in ("finished", "stopped"):
                 self._done = not self._recovery.is_pausing or event["kind"] == "finished"
@@ -169,9 +173,9 @@ class Supervisor:
         """RECOVERING; ranks often write that they lost a peer before the agent writes how that peer ended."""
         if self._state is JobState.RUNNING:
             self._enter(End.of_failure(JobState.RECOVERING, failure))
-            self._knows_only_consequences = is_consequence(failure)
-        elif self._state is JobState.RECOVERING and self._knows_only_consequences and not is_consequence(failure):
-            self._knows_only_consequences = False
+            self._lost_a_peer = is_consequence(failure)
+        elif self._state is JobState.RECOVERING and self._lost_a_peer and not is_consequence(failure):
+            self._lost_a_peer = False
             self._note_state(End.of_failure(self._state, failure))
 
     def _follow_use(self) -> None:
@@ -187,9 +191,10 @@ class Supervisor:
         if self._stop_signals == 0:
             return
         if self._stop_deadline is None:
-            has_nothing_to_save = self._resolved.is_workload and self._state is not JobState.RUNNING
             grace_s = self._resolved.run_file.job.grace + 2 * self._resolved.longest_pause_s
-            self._stop_deadline = self._clock.now() + (0.0 if has_nothing_to_save else grace_s)
+            if self._resolved.is_workload and self._state is not JobState.RUNNING:  # it has nothing to save
+                grace_s = _LOST_PEER_S if self._lost_a_peer else 0.0  # an agent that is killed now cannot tell of it
+            self._stop_deadline = self._clock.now() + grace_s
             self._nodes.ask_to_stop()
         if self._stop_signals > 1 or self._clock.now() > self._stop_deadline:
             self._nodes.kill_all()
@@ -198,6 +203,8 @@ class Supervisor:
         """Restart nodes that failed; False if the job cannot continue."""
         for node, exit_code in self._nodes.lost():
             if self._stop_deadline is not None or self._done:
+                if self._lost_a_peer and self._stop_deadline is not None:  # that was the peer: no rank can save now
+                    self._stop_deadline = self._clock.now()
                 continue
             note_lost(self._run_dir, node, exit_code)
             if not self._recovery.handle_loss(node, exit_code):
