@@ -122,8 +122,9 @@ def train() -> None:
         lambda code, printed: code == 0 and "SUCCEEDED" in printed,
     )
     run("ssh alice@login1 'cd /shared/alice && trainworks report'")
+    query = "ssh deploy@login1 \"promtool query instant http://localhost:9090 'trainworks_run_goodput_ratio'\""
     run(
-        "ssh deploy@login1 \"promtool query instant http://localhost:9090 'trainworks_run_goodput_ratio'\"",
+        f"for try in {{1..20}}; do {query} | grep run= && break; sleep 5; done",  # the exporter looks, then Prometheus
         lambda code, printed: code == 0 and 'run="guides-lm-1"' in printed,
     )
     run("ssh alice@login1 'sacct --allocations --format=JobID,JobName,Account,AllocNodes,State,Elapsed'")
