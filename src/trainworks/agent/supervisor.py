@@ -83,7 +83,7 @@ class Supervisor:
             is_stopping=lambda: self._stop_signals > 0,
         )
         self._lost_a_peer = False
-        """Ranks have lost a peer, and no agent or rank has told yet how that one ended."""
+        """Ranks have lost a peer, and neither an agent nor a rank has recorded how that one ended."""
 
     def ask_to_stop(self, number: int, frame: object) -> None:
         """Signal handler: the first signal asks for a clean end, the second ends at once.

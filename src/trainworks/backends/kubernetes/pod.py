@@ -29,7 +29,7 @@ def check_volume(options: Kubernetes) -> None:
     """Refuse a workload whose checkpoints would end with its pods.
 
     Raises:
-        UsageError: there is no volume.
+        UsageError: the option `volume` is missing.
     """
     if options.volume is None:
         hint = "set `cluster.kubernetes.volume` to a PersistentVolumeClaim, ReadWriteMany for several nodes"

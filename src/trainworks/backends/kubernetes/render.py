@@ -76,7 +76,7 @@ def check_image(cluster: Kubernetes) -> None:
     """Refuse pods without an image.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the option `image` is missing.
     """
     if cluster.image is None:
         raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image` to one with Trainworks")
