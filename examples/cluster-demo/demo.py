@@ -1,7 +1,8 @@
 """Six throw-away Debian machines, the stack of `stack.yaml` on them, and a training over it: `make cluster-demo`.
 
 Runs inside `hall.sh`. Each command is printed as a user would type it, with its output and time; one that ends
-differently than the demonstration says ends all with 1. `demo.py shell` gives a shell after the machines have booted.
+differently than the demonstration says ends all with 1. `demo.py chain`, of `make chain`, goes from a goal to the bill,
+over a slow node and one that dies. `demo.py shell` gives a shell after the machines have booted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ HALL = Path(os.environ.get("HALL", "/run/hall"))
 TRAINWORKS = Path(sys.executable).with_name("trainworks")
 BOOT_S, PAGE_S = 300, 600
 PAGER = ("10.77.0.1", 9999)
+SLOW = "gpu3"
+"""Node with a bad cable."""
 
 
 def software() -> list[str]:
@@ -147,14 +150,75 @@ class Pager(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def alarm() -> None:
-    """A node that loses its power pages."""
+def order() -> None:
+    """From three lines to the order, the stack file, and the job, on paper: these machines have no GPUs."""
+    run("cat goal.yaml")
+    run(
+        "trainworks size goal.yaml --contract own --engine slurm --only H100"
+        " --write sized.yaml --write-stack bought.yaml --bill order.csv | grep -A 3 '^verdict'"
+    )
+    run("sed -i 's/ *# fill in.*//' bought.yaml  # its owner knows these lines: key, adapters, users")
+    run("head -n 4 order.csv | cut -d, -f 1-5; tail -n 1 order.csv | cut -d, -f 1-5")
+    run("trainworks deploy check bought.yaml && trainworks deploy render bought.yaml --into bought | tail -n 3")
+    run("trainworks bench collectives --cluster bought.yaml --nodes 4 --dry-run | grep SBATCH")
+    run("trainworks submit sized.yaml --dry-run | grep -E 'nodes|gres|time='")
+    run("trainworks cost sized.yaml | head -n 6")
+
+
+def accept() -> None:
+    """A node with a slow link is found, taken out, repaired, measured and given back."""
+    run("scp -q key deploy@login1:.ssh/id_ed25519; scp -q repair.yaml deploy@login1:")
+    run("ssh deploy@login1 'echo StrictHostKeyChecking accept-new > .ssh/config'")
+    run(f"ssh deploy@{SLOW} 'sudo tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms'  # a bad cable")
+    bench = "cd /shared/alice && trainworks bench network --cluster slurm --nodes 4"
+    run(f"ssh alice@login1 'mkdir -p /shared/alice && {bench} --json > bench.json'", lambda code, printed: code == 1)
+    is_slow = re.compile(rf"^{SLOW} ", re.M)
+    run(
+        "ssh alice@login1 'cd /shared/alice && trainworks bench --resume bench-network-1 | sed /^Links/,$d'",
+        lambda code, printed: is_slow.search(printed) is not None,
+    )
+    repair = "sudo trainworks repair slurm --policy repair.yaml --from /shared/alice/bench.json"
+    run(
+        f"ssh deploy@login1 '{repair} --yes'",
+        lambda code, printed: code == 0 and re.search(rf"{SLOW} +back", printed) is not None,
+    )
+    run(
+        f"ssh alice@login1 '{bench} | sed /^Links/,$d'",
+        lambda code, printed: "verdicts" in printed and is_slow.search(printed) is None,
+    )
+
+
+def lose_a_node() -> None:
+    """A node of a run loses its power: it pages once and is taken out, and the run continues on another node."""
+    run("scp -q chain.yaml guides.txt alice@login1:/shared/")
+    run("ssh alice@login1 'cd /shared/alice && trainworks submit ../chain.yaml --yes'")
+    there = "runs/guides-lm-1/checkpoints/step-*"
+    run(f"ssh alice@login1 'cd /shared/alice && until ls -d {there} > /dev/null 2>&1; do sleep 1; done; trainworks ps'")
+    nodes = run("ssh alice@login1 'squeue --noheader --format=%N'")
+    dies = re.findall(r"\d", nodes)[-1]
     started = time.monotonic()
-    run("ssh deploy@gpu4 'sudo systemctl poweroff --force --force'", lambda code, printed: True)
+    run(f"ssh deploy@gpu{dies} 'sudo systemctl poweroff --force --force'", lambda code, printed: True)
     page = Pager.pages.get(timeout=PAGE_S)
     print(f"page: {page}\n# {time.monotonic() - started:.0f} s\n", flush=True)
-    if page != "firing NodeDown gpu4":
-        raise SystemExit("not as the demonstration says: `firing NodeDown gpu4` is paged")
+    if page != f"firing NodeDown gpu{dies}":
+        raise SystemExit(f"not as the demonstration says: `firing NodeDown gpu{dies}` is paged")
+    alerts = "amtool alert query --alertmanager.url=http://localhost:9093 -o json > alerts.json"
+    run(
+        f"ssh deploy@login1 '{alerts}; sudo trainworks repair slurm --policy repair.yaml --from alerts.json --yes'",
+        lambda code, printed: re.search(rf"gpu{dies} +out", printed) is not None,
+    )
+    run("ssh alice@login1 'cd /shared/alice && trainworks ps'")
+    run("ssh alice@login1 'cd /shared/alice && trainworks logs --follow | tail -n 5'")
+    if not Pager.pages.empty():
+        raise SystemExit(f"not as the demonstration says: it pages once, and then came `{Pager.pages.get()}`")
+
+
+def bill() -> None:
+    """What was planned, what it took, and who pays."""
+    run("ssh alice@login1 'cd /shared/alice && trainworks report'", lambda code, printed: "node_lost" in printed)
+    run("ssh alice@login1 'cd /shared/alice && trainworks usage'")
+    run("ssh alice@login1 'sacct --allocations --duplicates --format=JobID,JobName,Account,NodeList,State,Elapsed'")
+    run("ssh deploy@login1 'sudo trainworks repair slurm --history'")
 
 
 def drift() -> None:
@@ -174,7 +238,8 @@ def main() -> None:
     stack, source = load_stack(HERE / "stack.yaml")
     guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
     (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
-    (HALL / "run.yaml").write_text((HERE / "run.yaml").read_text())
+    for name in ("run.yaml", "goal.yaml", "chain.yaml", "repair.yaml"):
+        (HALL / name).write_text((HERE / name).read_text())
     text = source.text.replace(stack.admin_keys[0], (HALL / "key.pub").read_text().strip())
     (HALL / "stack.yaml").write_text(
         text.replace("trainworks: /opt/trainworks", f"trainworks: {TRAINWORKS.parents[1]}")
@@ -186,10 +251,12 @@ def main() -> None:
     if sys.argv[1:] == ["shell"]:
         subprocess.run(["bash"], cwd=HALL, check=False)
         return
-    build()
-    train()
-    drift()
-    alarm()
+    if sys.argv[1:] == ["chain"]:
+        for link in (order, build, accept, lose_a_node, bill):
+            link()
+    else:
+        for part in (build, train, drift):
+            part()
     print(f"# the whole demonstration: {time.monotonic() - started:.0f} s")
 
 

@@ -13,6 +13,7 @@ from trainworks.backends.slurm.states import (
     expand,
     job_state,
     node_state,
+    parse_squeue,
 )
 from trainworks.jobs.state import Cause, JobState
 
@@ -41,6 +42,19 @@ from trainworks.jobs.state import Cause, JobState
 )
 def test_states_and_causes_of_a_job(word: str, reason: str | None, state: JobState, cause: Cause | None) -> None:
     assert (job_state(word, reason), cause_of(word, reason)) == (state, cause)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "used", "state"),
+    [(0, "0:00", JobState.RUNNING), (1, "1:30", JobState.RUNNING), (1, "0:00", JobState.QUEUED)],
+    ids=["ends", "ends-after-a-restart", "is-requeued"],
+)
+def test_a_requeued_job_waits_while_a_lost_node_completes(restarts: int, used: str, state: JobState) -> None:
+    """Slurm counts no time since the requeue, and says nothing else about it until `SlurmdTimeout`."""
+    fields = ("6", "COMPLETING", restarts, used, "0", "1795829309", "1795915709", "gpu2", "", "None")
+    status = parse_squeue("|".join(f"{field!s:20}" for field in fields))["6"]
+    assert (status.state, status.restarts, status.nodes) == (state, restarts, ("gpu2",))
+    assert status.reason == ("Slurm still ends its last turn on gpu2" if state is JobState.QUEUED else None)
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,8 @@ def exit_code_of(text: str) -> int | None:
 
 
 QUEUE_FORMAT = (
-    "JobID:20|,State:20|,RestartCnt:8|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,Comment:256|,Reason:256"
+    "JobID:20|,State:20|,RestartCnt:8|,TimeUsed:24|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,"
+    "Comment:256|,Reason:256"
 )
 """Fields of a job in the queue, for `squeue --Format`."""
 HISTORY_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList"
@@ -253,9 +254,11 @@ def parse_sacct(said: str) -> dict[str, JobStatus]:
 def _queued(line: str) -> tuple[str, JobStatus]:
     """One line of squeue; the reason stands last, because it may hold anything."""
     parts = (part.strip() for part in line.split("|", QUEUE_FORMAT.count("|")))
-    job, word, restarts, code, starts, ends, nodes, comment, reason = parts
+    job, word, restarts, used, code, starts, ends, nodes, comment, reason = parts
     why = reason if reason not in ("None", "") else None
     state = _ended(job_state(word, why))
+    if word == "COMPLETING" and int(restarts or 0) and used == "0:00":  # requeued, and a lost node does not answer yet
+        state, why, starts = JobState.QUEUED, f"Slurm still ends its last turn on {nodes}", ""
     return job, JobStatus(
         state=state,
         raw=word,
