@@ -174,7 +174,7 @@ def accept() -> None:
     run(f"ssh alice@login1 'mkdir -p /shared/alice && {bench} --json > bench.json'", lambda code, printed: code == 1)
     is_slow = re.compile(rf"^{SLOW} ", re.M)
     run(
-        "ssh alice@login1 'cd /shared/alice && trainworks bench --resume bench-network-1 | sed /^Links/,$d'",
+        "ssh alice@login1 'cd /shared/alice && trainworks bench --resume bench-network-1 | sed -n 1,/^Links/p'",
         lambda code, printed: is_slow.search(printed) is not None,
     )
     repair = "sudo trainworks repair slurm --policy repair.yaml --from /shared/alice/bench.json"
@@ -183,7 +183,7 @@ def accept() -> None:
         lambda code, printed: code == 0 and re.search(rf"{SLOW} +back", printed) is not None,
     )
     run(
-        f"ssh alice@login1 '{bench} | sed /^Links/,$d'",
+        f"ssh alice@login1 '{bench} | sed -n 1,/^Links/p'",
         lambda code, printed: "verdicts" in printed and is_slow.search(printed) is None,
     )
 

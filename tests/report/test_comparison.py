@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.conftest import RunWriter, make_plan
+from trainworks.catalog.catalog import accelerator
+from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.resolved import PlannedLayout
 from trainworks.record.usage import NodeUsage
@@ -190,6 +192,37 @@ def test_energy_is_not_judged_before_the_run_is_complete_or_without_a_measuremen
 def test_a_run_without_accelerators_has_no_row_for_energy(start_run: RunStart) -> None:
     comparison = start_run().launch().steps(300).report().comparison
     assert comparison.energy not in [difference for difference, _ in comparison_rows(comparison)]
+
+
+def priced(run: RunWriter) -> RunWriter:
+    """Two GPUs at two dollars an hour."""
+    resolved = with_accelerators(run).run_dir.read_resolved()
+    cluster = resolved.run_file.cluster.model_copy(update={"usd_per_accelerator_hour": 2.0})
+    run_file = resolved.run_file.model_copy(update={"cluster": cluster})
+    run.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    return run
+
+
+def test_the_bill_holds_the_held_time_and_restarts_against_the_plan(start_run: RunStart) -> None:
+    run = priced(start_run().launch().event("ranks_started").steps(150).checkpoint().fail(cause="killed"))
+    report = run.event("ranks_started").attempt(from_step=150).steps(150).report()
+    cost, failures, ledger = report.comparison.cost, report.comparison.failures, report.ledger
+    assert (failures.measured, failures.relative) == (1, None)
+    assert failures.planned == pytest.approx(40 / usual_node_mttf(accelerator("H100-SXM-80GB")).value)
+    assert cost.planned == pytest.approx(4 * 40 / 3600)  # 30 s of steps and 10 s around them
+    assert cost.measured == pytest.approx(4 * ledger.held_s / 3600)
+
+
+@pytest.mark.parametrize("steps", [299, 300])
+def test_only_a_complete_run_has_a_bill(start_run: RunStart, steps: int) -> None:
+    comparison = priced(start_run().launch().steps(steps)).report().comparison
+    assert (comparison.cost.measured is None, comparison.failures.measured is None) == (steps < 300,) * 2
+
+
+def test_a_run_without_a_price_has_no_row_for_its_cost(start_run: RunStart) -> None:
+    comparison = start_run().launch().steps(300).report().comparison
+    rows = [difference for difference, _ in comparison_rows(comparison)]
+    assert comparison.cost not in rows and comparison.failures in rows
 
 
 def test_no_run_time_is_compared_where_two_layouts_trained_the_run(start_run: RunStart) -> None:

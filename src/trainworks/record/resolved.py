@@ -209,6 +209,12 @@ class ResolvedRun(Result, Spec):
         return self.processes.world_size * sum(limits) / len(limits)
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """Price of the accelerators of all ranks; None without a price in the run file, or without accelerators."""
+        price, accelerators = self.run_file.cluster.usd_per_accelerator_hour, self.processes.num_accelerators
+        return price * accelerators if price is not None and accelerators else None
+
+    @property
     def is_workload(self) -> bool:
         """True for a workload, False for a command."""
         return self.run_file.workload is not None

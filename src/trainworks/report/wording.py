@@ -42,7 +42,8 @@ def comparison_rows(comparison: Comparison) -> list[tuple[Difference, bool]]:
         (comparison.memory, False),
         *((term, True) for term in comparison.memory_terms if term.planned),
         (comparison.run_time, False),
-        *([(comparison.energy, False)] if comparison.energy.planned or comparison.energy.measured else []),
+        *((each, False) for each in (comparison.energy, comparison.cost) if each.planned or each.measured),
+        (comparison.failures, False),
         (comparison.checkpoint_size, False),
         (comparison.checkpoint_stall, False),
     ]

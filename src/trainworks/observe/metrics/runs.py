@@ -115,11 +115,10 @@ class RunSnapshot:
 
         cost = USD per accelerator hour * accelerators * (wall clock - idle) / 3600; None without a price or a ledger
         """
-        price = self.resolved.run_file.cluster.usd_per_accelerator_hour
-        if price is None or not self.spent_s:
+        if self.resolved.usd_per_hour is None or not self.spent_s:
             return None
         held_s = sum(self.spent_s.values()) - self.spent_s.get("idle", 0.0)
-        return price * self.resolved.processes.num_accelerators * held_s / HOUR_S
+        return self.resolved.usd_per_hour * held_s / HOUR_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from trainworks.record.ledger import Ledger
 from trainworks.record.metric_columns import Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
+from trainworks.recover.restarts import restarts_used
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity
 
-Unit = Literal["s", "bytes", "per_s", "ratio", "Wh"]
+Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "count"]
 AGREEMENT = 0.05
 
 
@@ -66,6 +67,12 @@ class Comparison(ReportPart):
     run is complete, as the run time is."""
     energy_interval: tuple[float, float] | None = None
     """Range of the planned energy, Wh."""
+    cost: Difference
+    """Price of the accelerators for the planned run time, and for the time that the run held them; without a price None,
+    and measured once the run is complete."""
+    failures: Difference
+    """planned = nodes * run time / node MTTF, of the catalogue; measured are the restarts of the complete run. One run has
+    whole failures, so there is no relative difference."""
     checkpoint_size: Difference
     checkpoint_stall: Difference
     """Median stall of one checkpoint; the plan does not predict it."""
@@ -82,6 +89,8 @@ def build_comparison(
     forecast: Forecast | None = None,
     power_w: float | None = None,
     energy_j: float | None = None,
+    usd_per_hour: float | None = None,
+    failures_per_s: float | None = None,
 ) -> Comparison:
     """Compare a plan with the steps trained with its layout; measured values are None before the first step.
 
@@ -93,6 +102,8 @@ def build_comparison(
         forecast: the plan before the job was submitted.
         power_w: power limit of all accelerators together; None where it is not known.
         energy_j: energy of the accelerators so far; None where it was not measured.
+        usd_per_hour: price of all accelerators; None where it is not known.
+        failures_per_s: expected rate for all nodes of the job; None where it is not known.
     """
     attempts = history.of_kind(AttemptEvent)
     others = [event["attempt"] for event in attempts if not _has_layout(event, plan.layout, attempts[-1])]
@@ -113,6 +124,11 @@ def build_comparison(
     mfu = None if throughput.measured is None else plan.mfu(throughput.measured)
     energy, energy_interval = _energy(plan, power_w, None if run_time.measured is None else energy_j)
     size, stall = _checkpoints(plan, history)
+    is_complete = run_time.measured is not None
+    usd_per_s = None if usd_per_hour is None else usd_per_hour / HOUR_S
+    planned_usd = None if usd_per_s is None else usd_per_s * plan.run_time_s
+    expected = None if failures_per_s is None else failures_per_s * plan.run_time_s
+    restarts = float(restarts_used(history.events)) if is_complete else None
     return Comparison(
         num_steps=len(steady),
         num_warmup_steps=skipped,
@@ -133,6 +149,8 @@ def build_comparison(
         run_time=run_time,
         energy=energy,
         energy_interval=energy_interval,
+        cost=_difference("cost", "USD", planned_usd, usd_per_s * ledger.held_s if usd_per_s and is_complete else None),
+        failures=Difference(name="failures", unit="count", planned=expected, measured=restarts, relative=None),
         checkpoint_size=size,
         checkpoint_stall=stall,
         findings=(

@@ -7,7 +7,7 @@ import unicodedata
 from pydantic import ConfigDict
 
 from trainworks.config.spec import Frozen
-from trainworks.units import format_bytes, format_count, format_duration, format_quantity
+from trainworks.units import format_bytes, format_count, format_duration, format_quantity, format_usd
 
 KEPT_CONTROLS = "\n\t"
 MISSING = "-"
@@ -33,7 +33,7 @@ def printable(value: object) -> str:
 
 
 def format_amount(value: float | None, unit: str) -> str:
-    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`, `Wh`); a dash when there is none.
+    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`, `Wh`, `USD`, `count`); a dash when there is none.
 
     >>> format_amount(0.031, "s"), format_amount(0.4213, "ratio"), format_amount(None, "s")
     ('31 ms', '42.1 %', '-')
@@ -44,7 +44,9 @@ def format_amount(value: float | None, unit: str) -> str:
         return format_percent(value)
     if unit == "Wh":
         return format_quantity(value, unit)
-    return {"s": format_duration, "bytes": format_bytes, "per_s": format_count}[unit](value)
+    if unit == "count":
+        return f"{value:.2g}" if value >= 0.01 or not value else "< 0.01"
+    return {"s": format_duration, "bytes": format_bytes, "per_s": format_count, "USD": format_usd}[unit](value)
 
 
 def format_percent(ratio: float | None) -> str:

@@ -172,10 +172,9 @@ def _finding(figures: Sequence[ComparedFigure], first: str, second: str) -> str:
 
 
 def _usd(resolved: ResolvedRun, report: Report) -> float | None:
-    price = resolved.run_file.cluster.usd_per_accelerator_hour
-    if price is None or report.ledger is None:
+    if resolved.usd_per_hour is None or report.ledger is None:
         return None
-    return price * resolved.processes.num_accelerators * report.ledger.held_s / HOUR_S
+    return resolved.usd_per_hour * report.ledger.held_s / HOUR_S
 
 
 def _losses(report: Report) -> tuple[Point, ...]:

@@ -8,7 +8,10 @@ from statistics import median
 
 import numpy as np
 
+from trainworks.catalog.catalog import accelerator
+from trainworks.catalog.prices import known_accelerator
 from trainworks.config.run_file import Workload
+from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import HostFacts
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import read_events
@@ -330,6 +333,8 @@ def _comparison(
     workload = resolved.run_file.workload
     if resolved.plan is None or ledger is None:
         return None
+    names = filter(None, (known_accelerator(each.name) for each in resolved.host.accelerators))
+    node_mttf = usual_node_mttf(next(map(accelerator, names), None))
     return build_comparison(
         resolved.plan,
         history,
@@ -338,6 +343,8 @@ def _comparison(
         forecast=resolved.forecast,
         power_w=resolved.power_limit_w,
         energy_j=energy_j,
+        usd_per_hour=resolved.usd_per_hour,
+        failures_per_s=resolved.processes.nodes / node_mttf.value,
     )
 
 
