@@ -208,14 +208,17 @@ def lose_a_node() -> None:
         lambda code, printed: re.search(rf"gpu{dies} +out", printed) is not None,
     )
     run("ssh alice@login1 'cd /shared/alice && trainworks ps'")
-    run("ssh alice@login1 'cd /shared/alice && trainworks logs --follow | tail -n 5'")
+    run("ssh alice@login1 'cd /shared/alice && trainworks wait; trainworks ps --all'")
     if not Pager.pages.empty():
         raise SystemExit(f"not as the demonstration says: it pages once, and then came `{Pager.pages.get()}`")
 
 
 def bill() -> None:
     """What was planned, what it took, and who pays."""
-    run("ssh alice@login1 'cd /shared/alice && trainworks report'", lambda code, printed: "node_lost" in printed)
+    run(
+        "ssh alice@login1 'cd /shared/alice && trainworks report'",
+        lambda code, printed: "SUCCEEDED" in printed and re.search(r"^failures .* 1 ", printed, re.M) is not None,
+    )
     run("ssh alice@login1 'cd /shared/alice && trainworks usage'")
     run("ssh alice@login1 'sacct --allocations --duplicates --format=JobID,JobName,Account,NodeList,State,Elapsed'")
     run("ssh deploy@login1 'sudo trainworks repair slurm --history'")
