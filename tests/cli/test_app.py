@@ -188,15 +188,6 @@ def test_an_output_that_cannot_be_written_is_no_crash(to: str, exit_code: int, t
     assert (done.returncode, done.stderr.partition("for")[0].strip()) == (exit_code, told)
 
 
-def test_a_short_output_that_nobody_reads_is_no_crash() -> None:
-    reads, writes = os.pipe()
-    os.close(reads)
-    command = [sys.executable, "-m", "trainworks", "--version"]
-    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writes)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_is_asked_to_end_tidies_up_first(number: signal.Signals) -> None:
     source = (

@@ -105,10 +105,7 @@ def main() -> None:
     if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
     try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()  # here a pipe that nobody reads is no error, later Python complains about it
+        app()
     except TrainworksError as error:
         say(error.render(), err=True)
         sys.exit(error.exit_code)
