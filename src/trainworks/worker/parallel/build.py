@@ -22,14 +22,8 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
-from trainworks.worker.parallel import data_parallel
+from trainworks.worker.parallel import data_parallel, model_parallel
 from trainworks.worker.parallel.blocks import offload_activations, recompute, use_float8
-from trainworks.worker.parallel.model_parallel import (
-    apply_context_parallel,
-    apply_expert_parallel,
-    apply_tensor_parallel,
-    balance_sequences,
-)
 from trainworks.worker.timing import Timeline, all_reduce, note_waits
 
 if TYPE_CHECKING:
@@ -313,13 +307,15 @@ def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setu
 def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
     layout = mesh.layout
     if layout.tp > 1:
-        apply_tensor_parallel(part, mesh.tp, sequence_parallel=layout.sequence_parallel)
+        model_parallel.apply_tensor_parallel(part, mesh.tp, sequence_parallel=layout.sequence_parallel)
     if layout.cp > 1:
-        apply_context_parallel(part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp))
+        model_parallel.apply_context_parallel(
+            part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp)
+        )
     if layout.ep > 1:
-        apply_expert_parallel(part, mesh.ep)
+        model_parallel.apply_expert_parallel(part, mesh.ep)
     if part.config.balance_loss and layout.cp * layout.tp > 1:
-        balance_sequences(part, mesh)
+        model_parallel.balance_sequences(part, mesh)
 
 
 def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
