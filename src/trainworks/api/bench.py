@@ -116,7 +116,9 @@ def bench(
             folder=folder,
         )
         is_new, yardstick = True, job.yardstick
-        run = _started(job.prepared, progress)
+        if note := job.prepared.probe():
+            warn(note)
+        run = _followed(create_launch(job.prepared), progress)
     records = read_records(run.path)
     needs = _needs(expect or cluster, measured_paths(records))
     report = build_bench_report(run.id, records, yardstick, needs, plan)
@@ -254,12 +256,6 @@ def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: 
     own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
     job = without_packages(run_file).model_copy(update={**own, "workload": None, "layout": None})
     return RunRequest(job.with_ranks(nodes, 1), command=command)
-
-
-def _started(prepared: PreparedRun, progress: Progress | None) -> Run:
-    if note := prepared.probe():
-        warn(note)
-    return _followed(create_launch(prepared), progress)
 
 
 def _followed(launch: Launch, progress: Progress | None) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -14,9 +14,6 @@ from trainworks.files import fsync_folder, naming_full_disk
 from trainworks.observe.copies.s3 import S3Place
 from trainworks.record.manifest import MANIFEST, Damage, Manifest, check_file, delete_checkpoint, read_manifest
 from trainworks.record.run_dir import checkpoint_name
-
-Progress = Callable[[int, int], None]
-"""Receives bytes done and bytes in all."""
 
 
 class CheckpointPlace(Protocol):
