@@ -66,8 +66,7 @@ def clusters_here() -> list[str]:
 
 def local_backend(store: JobStore | None = None) -> Backend:
     """Create the backend of this machine's queue, without a run file; imported here, as a list of jobs does without."""
-    create = cast("Callable[[JobStore | None], Backend]", backend_class("local"))
-    return create(store)
+    return cast("Callable[[JobStore | None], Backend]", backend_class("local"))(store)
 
 
 def shares_files(name: str) -> bool:

@@ -109,8 +109,7 @@ _OWN_OBJECTS = "Trainworks labels its own objects"
 
 def is_manifest(text: str) -> bool:
     """Recognise objects of Kubernetes by `apiVersion` and `kind`, which no run file has."""
-    keys = ("apiVersion", "kind")
-    return all(re.search(rf"""^["']?{key}["']?[ \t]*:""", text, re.MULTILINE) for key in keys)
+    return all(re.search(rf"""^["']?{key}["']?[ \t]*:""", text, re.MULTILINE) for key in ("apiVersion", "kind"))
 
 
 def parse_manifest(text: str, *, name: str) -> tuple[RunFile, ManifestSource]:

@@ -77,8 +77,7 @@ def packed_names(folder: Path, without: Path | None = None) -> Iterator[str]:
     if excluded is None or root == excluded or root not in excluded.parents:
         return _names(folder, "", ())
     escaped = re.sub(r"[*?\[\]\\!# ]", r"\\\g<0>", excluded.relative_to(root).as_posix())
-    rule = GitIgnoreSpec.from_lines([f"/{escaped}/"])
-    return _names(folder, "", (("", rule),))
+    return _names(folder, "", (("", GitIgnoreSpec.from_lines([f"/{escaped}/"])),))
 
 
 def _names(root: Path, below: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:

@@ -159,6 +159,5 @@ def serve_forever(app: FastAPI, listening: socket.socket, *, certificate: Path |
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listening])
+    uvicorn.Server(config).run(sockets=[listening])
     sys.stdout.flush()

@@ -48,8 +48,7 @@ class CopyFacts:
 
 def places(run_dir: RunDir) -> list[CheckpointPlace]:
     """The places of `checkpoint.copies` of a run."""
-    copies = run_dir.read_resolved().run_file.checkpoint.copies
-    return [place_of(copy, run_dir.run_id) for copy in copies]
+    return [place_of(copy, run_dir.run_id) for copy in run_dir.read_resolved().run_file.checkpoint.copies]
 
 
 def copies_in(where: Sequence[CheckpointPlace]) -> list[CopyFacts]:

@@ -34,8 +34,7 @@ def run_in_job(run: Run, command: Sequence[str], *, node: int = 0) -> int:
         UsageError: the run is not running, has no such node, or its backend cannot do this.
         EnvironmentProblem: a program of the backend is not installed here.
     """
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    return _attached(_enter(run, command, node=node, terminal=is_terminal))
+    return _attached(_enter(run, command, node=node, terminal=sys.stdin.isatty() and sys.stdout.isatty()))
 
 
 def forward_port(

@@ -64,8 +64,7 @@ class RunView:
         """What a report was made of."""
         run_dir = self.run.run_dir
         files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
-        state = str(current_state(run_dir.read_status()))
-        return (*map(_size_and_time, files), state)
+        return (*map(_size_and_time, files), str(current_state(run_dir.read_status())))
 
     def events(self) -> list[Event]:
         """All events so far."""

@@ -199,8 +199,7 @@ def _replan(before: ResolvedRun, planned: ResolvedRun, *, keeps_layout: bool, ha
         return planned.in_place_of(before)
     num_steps = planned.plan.num_steps if has_new_length else before.plan.num_steps
     if keeps_layout:
-        kept = {"num_steps": num_steps, "evaluation": planned.plan.evaluation}
-        plan = before.plan.model_copy(update=kept)
+        plan = before.plan.model_copy(update={"num_steps": num_steps, "evaluation": planned.plan.evaluation})
         return before.model_copy(update={"run_file": planned.run_file, "plan": plan})
     plan = planned.plan.model_copy(update={"num_steps": num_steps})
     return planned.model_copy(update={"plan": plan}).in_place_of(before)

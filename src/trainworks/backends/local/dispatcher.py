@@ -275,8 +275,7 @@ class Dispatcher:
         """States of the jobs this one depends on; an unknown job counts as failed."""
         if self._unmet(job):
             return "failed"
-        found = self._awaited(job)
-        return "met" if all(one is None or one.state.is_final for _, one in found) else "waiting"
+        return "met" if all(one is None or one.state.is_final for _, one in self._awaited(job)) else "waiting"
 
     def _unmet(self, job: JobRow) -> list[str]:
         """Dependencies of a job that can no longer be met."""

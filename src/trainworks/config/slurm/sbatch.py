@@ -272,8 +272,7 @@ def _signal(reading: _Reading, option: Option) -> None:
 
 def _dependency(reading: _Reading, option: Option) -> None:
     """Pass on dependencies on Slurm job ids; `job.depends_on` takes jobs of Trainworks."""
-    parts = re.split("[,?]", option.text)
-    jobs = [job for part in parts for job in part.partition(":")[2].split(":") if job]
+    jobs = [job for part in re.split("[,?]", option.text) for job in part.partition(":")[2].split(":") if job]
     if any(not re.fullmatch(r"[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?", job) for job in jobs):
         hint = "write it like `afterok:1234:1235`; `squeue` shows the ids"
         raise UsageError(f"`{option}` does not name jobs by their Slurm ids", hint=hint)

@@ -321,5 +321,4 @@ def _amd_slowdown(before: bytes, after: bytes) -> tuple[str, ...] | None:
 
 
 def _properties(text: str) -> dict[str, str]:
-    pairs = (line.split() for line in text.splitlines())
-    return {words[0]: words[1] for words in pairs if len(words) > 1}
+    return {words[0]: words[1] for words in (line.split() for line in text.splitlines()) if len(words) > 1}

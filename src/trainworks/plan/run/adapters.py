@@ -75,8 +75,7 @@ def adapted_states(
     Ranks of tp and pp have equal parts of all but the experts, which are spread over ep and pp; with zero 3 the other
     ranks of the shards and of tp share each expert.
     """
-    cut = layouts.tp * layouts.pp
-    trained = adapter_parameters(shape, adapter) / cut
+    trained = adapter_parameters(shape, adapter) / (layouts.tp * layouts.pp)
     shards = np.maximum(1.0, layouts.dp_shard * layouts.cp)
 
     def shared(stage: int) -> Array:

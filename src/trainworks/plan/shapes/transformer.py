@@ -64,8 +64,7 @@ def qwen3_moe(config: Config) -> ModelShape:
     """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
     dimensions = decoder(config)
     step, skipped = optional(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
-    layers = range(dimensions["layers"])
-    sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in layers)
+    sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in range(dimensions["layers"]))
     dimensions |= {
         "experts": whole(config, "num_experts", "num_local_experts"),
         "experts_per_token": whole(config, "num_experts_per_tok"),

@@ -310,8 +310,7 @@ class Ranges(Plot):
 
         rows = []
         for each in self.ranges:
-            name = element("p", text=each.name)
-            rows.append(element("div", name, element("p", css="soft", text=each.about)))
+            rows.append(element("div", element("p", text=each.name), element("p", css="soft", text=each.about)))
             first, last = sorted((each.at_low, each.at_high))
             middle = position(self.base)
             parts = [

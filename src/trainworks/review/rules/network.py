@@ -307,8 +307,7 @@ def _requested(file: ReviewedFile) -> Accelerator | None:
 
 def _remove_carets(file: ReviewedFile, setting: Setting) -> tuple[Edit, ...]:
     """Remove every `^` behind a comma, where the value stands in the line as it is."""
-    line = file.lines[setting.line - 1]
-    start = line.find(setting.value, setting.value_column - 1)
+    start = file.lines[setting.line - 1].find(setting.value, setting.value_column - 1)
     if start < 0:
         return ()
     carets = (found.start() + 1 for found in re.finditer(r",\^", setting.value))
