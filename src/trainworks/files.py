@@ -64,8 +64,7 @@ def append_text(path: Path, text: str, *, durable: bool = False) -> None:
         if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             text = "\n" + text
         data = text.encode()
-        written = file.write(data)
-        if written != len(data):
+        if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(file.fileno())

@@ -125,7 +125,6 @@ def cloud_init(stack: Stack) -> str:
 
 
 def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: Iterable[str]) -> Mapping[str, object]:
-    own_exports = file_systems.exports(stack)
     return {
         "cluster_name": stack.name,
         "admin": stack.admin,
@@ -142,7 +141,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
-        "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
+        "exports_file": f"/etc/exports.d/{stack.name}.exports" if file_systems.exports(stack) else "",
         "exported_folders": file_systems.exported_folders(stack),
         "mounts": [unit.facts for unit in file_systems.mount_units(stack)],
         "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],

@@ -111,13 +111,12 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     resolved = before.model_copy(update={"run_file": run_file})
     has_new_layout = has_new_ranks or any(key.partition(".")[0] == "layout" for key in settings)
     if has_new_layout or changes.extends:
-        command = list(before.command) if before.command else None
         planned = resolve(
             run_file,
             None,
             run_id=before.run_id,
             runs=run_dir.path.parent,
-            command=command,
+            command=list(before.command) if before.command else None,
             node_planner=node_planner,
             environment=before.environment,
         )

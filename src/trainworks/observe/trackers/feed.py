@@ -34,11 +34,10 @@ _HIDDEN = "***"
 def tracked_run(run_dir: RunDir, resolved: ResolvedRun) -> TrackedRun:
     """The run as trackers name it; the key is a hash of its folder and of its creation, which no restart changes."""
     folder = run_dir.path.resolve()
-    identity = f"{folder}:{resolved.created_at}"
     return TrackedRun(
         name=run_dir.run_id,
         experiment=resolved.run_file.name,
-        key=hashlib.sha256(identity.encode()).hexdigest()[:20],
+        key=hashlib.sha256(f"{folder}:{resolved.created_at}".encode()).hexdigest()[:20],
         folder=folder,
         created_at=resolved.created_at,
     )

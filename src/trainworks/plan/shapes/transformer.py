@@ -106,13 +106,12 @@ def gpt_oss(config: Config) -> ModelShape:
     hidden, width = dimensions["hidden"], dimensions["feed_forward"]
     experts = whole(config, "num_local_experts", "num_experts", default=128)
     layer = 2 * hidden + dimensions["heads"] + _biases(config, dimensions, default=True)
-    small = SmallParameters(layer=layer, expert=2 * width + hidden, router=experts, model=hidden)
     return completed(
         **dimensions,
         experts=experts,
         experts_per_token=whole(config, "num_experts_per_tok", "experts_per_token", default=4),
         expert_feed_forward=width,
-        small=small,
+        small=SmallParameters(layer=layer, expert=2 * width + hidden, router=experts, model=hidden),
     )
 
 

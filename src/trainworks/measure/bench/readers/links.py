@@ -128,10 +128,9 @@ def _read_nvbandwidth(output: ToolOutput) -> list[Measurement]:
 
 
 def _read_nvbandwidth_json(output: ToolOutput) -> list[Measurement]:
-    cases = (output.data or {})["nvbandwidth"].get("testcases", ())
     found = [
         one
-        for case in cases
+        for case in (output.data or {})["nvbandwidth"].get("testcases", ())
         for row, values in enumerate(case.get("bandwidth_matrix", ()))
         for one in _copies(output, case["name"], row, values)
     ]
