@@ -120,8 +120,7 @@ def bench(
             warn(note)
         run = _followed(create_launch(job.prepared), progress)
     records = read_records(run.path)
-    needs = _needs(expect or cluster, measured_paths(records))
-    report = build_bench_report(run.id, records, yardstick, needs, plan)
+    report = build_bench_report(run.id, records, yardstick, _needs(expect or cluster, measured_paths(records)), plan)
     _check_measured(report)
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))

@@ -130,13 +130,12 @@ def _queues(stack: Stack) -> Iterator[Mapping[str, object]]:
 
 
 def _cluster_queue(stack: Stack, team: TeamShare) -> Mapping[str, object]:
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": team.namespace}}
     quotas = {kind: _quota(stack, team, kind) for kind in _kinds(stack).values()}
     flavors = [{"name": kind, "resources": resources} for kind, resources in quotas.items()]
     covered = [resource["name"] for resource in next(iter(quotas.values()))]
     spec = {
         "cohortName": stack.name,
-        "namespaceSelector": selector,
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": team.namespace}},
         "queueingStrategy": "BestEffortFIFO",
         "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
         "resourceGroups": [{"coveredResources": covered, "flavors": flavors}],

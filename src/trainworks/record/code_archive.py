@@ -83,8 +83,7 @@ def packed_names(folder: Path, without: Path | None = None) -> Iterator[str]:
 def _names(root: Path, below: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:
     for file in IGNORE_FILES:
         if (path := root / below / file).is_file():
-            lines = path.read_text(errors="surrogateescape").splitlines()
-            rules = (*rules, (below, GitIgnoreSpec.from_lines(lines)))
+            rules = (*rules, (below, GitIgnoreSpec.from_lines(path.read_text(errors="surrogateescape").splitlines())))
     with os.scandir(root / below) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for entry_name, is_folder in found:

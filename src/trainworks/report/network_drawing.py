@@ -105,9 +105,8 @@ def _box(css: str | None, x: float, y: float, width: float) -> Element:
 def _heading(design: NetworkDesign) -> Iterator[Element]:
     switch = f"{design.num_switches:,} {design.switch.name}" if design.switch else "no switches"
     blocking = "nothing blocks" if design.oversubscription <= 1 else f"oversubscription {design.oversubscription:.3g}"
-    about = f"{design.topology}: {switch}, {design.num_cables:,} cables, {blocking}"
     yield _text(design.cluster.name, "title", 24, 34)
-    yield _text(about, "soft", 24, 56)
+    yield _text(f"{design.topology}: {switch}, {design.num_cables:,} cables, {blocking}", "soft", 24, 56)
 
 
 def _middle(box: Box, graph: Graph) -> float:

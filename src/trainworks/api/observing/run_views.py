@@ -82,8 +82,7 @@ class RunView:
         with self._lock:
             record, metrics, start_s = self._record(), self.all_metrics(), time.monotonic()
             if self._report is None or (record != self._report_of and start_s >= self._report_due):
-                state = str(self.run.state)
-                self._report = build_report(self.run.run_dir, time.time(), state=state, metrics=metrics)
+                self._report = build_report(self.run.run_dir, time.time(), state=str(self.run.state), metrics=metrics)
                 self._report_of = record
                 self._report_due = time.monotonic() + (time.monotonic() - start_s) / _REPORT_SHARE
             return self._report

@@ -283,8 +283,7 @@ class Dispatcher:
 
     def _awaited(self, job: JobRow) -> list[tuple[Dependency, JobRow | None]]:
         """Dependencies of a job, each with its job; None if that is gone."""
-        dependencies = map(parse_dependency, job.spec.depends_on)
-        return [(one, self._store.find(one.job, uid=job.uid)) for one in dependencies]
+        return [(one, self._store.find(one.job, uid=job.uid)) for one in map(parse_dependency, job.spec.depends_on)]
 
     def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
         """Record the start, then launch: if the dispatcher dies in between, its successor requeues the job."""
@@ -319,8 +318,7 @@ class Dispatcher:
             )
             for job_id, one in decision.pending.items()
         }
-        news = {job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why}
-        self._store.explain(news)
+        self._store.explain({job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why})
         self._explained = pending
 
 

@@ -58,8 +58,7 @@ def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> All
         raise EnvironmentProblem(f"{missing} is not set", hint="this runs in a job of Slurm: submit the run") from None
     if here in nodes:
         nodes.sort(key=lambda name: name != here)
-    shown = ("--oneliner", "show", "nodes", ",".join(nodes))
-    said = client.call_patiently(PATIENCE_S, clock, "scontrol", *shown)
+    said = client.call_patiently(PATIENCE_S, clock, "scontrol", "--oneliner", "show", "nodes", ",".join(nodes))
     found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
     addresses = {match[1]: match[2] for match in found if match}
     return Allocation(

@@ -173,8 +173,7 @@ def _tolerations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 
 
 def _pull_secrets(reading: ManifestReading, value: Any, key: FieldPath) -> None:
-    names = [one["name"] for one, _ in reading.entries(value, key) if "name" in one]
-    reading.kubernetes("pull_secrets", names, key)
+    reading.kubernetes("pull_secrets", [one["name"] for one, _ in reading.entries(value, key) if "name" in one], key)
 
 
 def _affinity(reading: ManifestReading, value: Any, key: FieldPath) -> None:

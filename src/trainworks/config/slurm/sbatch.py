@@ -192,8 +192,7 @@ class _Reading:
         elif option.name in _OWN:
             _OWN[option.name](self, option)
         elif option.name in PYXIS:
-            container = self.data["cluster"]["slurm"].setdefault("container", {})
-            container.setdefault("options", []).append(str(option))
+            self.data["cluster"]["slurm"].setdefault("container", {}).setdefault("options", []).append(str(option))
         else:
             if option.name not in KNOWN_OPTIONS:
                 note = "is left to a plugin of Slurm, because sbatch itself lacks it"

@@ -167,8 +167,7 @@ class SmallDisk:
 
     def __enter__(self) -> SmallDisk:
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = f"size={self._size_bytes}"
-        done = process.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)])
+        done = process.run(["mount", "-t", "tmpfs", "-o", f"size={self._size_bytes}", "tmpfs", str(self.folder)])
         if done.exit_code:
             raise EnvironmentProblem(f"cannot mount a small disk: {done.stderr.strip()}")
         return self

@@ -159,8 +159,7 @@ class RunJob(TrainingJob):
         """
         layouts = count_in_sequences(layouts, self.workload)
         times = TrainingJob.step_times(self, layouts, coefficients)
-        factor = update_factor(self.workload.optimizer, self.device)
-        times = replace(times, optimizer_s=factor * times.optimizer_s)
+        times = replace(times, optimizer_s=update_factor(self.workload.optimizer, self.device) * times.optimizer_s)
         adapter, precision = self.workload.adapter, self.precision
         if adapter is not None:
             length = self.sequence_length

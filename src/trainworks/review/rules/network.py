@@ -166,8 +166,7 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     """A `^` behind a comma."""
     for setting in _named(file, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
         if ",^" in setting.value:
-            edits = _remove_carets(file, setting)
-            yield setting.problem(f"`{setting.value}`: only the first `^` excludes", edits)
+            yield setting.problem(f"`{setting.value}`: only the first `^` excludes", _remove_carets(file, setting))
 
 
 @rule(
@@ -231,8 +230,7 @@ def adapter_for_host(file: ReviewedFile) -> Iterator[Problem]:
         if re.fullmatch(r"ib_(?:send|write|read|atomic)_(?:bw|lat)", name.text.rpartition("/")[2]) and arguments:
             word = arguments[0]
             if re.fullmatch(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|efa_|rdmap)\d+", word.text):
-                edit = Edit(word.line, word.column, 0, "-d ")
-                yield word.problem(f"`{word.text}` is taken for a server", (edit,))
+                yield word.problem(f"`{word.text}` is taken for a server", (Edit(word.line, word.column, 0, "-d "),))
 
 
 @rule(

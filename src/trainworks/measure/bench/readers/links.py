@@ -160,8 +160,7 @@ def _copies(output: ToolOutput, case: str, row: int, values: Sequence[str | floa
             yield Measurement(Quantity.HOST_LINK, float(value) * 1e9, f"gpu{column}", tool, conditions)
         elif _PAIR.fullmatch(case):
             of = conditions | {"transport": "scale-up"}
-            name = f"gpu{row} <-> gpu{column}"
-            yield Measurement(Quantity.LINK_BANDWIDTH, float(value) * 1e9, name, tool, of)
+            yield Measurement(Quantity.LINK_BANDWIDTH, float(value) * 1e9, f"gpu{row} <-> gpu{column}", tool, of)
 
 
 NVBANDWIDTH_JSON_READER = OutputReader("nvbandwidth", "nvbandwidth", _read_nvbandwidth_json)
