@@ -27,8 +27,6 @@ from trainworks.record.status import End, RunStatus
 if TYPE_CHECKING:
     from trainworks.record.resolved import ResolvedRun
 
-_NOT_SUBMITTED = "not submitted"
-
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
@@ -60,7 +58,7 @@ def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> 
     except (TrainworksError, OSError) as error:
         return Rebuilt(run_dir, None, str(error))
     if found is None:
-        return Rebuilt(run_dir, None, _NOT_SUBMITTED)
+        return Rebuilt(run_dir, None, "not submitted")
     end, columns = found
     uid, backend = run_dir.path.stat().st_uid, resolved.run_file.cluster.engine
     store.restore(

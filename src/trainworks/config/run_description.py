@@ -103,7 +103,6 @@ KINDS = {
     "PyTorchJob": "kubeflow.org/v1",
 }
 """Version of the API that is read, by kind."""
-_QUEUE = "kueue.x-k8s.io/queue-name"
 _OWN_OBJECTS = "Trainworks labels its own objects"
 
 
@@ -175,7 +174,7 @@ def _read_metadata(reading: ManifestReading, metadata: Any, stem: str) -> None:
 
 def _labels(reading: ManifestReading, value: Any, key: FieldPath) -> None:
     for label, text in reading.mapping(value, key).items():
-        if label == _QUEUE:
+        if label == "kueue.x-k8s.io/queue-name":
             reading.kubernetes("queue", text, (*key, label))
         elif label not in OWN_LABELS:
             reading.note((*key, label), _OWN_OBJECTS)

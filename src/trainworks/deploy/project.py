@@ -26,7 +26,6 @@ from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
 
 _HOMES = "/home"
-_INDEX = "https://download.pytorch.org/whl/cu"
 
 
 def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
@@ -167,7 +166,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
                 "name": each.name,
                 "at": each.at,
                 "torch": each.torch if each.torch.count(".") > 1 else f"{each.torch}.*",
-                "index": f"{_INDEX}{(each.cuda or '').replace('.', '')}",
+                "index": f"https://download.pytorch.org/whl/cu{(each.cuda or '').replace('.', '')}",
                 "packages": list(each.packages),
             }
             for each in stack.environments
