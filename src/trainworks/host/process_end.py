@@ -186,7 +186,5 @@ def _wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:
 
 
 def _signal_quietly(process: psutil.Process, number: signal.Signals) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass

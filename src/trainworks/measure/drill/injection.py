@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,11 +125,8 @@ def _ip(*arguments: str) -> None:
 
 def _fill(disk: Path) -> Undo:
     filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while file.write(_CHUNK):
-                pass
-        except OSError:
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(_CHUNK):
             pass
     return filler.unlink
 

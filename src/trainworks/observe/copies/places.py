@@ -24,19 +24,15 @@ class CheckpointPlace(Protocol):
 
     def manifests(self) -> dict[int, Manifest]:
         """Every complete copy, by step; contents are not read."""
-        ...
 
     def put(self, manifest: Manifest, source: Path) -> None:
         """Copy a checkpoint to here, verified; what an interrupted copy has left is used."""
-        ...
 
     def get(self, manifest: Manifest, target: Path) -> None:
         """Copy the files of a checkpoint from here into an empty folder, its manifest last."""
-        ...
 
     def delete(self, step: int) -> None:
         """Delete a copy, its manifest first."""
-        ...
 
 
 class FolderPlace:
