@@ -28,7 +28,12 @@ from torch.distributed.checkpoint.staging import DefaultStager
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import EnvironmentProblem, TrainworksError
-from trainworks.record.events import training
+from trainworks.record.events.training import (
+    CheckpointDamagedEvent,
+    CheckpointEvent,
+    CheckpointFailedEvent,
+    MemoryCheckpointsEndedEvent,
+)
 from trainworks.record.fence import AttemptFence
 from trainworks.record.manifest import (
     MANIFEST,
@@ -205,9 +210,9 @@ class Checkpointer:
             message = str(problem)
             with suppress(TrainworksError):  # the same full disk; the failure itself is raised by the loop
                 self.run_dir.note(
-                    training.MemoryCheckpointsEndedEvent(kind="memory_checkpoints_ended", step=step, message=message)
+                    MemoryCheckpointsEndedEvent(kind="memory_checkpoints_ended", step=step, message=message)
                     if in_memory
-                    else training.CheckpointFailedEvent(kind="checkpoint_failed", step=step, message=message)
+                    else CheckpointFailedEvent(kind="checkpoint_failed", step=step, message=message)
                 )
 
     def _complete(
@@ -230,7 +235,7 @@ class Checkpointer:
         self._completed.put(folder)
         write_s = time.perf_counter() - started
         self.run_dir.note(
-            training.CheckpointEvent(
+            CheckpointEvent(
                 kind="checkpoint",
                 attempt=manifest.attempt,
                 step=manifest.step,
@@ -331,7 +336,7 @@ class Checkpointer:
             for step in self._unreported:
                 damage = self._damaged[step]
                 self.run_dir.note(
-                    training.CheckpointDamagedEvent(
+                    CheckpointDamagedEvent(
                         kind="checkpoint_damaged",
                         step=step,
                         folder=str(self.run_dir.checkpoint(step)),
