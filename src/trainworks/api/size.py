@@ -129,12 +129,13 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     if not offers and region is not None:
         known = ", ".join(sorted({offer.region for offer in table.offers} - {"not given"}))
         raise ArgumentError(f"no offer is in `{region}`", argument="region", hint=f"offers are in {known}")
+    wanted = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
     common = {
         "offers": offers,
         "price_notes": table.notes,
         "only": frozenset(map(_catalogue_name, only)),
         "processor": part,
-        "contracts": _contract_names(names, owned=hours_per_year is not None or bool(descriptions)),
+        "contracts": wanted,
         "hours_per_year": hours_per_year or _USUAL_HOURS_PER_YEAR,
         "largest": largest or _USUAL_LARGEST,
         "given": parse_assumptions(assume),
