@@ -60,6 +60,8 @@ class CachedEnvironment:
     """An environment of this machine's cache."""
 
     key: str
+    last_used: float
+    """Seconds since the epoch."""
     num_bytes: int
     is_in_use: bool = False
 
@@ -73,15 +75,15 @@ def prune(unused_for_s: float, now: float) -> list[CachedEnvironment]:
     if not root.exists():
         return []
     found = [(_last_used(folder), folder) for folder in root.iterdir() if folder.is_dir()]
-    return [_pruned(folder) for used, folder in sorted(found) if now - used >= unused_for_s]
+    return [_pruned(folder, used) for used, folder in sorted(found) if now - used >= unused_for_s]
 
 
-def _pruned(folder: Path) -> CachedEnvironment:
+def _pruned(folder: Path, last_used: float) -> CachedEnvironment:
     size = bytes_in(folder)
     locks = [lock for file in (lock_of(folder), use_of(folder)) if (lock := take_lock(file)) is not None]
     try:
         if len(locks) < _LOCKS:
-            return CachedEnvironment(folder.name, size, is_in_use=True)
+            return CachedEnvironment(folder.name, last_used, size, is_in_use=True)
         (folder / COMPLETE).unlink(missing_ok=True)  # first, so that a kill leaves what the next builder removes
         shutil.rmtree(folder, ignore_errors=True)
         for suffix in _BESIDE:
@@ -89,7 +91,7 @@ def _pruned(folder: Path) -> CachedEnvironment:
     finally:
         for lock in reversed(locks):
             os.close(lock)
-    return CachedEnvironment(folder.name, size)
+    return CachedEnvironment(folder.name, last_used, size)
 
 
 def _last_used(folder: Path) -> float:

@@ -25,6 +25,11 @@ class FabricOption:
     fabric: NodeFabric
 
     @property
+    def kind(self) -> str:
+        """`Ethernet` through the kernel, `RoCE` or `InfiniBand`."""
+        return "Ethernet" if self.fabric.network == "TCP" else self.fabric.network
+
+    @property
     def over(self) -> str:
         """The NICs in a cluster's description, after `over`."""
         return str(self.fabric)
