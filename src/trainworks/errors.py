@@ -24,11 +24,9 @@ TrainworksError                 base of all; carries a message, a place and a hi
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import TypedDict
 
 __all__ = [
     "ArgumentError",

@@ -61,18 +61,13 @@ def append_text(path: Path, text: str, *, durable: bool = False) -> None:
         DiskFullError: no space left.
     """
     with naming_full_disk(path), path.open("ab+", buffering=0) as file:
-        if file.seek(0, os.SEEK_END) and _last_byte(file.fileno(), file.tell()) != b"\n":
+        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
             text = "\n" + text
         data = text.encode()
-        written = file.write(data)
-        if written != len(data):
+        if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if durable:
             os.fsync(file.fileno())
-
-
-def _last_byte(handle: int, size: int) -> bytes:
-    return os.pread(handle, 1, size - 1)
 
 
 def fsync_folder(folder: Path) -> None:

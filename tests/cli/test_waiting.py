@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.report.rendering.progress_bar import counted, waiting
-
-
-def test_every_item_is_passed_on_in_its_order() -> None:
-    assert list(counted(["a", "b", "c"], "reading")) == ["a", "b", "c"]
+from trainworks.report.rendering.progress_bar import waiting
 
 
 def test_nothing_is_printed_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,8 +139,7 @@ class _CommandNode:
         try:
             return process.spawn(command, log=log, env=env, folder=self._folder())
         except OSError as error:
-            message = f"cannot start `{command[0]}`: {error.strerror}"
-            self._note("launch_failed", self._rank(local_rank), 127, message)
+            self._note("launch_failed", self._rank(local_rank), 127, f"cannot start `{command[0]}`: {error.strerror}")
             process.end_descendants(_GRACE_S)
             sys.exit(127)
 

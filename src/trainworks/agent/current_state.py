@@ -30,5 +30,4 @@ def current_state(status: RunStatus) -> JobState:
     if status.supervisor_pid is None or status.supervisor_started_at is None:
         never_came = 0 < status.updated_at < time.time() - _START_TAKES_S
         return JobState.LOST if never_came else state
-    alive = process.is_running(status.supervisor_pid, status.supervisor_started_at)
-    return state if alive else JobState.LOST
+    return state if process.is_running(status.supervisor_pid, status.supervisor_started_at) else JobState.LOST

@@ -188,8 +188,7 @@ class Nodes(abc.ABC):
 
     def wait(self, timeout_s: float) -> None:
         """Until an agent ends, or the time is over."""
-        running = [agent for agent in self._agents.values() if agent.exit_code() is None]
-        process.wait_any(running, timeout_s)
+        process.wait_any([agent for agent in self._agents.values() if agent.exit_code() is None], timeout_s)
 
     def _parent(self) -> str:
         """Process id that an agent ends with; 0 if another machine starts it."""

@@ -199,14 +199,12 @@ class AgentServer:
     `address` those of its machine.
     """
 
-    def __init__(
-        self, run_dir: RunDir, *, node: int, name: str, address: str, token: str, port: int = AGENT_PORT
-    ) -> None:
+    def __init__(self, run_dir: RunDir, *, node: int, name: str, address: str, token: str) -> None:
         self._run_dir = run_dir
         self._node = node
         self._greeting = {"address": address, "name": name}
         self._token = token
-        self._server = listen(port, address)
+        self._server = listen(AGENT_PORT, address)
         self._agent_lock = threading.Lock()
         self._terminated = False
         self._leaving = threading.Event()

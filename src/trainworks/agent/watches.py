@@ -176,8 +176,7 @@ class IdleWatch:
         self._called_idle = found if found.seconds >= self._limits.first_s else None
 
     def _write_down(self, since: float | None) -> None:
-        status = self._run_dir.read_status()
-        self._run_dir.write_status(status.model_copy(update={"idle_since": since}))
+        self._run_dir.write_status(self._run_dir.read_status().model_copy(update={"idle_since": since}))
 
 
 _LOOK_EVERY_S = 1.0

@@ -116,10 +116,11 @@ def bench(
             folder=folder,
         )
         is_new, yardstick = True, job.yardstick
-        run = _started(job.prepared, progress)
+        if note := job.prepared.probe():
+            warn(note)
+        run = _followed(create_launch(job.prepared), progress)
     records = read_records(run.path)
-    needs = _needs(expect or cluster, measured_paths(records))
-    report = build_bench_report(run.id, records, yardstick, needs, plan)
+    report = build_bench_report(run.id, records, yardstick, _needs(expect or cluster, measured_paths(records)), plan)
     _check_measured(report)
     if is_new and yardstick is not None and measured_rates(report.judged):
         return replace(report, learned=learn_from(report.judged, yardstick))
@@ -254,12 +255,6 @@ def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: 
     own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
     job = without_packages(run_file).model_copy(update={**own, "workload": None, "layout": None})
     return RunRequest(job.with_ranks(nodes, 1), command=command)
-
-
-def _started(prepared: PreparedRun, progress: Progress | None) -> Run:
-    if note := prepared.probe():
-        warn(note)
-    return _followed(create_launch(prepared), progress)
 
 
 def _followed(launch: Launch, progress: Progress | None) -> Run:

@@ -184,11 +184,10 @@ def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
 
 
 def _own_offer(usd: float, cluster: ClusterDescription, written: str) -> Offer:
-    instance = cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None
     return Offer(
         name="your price",
         provider=YOU,
-        node=instance,
+        node=cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None,
         accelerator=cluster.accelerator.name,
         accelerators=1,
         usd_per_hour=usd,

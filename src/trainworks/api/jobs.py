@@ -170,8 +170,7 @@ class Job:
             hint = "retry one that failed or was stopped"
             raise UsageError(f"job {self.row.id} ({self.row.run_id}) is {self.row.state}", hint=hint)
         if backend.name == _LOCAL:
-            rendered = backend.render(spec or self.row.spec, self.run_dir)
-            backend.retry(rendered, self.run_dir, str(self.row.id))
+            backend.retry(backend.render(spec or self.row.spec, self.run_dir), self.run_dir, str(self.row.id))
         else:
             hand_over_again(self._store, backend, self.row, SystemClock(), spec)
 

@@ -345,8 +345,7 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
         run_dir.note(ChangedEvent(kind="changed", changes=said))
     job, since = stopped.job, time.time()
     if job is None and resolved.run_file.cluster.engine == "local" and not background:
-        launch = attached_launch(run_dir, resolved, lock=lock, since=since)
-        return replace(launch, changes=tuple(changes))
+        return replace(attached_launch(run_dir, resolved, lock=lock, since=since), changes=tuple(changes))
 
     def queue_again() -> None:
         os.close(lock)  # the process that starts the run takes it

@@ -200,8 +200,7 @@ def _propose(request: SizingRequest, source: Source | None, progress: Progress) 
     if chosen is None:
         raise _unmet(sized.alternatives, request.goal)
     plan = plans.exactly(chosen.candidate.cluster(chosen.num_nodes))
-    reliability = sized.runs[chosen.candidate.node, chosen.num_nodes]
-    details = details_of(chosen, reliability, plan, request, plans)
+    details = details_of(chosen, sized.runs[chosen.candidate.node, chosen.num_nodes], plan, request, plans)
     written = source.parse() if source else request.run_file.model_dump(mode="json", exclude_unset=True)
     return Proposal(request, chosen, sized, details, smallest_clusters(request, plans), written)
 

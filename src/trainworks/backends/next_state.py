@@ -150,8 +150,7 @@ def attempts_of(job: JobRow, events: Sequence[Event]) -> list[Attempt]:
     attempts = [_attempt(job, number, *turn) for number, turn in enumerate(turns, start=1)]
     for index, (one, (_, turn)) in enumerate(zip(attempts[:-1], turns, strict=False)):
         if one.ended_at is None:  # no recorded end, and followed by another one
-            end = End(JobState.FAILED, at=max(one.started_at, float(turn[-1]["t"])))
-            attempts[index] = replace(one, end=end)
+            attempts[index] = replace(one, end=End(JobState.FAILED, at=max(one.started_at, float(turn[-1]["t"]))))
     return attempts
 
 

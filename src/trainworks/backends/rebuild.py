@@ -27,8 +27,6 @@ from trainworks.record.status import End, RunStatus
 if TYPE_CHECKING:
     from trainworks.record.resolved import ResolvedRun
 
-_NOT_SUBMITTED = "not submitted"
-
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
@@ -56,12 +54,11 @@ def _rebuilt(store: JobStore, run_dir: RunDir, machine: Sequence[LocalNode]) -> 
     """Add one run; an error with it does not affect the others."""
     try:
         resolved = run_dir.read_resolved()
-        status = run_dir.read_status()
-        found = _found(store, run_dir, resolved, status, machine)
+        found = _found(store, run_dir, resolved, run_dir.read_status(), machine)
     except (TrainworksError, OSError) as error:
         return Rebuilt(run_dir, None, str(error))
     if found is None:
-        return Rebuilt(run_dir, None, _NOT_SUBMITTED)
+        return Rebuilt(run_dir, None, "not submitted")
     end, columns = found
     uid, backend = run_dir.path.stat().st_uid, resolved.run_file.cluster.engine
     store.restore(
@@ -95,8 +92,7 @@ def _found(
     if state in (JobState.CREATED, JobState.QUEUED):
         return None
     message = f"{cluster.engine} does not have the job any more, and its run directory does not say how it ended"
-    lost = End(JobState.FAILED, Cause.UNKNOWN, message, exit_code=1, at=status.updated_at)
-    return lost, {"cluster": words}
+    return End(JobState.FAILED, Cause.UNKNOWN, message, exit_code=1, at=status.updated_at), {"cluster": words}
 
 
 def _local(

@@ -66,8 +66,7 @@ def clusters_here() -> list[str]:
 
 def local_backend(store: JobStore | None = None) -> Backend:
     """Create the backend of this machine's queue, without a run file; imported here, as a list of jobs does without."""
-    create = cast("Callable[[JobStore | None], Backend]", backend_class("local"))
-    return create(store)
+    return cast("Callable[[JobStore | None], Backend]", backend_class("local"))(store)
 
 
 def shares_files(name: str) -> bool:
@@ -147,8 +146,7 @@ def cluster_of(run_dir: Path) -> Cluster | None:
     from trainworks.config.run_file import Cluster  # noqa: PLC0415, a list of local jobs does without
 
     try:
-        resolved = json.loads(RunDir(run_dir).resolved_file.read_bytes())
-        return Cluster.model_validate(resolved["run_file"]["cluster"])
+        return Cluster.model_validate(json.loads(RunDir(run_dir).resolved_file.read_bytes())["run_file"]["cluster"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -80,8 +80,7 @@ def find_dependencies(
         UsageError: a job to wait for does not exist, or is in the queue of another backend.
     """
     uid = os.getuid() if uid is None else uid
-    dependencies = map(parse_dependency, spec.depends_on)
-    return [(one, _existing(store, one.job, backend, uid)) for one in dependencies]
+    return [(one, _existing(store, one.job, backend, uid)) for one in map(parse_dependency, spec.depends_on)]
 
 
 def check_dependencies(store: JobStore, spec: JobSpec, backend: str, *, uid: int | None = None) -> list[JobRow]:

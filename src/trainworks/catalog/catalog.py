@@ -12,25 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from trainworks.catalog.facts import (
-    Accelerator,
-    Assumption,
-    AttentionKernel,
-    BenchAnchor,
-    ElectricityGrid,
-    Fleet,
-    Link,
-    Node,
-    Offer,
-    Processor,
-    PublishedRun,
-    Release,
-    Storage,
-    Switch,
-    System,
-    Term,
-    XidAction,
-)
+from trainworks.catalog import facts
 from trainworks.catalog.names import nearest_rows, normal_name, without_remark
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.config.spec import Frozen
@@ -58,28 +40,28 @@ _NOUNS: dict[Kind, str] = {
 class Catalog:
     """All facts, by name."""
 
-    accelerators: Mapping[str, Accelerator]
-    nodes: Mapping[str, Node]
-    systems: Mapping[str, System]
-    links: Mapping[str, Link]
-    switches: Mapping[str, Switch]
-    kernels: Mapping[str, AttentionKernel]
-    processors: Mapping[str, Processor]
-    storage: Mapping[str, Storage]
-    offers: Mapping[str, Offer]
-    fleets: Mapping[str, Fleet]
-    runs: Mapping[str, PublishedRun]
-    assumptions: Mapping[str, Assumption]
-    grids: Mapping[str, ElectricityGrid]
-    xids: Mapping[str, XidAction]
-    software: Mapping[str, Release]
-    anchors: Mapping[str, BenchAnchor]
-    terms: Mapping[str, Term]
+    accelerators: Mapping[str, facts.Accelerator]
+    nodes: Mapping[str, facts.Node]
+    systems: Mapping[str, facts.System]
+    links: Mapping[str, facts.Link]
+    switches: Mapping[str, facts.Switch]
+    kernels: Mapping[str, facts.AttentionKernel]
+    processors: Mapping[str, facts.Processor]
+    storage: Mapping[str, facts.Storage]
+    offers: Mapping[str, facts.Offer]
+    fleets: Mapping[str, facts.Fleet]
+    runs: Mapping[str, facts.PublishedRun]
+    assumptions: Mapping[str, facts.Assumption]
+    grids: Mapping[str, facts.ElectricityGrid]
+    xids: Mapping[str, facts.XidAction]
+    software: Mapping[str, facts.Release]
+    anchors: Mapping[str, facts.BenchAnchor]
+    terms: Mapping[str, facts.Term]
     explained: Mapping[str, Mapping[str, str]]
     """Rules that a row breaks for a reason, with the reason, by name of the row."""
 
 
-def accelerator(name: str) -> Accelerator:
+def accelerator(name: str) -> facts.Accelerator:
     """The accelerator of that name or alias, perhaps with another power limit or with a bridge between two cards:
     `H100-SXM-80GB at 500 W`, `RTX-3090-24GB with NVLink bridge`.
 
@@ -109,7 +91,7 @@ _EQUIPMENT = re.compile(
 )
 
 
-def _bridged(part: Accelerator) -> Accelerator:
+def _bridged(part: facts.Accelerator) -> facts.Accelerator:
     if part.scale_up.endswith(" bridge"):
         return part
     if part.bridge is None:
@@ -118,7 +100,7 @@ def _bridged(part: Accelerator) -> Accelerator:
     return part.model_copy(update={"name": f"{part.name} with NVLink bridge", **added})
 
 
-def node(name: str) -> Node:
+def node(name: str) -> facts.Node:
     """The machine or cloud instance of that name or alias.
 
     Raises:
@@ -127,10 +109,10 @@ def node(name: str) -> Node:
     >>> node("DGX H100").nics
     8
     """
-    return Node.model_validate(_find("nodes", name).facts())
+    return facts.Node.model_validate(_find("nodes", name).facts())
 
 
-def system(name: str) -> System:
+def system(name: str) -> facts.System:
     """The system of that name or alias.
 
     Raises:
@@ -139,10 +121,10 @@ def system(name: str) -> System:
     >>> system("DGX GB200").nodes
     18
     """
-    return System.model_validate(_find("systems", name).facts())
+    return facts.System.model_validate(_find("systems", name).facts())
 
 
-def system_of(node_name: str) -> System | None:
+def system_of(node_name: str) -> facts.System | None:
     """The system made of nodes of that name; None for nodes that are sold alone.
 
     >>> system_of("GB200 NVL72 tray").name, system_of("DGX H100")
@@ -152,13 +134,13 @@ def system_of(node_name: str) -> System | None:
     return next((found for found in systems if found.node == node_name), None)
 
 
-def rack_of(node: Node | None) -> System | None:
+def rack_of(node: facts.Node | None) -> facts.System | None:
     """The rack that nodes are sold in, whose nodes share one scale-up domain; None for nodes that are sold alone."""
     found = None if node is None else system_of(node.name)
     return found if found is not None and found.form == "rack" else None
 
 
-def link(name: str) -> Link:
+def link(name: str) -> facts.Link:
     """The link of that name or alias.
 
     Raises:
@@ -167,10 +149,10 @@ def link(name: str) -> Link:
     >>> link("HDR").bytes_per_s
     25000000000.0
     """
-    return Link.model_validate(_find("links", name).facts())
+    return facts.Link.model_validate(_find("links", name).facts())
 
 
-def network_link(name: str) -> Link | None:
+def network_link(name: str) -> facts.Link | None:
     """A link between nodes by its name, also with `InfiniBand` beside it; None where there is none."""
     for each in (name, _INFINIBAND.sub("", name).strip()):
         if has("links", each) and link(each).network not in ("scale-up", "host"):
@@ -178,30 +160,30 @@ def network_link(name: str) -> Link | None:
     return None
 
 
-def switch(name: str) -> Switch:
+def switch(name: str) -> facts.Switch:
     """The switch of that name or alias.
 
     Raises:
         UsageError: there is none.
     """
-    return Switch.model_validate(_find("switches", name).facts())
+    return facts.Switch.model_validate(_find("switches", name).facts())
 
 
-def attention_kernels() -> dict[str, AttentionKernel]:
+def attention_kernels() -> dict[str, facts.AttentionKernel]:
     """All attention kernels by name."""
-    return _all("kernels", AttentionKernel)
+    return _all("kernels", facts.AttentionKernel)
 
 
-def processor(name: str) -> Processor:
+def processor(name: str) -> facts.Processor:
     """The processor of that name or alias.
 
     Raises:
         UsageError: there is none.
     """
-    return Processor.model_validate(_find("processors", name).facts())
+    return facts.Processor.model_validate(_find("processors", name).facts())
 
 
-def storage(name: str) -> Storage:
+def storage(name: str) -> facts.Storage:
     """The storage system of that name.
 
     Raises:
@@ -210,10 +192,10 @@ def storage(name: str) -> Storage:
     >>> storage("NFS").most_servers
     1
     """
-    return Storage.model_validate(_find("storage", name).facts())
+    return facts.Storage.model_validate(_find("storage", name).facts())
 
 
-def assumption(name: str) -> Assumption:
+def assumption(name: str) -> facts.Assumption:
     """The assumption of that name.
 
     Raises:
@@ -222,10 +204,10 @@ def assumption(name: str) -> Assumption:
     >>> assumption("electricity").unit
     'USD/kWh'
     """
-    return Assumption.model_validate(_find("assumptions", name).facts())
+    return facts.Assumption.model_validate(_find("assumptions", name).facts())
 
 
-def grid(name: str) -> ElectricityGrid:
+def grid(name: str) -> facts.ElectricityGrid:
     """The grid of that country or cloud region.
 
     Raises:
@@ -234,10 +216,10 @@ def grid(name: str) -> ElectricityGrid:
     >>> grid("Sweden").kg_co2e_per_kwh
     0.041
     """
-    return ElectricityGrid.model_validate(_find("grids", name).facts())
+    return facts.ElectricityGrid.model_validate(_find("grids", name).facts())
 
 
-def reference_node(accelerator_name: str) -> Node:
+def reference_node(accelerator_name: str) -> facts.Node:
     """The node to assume for an accelerator.
 
     A card in a PCIe slot gets a node of eight with one NIC of 100 Gb/s.
@@ -312,22 +294,22 @@ def load_catalog() -> Catalog:
     parts = [row for row in read_rows("accelerators").values() if row.unplannable is None]
     return Catalog(
         accelerators={row.name: _accelerator(row) for row in parts},
-        nodes=_all("nodes", Node),
-        systems=_all("systems", System),
-        links=_all("links", Link),
-        switches=_all("switches", Switch),
+        nodes=_all("nodes", facts.Node),
+        systems=_all("systems", facts.System),
+        links=_all("links", facts.Link),
+        switches=_all("switches", facts.Switch),
         kernels=attention_kernels(),
-        processors=_all("processors", Processor),
-        storage=_all("storage", Storage),
-        offers=_all("offers", Offer),
-        fleets=_all("fleets", Fleet),
-        runs=_all("runs", PublishedRun),
-        assumptions=_all("assumptions", Assumption),
-        grids=_all("grids", ElectricityGrid),
-        software=_all("software", Release),
-        xids=_all("xids", XidAction),
-        anchors=_all("anchors", BenchAnchor),
-        terms=_all("terms", Term),
+        processors=_all("processors", facts.Processor),
+        storage=_all("storage", facts.Storage),
+        offers=_all("offers", facts.Offer),
+        fleets=_all("fleets", facts.Fleet),
+        runs=_all("runs", facts.PublishedRun),
+        assumptions=_all("assumptions", facts.Assumption),
+        grids=_all("grids", facts.ElectricityGrid),
+        software=_all("software", facts.Release),
+        xids=_all("xids", facts.XidAction),
+        anchors=_all("anchors", facts.BenchAnchor),
+        terms=_all("terms", facts.Term),
         explained={row.name: row.explained for row in rows if row.explained},
     )
 
@@ -336,10 +318,10 @@ def _all(kind: Kind, fact: type[_Fact]) -> dict[str, _Fact]:
     return {row.name: fact.model_validate(row.facts()) for row in read_rows(kind).values()}
 
 
-def _accelerator(row: CatalogRow) -> Accelerator:
+def _accelerator(row: CatalogRow) -> facts.Accelerator:
     if row.unplannable is not None:
         raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
-    return Accelerator.model_validate(row.facts())
+    return facts.Accelerator.model_validate(row.facts())
 
 
 def _find(kind: Kind, name: str) -> CatalogRow:
@@ -361,7 +343,7 @@ def explain_term(name: str) -> UsageError | None:
     )
     if found is None:
         return None
-    term = Term.model_validate(read_rows("terms")[found].facts())
+    term = facts.Term.model_validate(read_rows("terms")[found].facts())
     return UsageError(f"`{name}` {term.meaning}", hint=term.instead)
 
 

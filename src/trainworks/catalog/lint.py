@@ -10,20 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from trainworks.catalog import facts
 from trainworks.catalog.catalog import Catalog, find_row, has, node, switch
 from trainworks.catalog.cluster import parse_cluster, read_fabric
-from trainworks.catalog.facts import (
-    Accelerator,
-    Assumption,
-    ElectricityGrid,
-    Fleet,
-    Offer,
-    PublishedRun,
-    Release,
-    Storage,
-    System,
-    Term,
-)
 from trainworks.catalog.hardware_rules import HARDWARE_CHECKS, Check, Problem, giga
 from trainworks.catalog.models import known_model
 from trainworks.catalog.rows import KINDS, Kind
@@ -40,7 +29,7 @@ ACCELERATOR_USD_PER_HOUR = (0.05, 30.0)
 """Range of published prices of one accelerator; some lists print 700 for "not offered"."""
 
 
-def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
+def _offer_is_of_its_node(offer: facts.Offer, catalog: Catalog) -> Iterator[Problem]:
     """An offer of a node has that node's accelerators, and its accelerator is in the catalogue."""
     if offer.accelerator not in catalog.accelerators:
         yield offer.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
@@ -56,7 +45,7 @@ def _offer_is_of_its_node(offer: Offer, catalog: Catalog) -> Iterator[Problem]:
         yield f"{sold[1]} x {sold[0]}", f"{offer.node} has {built[1]} x {built[0]}", meaning
 
 
-def _offer_price(offer: Offer, _: Catalog) -> Iterator[Problem]:
+def _offer_price(offer: facts.Offer, _: Catalog) -> Iterator[Problem]:
     """A price per accelerator hour is in the published range; spot prices are in order and below on demand."""
     low, high = ACCELERATOR_USD_PER_HOUR
     prices = [*offer.spot_usd_per_hour, *filter(None, [offer.usd_per_hour])]
@@ -69,7 +58,7 @@ def _offer_price(offer: Offer, _: Catalog) -> Iterator[Problem]:
         yield written, "cheapest, median and dearest spot, on demand", "spot is dearer than on demand"
 
 
-def _storage_rates(system: Storage, _: Catalog) -> Iterator[Problem]:
+def _storage_rates(system: facts.Storage, _: Catalog) -> Iterator[Problem]:
     """A server writes no faster than it reads, and a bottleneck of the network is written in bytes."""
     read, write = system.server_read_bytes_per_s, system.server_write_bytes_per_s
     if read is not None and write is not None and write > read:
@@ -79,7 +68,7 @@ def _storage_rates(system: Storage, _: Catalog) -> Iterator[Problem]:
         yield f"client of {giga(client)}", f"{giga(CLIENT_BYTES_PER_S)}", "Gb/s were written as GB/s"
 
 
-def _fleet_rate(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
+def _fleet_rate(fleet: facts.Fleet, catalog: Catalog) -> Iterator[Problem]:
     """Failures over nodes and days are the rate, causes add up to the failures, the accelerator is known."""
     if fleet.accelerator is not None and fleet.accelerator not in catalog.accelerators:
         yield fleet.accelerator, "an accelerator of the catalogue", "a typing error, or an alias"
@@ -93,7 +82,7 @@ def _fleet_rate(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
         yield f"{1000 * rate:.2f} per 1000 node-days", f"{1000 * counted:.2f}", "GPUs were counted for nodes"
 
 
-def _fleet_stands_alone(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
+def _fleet_stands_alone(fleet: facts.Fleet, catalog: Catalog) -> Iterator[Problem]:
     known = {part.architecture for part in catalog.accelerators.values()}
     for architecture in fleet.stands_for:
         others = [name for name, other in catalog.fleets.items() if architecture in other.stands_for]
@@ -103,13 +92,13 @@ def _fleet_stands_alone(fleet: Fleet, catalog: Catalog) -> Iterator[Problem]:
             yield architecture, "an architecture of some accelerator", "a typing error"
 
 
-def _assumption_in_range(assumption: Assumption, _: Catalog) -> Iterator[Problem]:
+def _assumption_in_range(assumption: facts.Assumption, _: Catalog) -> Iterator[Problem]:
     values = [assumption.low, assumption.typical, assumption.high]
     if values != sorted(values):
         yield f"{assumption.typical:g}", f"{assumption.low:g} to {assumption.high:g}", "two columns were swapped"
 
 
-def _run_is_on_a_part(run: PublishedRun, catalog: Catalog) -> Iterator[Problem]:
+def _run_is_on_a_part(run: facts.PublishedRun, catalog: Catalog) -> Iterator[Problem]:
     part = catalog.accelerators.get(run.accelerator)
     if part is None:
         yield f"`{run.accelerator}`", "an accelerator of the catalogue", "a name that is written differently"
@@ -118,25 +107,25 @@ def _run_is_on_a_part(run: PublishedRun, catalog: Catalog) -> Iterator[Problem]:
         yield f"{run.mfu:.1%}", limit, "FLOPs that count recomputation, or another precision's peak"
 
 
-def _largest_mfu(part: Accelerator) -> float:
+def _largest_mfu(part: facts.Accelerator) -> float:
     """The fastest published product over the peak of the data sheet; 1 where none is published."""
     peak = part.peak_flops_per_s.get("bf16") or part.peak_flops_per_s.get("fp16")
     return part.matmul_flops_per_s / peak if part.matmul_flops_per_s and peak else 1.0
 
 
-def _grid_intensity(grid: ElectricityGrid, _: Catalog) -> Iterator[Problem]:
+def _grid_intensity(grid: facts.ElectricityGrid, _: Catalog) -> Iterator[Problem]:
     low, high = GRID_KG_PER_KWH
     if not low <= grid.kg_co2e_per_kwh <= high:
         limit = f"{low * 1e3:g} to {high * 1e3:g} g/kWh"
         yield f"{grid.kg_co2e_per_kwh * 1e3:g} g/kWh", limit, "kg for g, or a figure per MWh"
 
 
-def _node_is_known(system: System, catalog: Catalog) -> Iterator[Problem]:
+def _node_is_known(system: facts.System, catalog: Catalog) -> Iterator[Problem]:
     if system.node not in catalog.nodes:
         yield f"`{system.node}`", "a node of the catalogue", "a name that is written differently"
 
 
-def _rack_fills_its_domain(system: System, catalog: Catalog) -> Iterator[Problem]:
+def _rack_fills_its_domain(system: facts.System, catalog: Catalog) -> Iterator[Problem]:
     node = catalog.nodes.get(system.node)
     if node is None or system.form == "server":
         return
@@ -145,7 +134,7 @@ def _rack_fills_its_domain(system: System, catalog: Catalog) -> Iterator[Problem
         yield f"{total} accelerators", f"a domain of {node.scale_up_domain}", "another number of nodes"
 
 
-def _term_hides_nothing(term: Term, _: Catalog) -> Iterator[Problem]:
+def _term_hides_nothing(term: facts.Term, _: Catalog) -> Iterator[Problem]:
     """No row has the name of a term: the row would be found first and the term never explained."""
     row = find_row(term.name, "terms")
     for name in (row.name, *row.aliases):
@@ -154,7 +143,7 @@ def _term_hides_nothing(term: Term, _: Catalog) -> Iterator[Problem]:
                 yield f"`{name}`", f"no name of the {kind}", "the catalogue has such a row now: remove the term"
 
 
-def _proposals_can_be_planned(term: Term, _: Catalog) -> Iterator[Problem]:
+def _proposals_can_be_planned(term: facts.Term, _: Catalog) -> Iterator[Problem]:
     """Every proposal of a term can be parsed as its kind, and is in its text."""
     readers: tuple[tuple[tuple[str, ...], Callable[[str], object]], ...] = (
         (term.clusters, parse_cluster),
@@ -176,17 +165,17 @@ def _unreadable(text: str, read: Callable[[str], object]) -> Iterator[Problem]:
         yield f"`{text}`", "something that can be planned", error.message
 
 
-def _month(found: Release, _: Catalog) -> Iterator[Problem]:
+def _month(found: facts.Release, _: Catalog) -> Iterator[Problem]:
     if found.ends is not None and not re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", found.ends):
         yield f"`{found.ends}`", "year and month: `2028-06`", "a day, or a word"
 
 
-def _driver_range(found: Release, _: Catalog) -> Iterator[Problem]:
+def _driver_range(found: facts.Release, _: Catalog) -> Iterator[Problem]:
     if found.first_driver and found.last_driver and found.first_driver > found.last_driver:
         yield f"R{found.first_driver}", f"at most R{found.last_driver}", "the two are exchanged"
 
 
-def _builds_have_a_driver(found: Release, _: Catalog) -> Iterator[Problem]:
+def _builds_have_a_driver(found: facts.Release, _: Catalog) -> Iterator[Problem]:
     for cuda in found.builds:
         if least_driver(cuda) is None:
             yield f"wheels for CUDA {cuda}", "a CUDA of the catalogue", "the row of the new CUDA is missing"

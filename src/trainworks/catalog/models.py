@@ -91,8 +91,7 @@ _SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
 def _key(words: list[str]) -> str:
     """Join words and separate numbers: `llama3 70b` and `llama-3-70b` are equal, `gpt18.4b` is different."""
     pieces = re.findall(r"[a-z]+|[0-9.]+", " ".join(words))
-    joined = " ".join(pieces)
-    return re.sub(r"(?<=[a-z]) | (?=[a-z])", "", joined)
+    return re.sub(r"(?<=[a-z]) | (?=[a-z])", "", " ".join(pieces))
 
 
 @cache

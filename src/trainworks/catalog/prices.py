@@ -232,9 +232,8 @@ def _own_listing(row: Mapping[str, str], part: str, *, place: str) -> _Listing:
     if not (count.isascii() and count.isdigit() and 1 <= int(count[:9]) < 10**6):
         raise UsageError(f"`accelerators` must be an integer of at least 1, got `{_printable(count)}`", place=place)
     provider, node = (_printable(row.get(column) or "") for column in ("provider", "node"))
-    named = _printable(row.get("name") or "") or f"{provider} {node}".strip() or f"{count}x {part}"
     return _Listing(
-        name=named,
+        name=_printable(row.get("name") or "") or f"{provider} {node}".strip() or f"{count}x {part}",
         provider=provider,
         node=node or None,
         accelerator=part,

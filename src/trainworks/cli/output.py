@@ -79,8 +79,7 @@ def show_document(document: Document) -> None:
 def show_handover(handover: Handover, *, as_json: bool) -> None:
     """Print a configuration on stdout, and its notes on stderr where it has no comments."""
     if as_json:
-        fields = {"target": handover.target, "text": handover.text, "notes": handover.notes}
-        typer.echo(json.dumps(fields, indent=2))
+        typer.echo(json.dumps({"target": handover.target, "text": handover.text, "notes": handover.notes}, indent=2))
         return
     typer.echo(handover.text, nl=False)
     for note in () if handover.has_comments else handover.notes:

@@ -103,14 +103,12 @@ KINDS = {
     "PyTorchJob": "kubeflow.org/v1",
 }
 """Version of the API that is read, by kind."""
-_QUEUE = "kueue.x-k8s.io/queue-name"
 _OWN_OBJECTS = "Trainworks labels its own objects"
 
 
 def is_manifest(text: str) -> bool:
     """Recognise objects of Kubernetes by `apiVersion` and `kind`, which no run file has."""
-    keys = ("apiVersion", "kind")
-    return all(re.search(rf"""^["']?{key}["']?[ \t]*:""", text, re.MULTILINE) for key in keys)
+    return all(re.search(rf"""^["']?{key}["']?[ \t]*:""", text, re.MULTILINE) for key in ("apiVersion", "kind"))
 
 
 def parse_manifest(text: str, *, name: str) -> tuple[RunFile, ManifestSource]:
@@ -176,7 +174,7 @@ def _read_metadata(reading: ManifestReading, metadata: Any, stem: str) -> None:
 
 def _labels(reading: ManifestReading, value: Any, key: FieldPath) -> None:
     for label, text in reading.mapping(value, key).items():
-        if label == _QUEUE:
+        if label == "kueue.x-k8s.io/queue-name":
             reading.kubernetes("queue", text, (*key, label))
         elif label not in OWN_LABELS:
             reading.note((*key, label), _OWN_OBJECTS)

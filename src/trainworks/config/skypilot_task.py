@@ -52,7 +52,6 @@ _WITHOUT_EFFECT = {
     "priority": "`job.priority` orders the jobs of this queue",
     "workdir": "Trainworks clones no repository, and starts in the current folder",
 }
-_RENTED_NODES = "it is about nodes that SkyPilot rents"
 
 
 def is_task(data: Mapping[str, Any]) -> bool:
@@ -109,7 +108,7 @@ def ignored_keys(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
     """Moved keys that an engine other than SkyPilot ignores, each with the reason."""
     for origin, place in moves.items():
         if place[:2] == ("cluster", "skypilot"):
-            yield origin, _WITHOUT_EFFECT.get(str(origin[-1]), _RENTED_NODES)
+            yield origin, _WITHOUT_EFFECT.get(str(origin[-1]), "it is about nodes that SkyPilot rents")
 
 
 def _cluster_of(cluster: Any) -> dict[str, Any] | None:

@@ -82,8 +82,7 @@ class Source:
     def locate(self, error: LayoutError) -> RunFileError:
         """The error with the place of its layout field; that of the batch if the file has no layout."""
         path = ("layout", error.field) if ("layout",) in self._lines else ("workload", "global_batch")
-        place = self.place(path)
-        return RunFileError([UsageError(error.message, place=place, hint=error.hint)])
+        return RunFileError([UsageError(error.message, place=self.place(path), hint=error.hint)])
 
     def blame(self, error: ArgumentError) -> RunFileError:
         """The error at the line of the field that its argument names, such as `nodes.0.machine`."""
@@ -98,8 +97,7 @@ class Source:
         """
         self._lines.clear()
         try:
-            node = yaml.compose(self.text, Loader=_Loader)
-            self._remember(node, ())
+            self._remember(yaml.compose(self.text, Loader=_Loader), ())
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506, a safe loader
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1

@@ -155,9 +155,7 @@ def _shared(mount: SharedMount) -> MountUnit:
 
 def mounted_as(mount: SharedMount) -> tuple[str, str]:
     """Source and type of a mount, as `findmnt` prints them."""
-    if mount.kind == "scale":
-        return str(mount.device), "gpfs"
-    return _SOURCES[mount.kind](mount)[:2]
+    return (str(mount.device), "gpfs") if mount.kind == "scale" else _SOURCES[mount.kind](mount)[:2]
 
 
 def is_mounted_as(mount: SharedMount, found: str) -> bool:

@@ -118,9 +118,7 @@ _ROLES = ("base", "fabric", "gpu")
 
 def machine_image_files(stack: Stack) -> dict[str, str]:
     """Files by path; empty without `machine_image`."""
-    if stack.machine_image is None:
-        return {}
-    return {"images/machine/node.pkr.hcl": _packer(stack)}
+    return {} if stack.machine_image is None else {"images/machine/node.pkr.hcl": _packer(stack)}
 
 
 def _packer(stack: Stack) -> str:

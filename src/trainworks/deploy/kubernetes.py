@@ -52,7 +52,6 @@ def _fraction(account: SlurmAccount, accounts: list[SlurmAccount]) -> Fraction:
 
 _LABEL = "trainworks.dev/accelerator"
 """Label of a node with the kind of its GPUs, which `install.sh` sets."""
-_RDMA = "rdma/rails"
 _RDMA_SHARES = 64
 """Pods of a node that may use its adapters; a pod takes one share, and sees all adapters."""
 _FOLDER = "kubernetes"
@@ -130,13 +129,12 @@ def _queues(stack: Stack) -> Iterator[Mapping[str, object]]:
 
 
 def _cluster_queue(stack: Stack, team: TeamShare) -> Mapping[str, object]:
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": team.namespace}}
     quotas = {kind: _quota(stack, team, kind) for kind in _kinds(stack).values()}
     flavors = [{"name": kind, "resources": resources} for kind, resources in quotas.items()]
     covered = [resource["name"] for resource in next(iter(quotas.values()))]
     spec = {
         "cohortName": stack.name,
-        "namespaceSelector": selector,
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": team.namespace}},
         "queueingStrategy": "BestEffortFIFO",
         "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
         "resourceGroups": [{"coveredResources": covered, "flavors": flavors}],
@@ -164,7 +162,7 @@ def _quota(stack: Stack, team: TeamShare, kind: str) -> list[dict[str, int | str
         {"name": "memory", "nominalQuota": f"{int(memory * team.fraction) // 2**30}Gi"},
     ]
     if stack.kubernetes is not None and stack.kubernetes.network_operator is not None:
-        resources.append({"name": _RDMA, "nominalQuota": int(nodes * _RDMA_SHARES * team.fraction)})
+        resources.append({"name": "rdma/rails", "nominalQuota": int(nodes * _RDMA_SHARES * team.fraction)})
     return resources
 
 

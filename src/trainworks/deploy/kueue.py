@@ -18,9 +18,8 @@ NAME = "trainworks-nodes"
 """Name of the check and of its configuration."""
 KUEUE_API = "kueue.x-k8s.io/v1beta2"
 _LONGEST_WAIT_S = 1800
-_FLAG = "`--scale-down-unneeded-time` of the cluster autoscaler"
 _UNSUPPORTED = {
-    "down_after": f"{_FLAG} sets it for all nodes",
+    "down_after": "`--scale-down-unneeded-time` of the cluster autoscaler sets it for all nodes",
     "keep": "the minimum size of the node group sets it",
     "start_timeout": "`--max-node-provision-time` of the cluster autoscaler sets it",
     "stop_timeout": "the cluster autoscaler waits for the grace of the pods",

@@ -26,7 +26,6 @@ from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
 
 _HOMES = "/home"
-_INDEX = "https://download.pytorch.org/whl/cu"
 
 
 def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
@@ -125,7 +124,6 @@ def cloud_init(stack: Stack) -> str:
 
 
 def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: Iterable[str]) -> Mapping[str, object]:
-    own_exports = file_systems.exports(stack)
     return {
         "cluster_name": stack.name,
         "admin": stack.admin,
@@ -142,7 +140,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
-        "exports_file": f"/etc/exports.d/{stack.name}.exports" if own_exports else "",
+        "exports_file": f"/etc/exports.d/{stack.name}.exports" if file_systems.exports(stack) else "",
         "exported_folders": file_systems.exported_folders(stack),
         "mounts": [unit.facts for unit in file_systems.mount_units(stack)],
         "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
@@ -168,7 +166,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
                 "name": each.name,
                 "at": each.at,
                 "torch": each.torch if each.torch.count(".") > 1 else f"{each.torch}.*",
-                "index": f"{_INDEX}{(each.cuda or '').replace('.', '')}",
+                "index": f"https://download.pytorch.org/whl/cu{(each.cuda or '').replace('.', '')}",
                 "packages": list(each.packages),
             }
             for each in stack.environments

@@ -151,12 +151,11 @@ def _compute(machine: Node, cluster: ClusterDescription) -> tuple[dict[str, obje
 def _hardware(machine: Node) -> dict[str, object]:
     """Processors and memory of a machine as far as the catalogue knows them, with usual values for the rest."""
     sockets = machine.processors or 2
-    memory = machine.host_memory_bytes or 10**12
     return {
         "sockets": sockets,
         "cores_per_socket": max(1, (machine.vcpus or 128) // (2 * sockets)),
         "threads_per_core": 2,
-        "memory": f"{memory // 2**30} GiB",
+        "memory": f"{(machine.host_memory_bytes or 10**12) // 2**30} GiB",
     }
 
 

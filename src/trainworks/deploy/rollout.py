@@ -18,7 +18,6 @@ HEALTH = (
     "| sed 's/^print //'; (exit ${PIPESTATUS[0]})"
 )
 """Checks a node, and prints a line for each failure: with Trainworks where it is installed, else with the prolog."""
-_STATES = "sinfo --noheader --Node --format='%N|%T|%E'"
 _ENDED = ("drained", "draining", "down")
 
 
@@ -116,7 +115,7 @@ class Rollout:
 
     def _states(self) -> dict[str, tuple[str, str]]:
         """State and reason of each node that answers Slurm; empty on a new cluster, where Slurm does not answer."""
-        answer = self._ask(_STATES)
+        answer = self._ask("sinfo --noheader --Node --format='%N|%T|%E'")
         lines = answer.output.splitlines() if answer.exit_code == 0 else []
         rows = [line.split("|", 2) for line in lines]
         return {name: (state, reason) for name, state, reason in rows if not state.endswith("*")}

@@ -217,11 +217,10 @@ def _mpi(stack: Stack) -> list[str]:
 def _power(stack: Stack) -> list[str]:
     if stack.slurm.power is None:
         return []
-    seconds = math.ceil(stack.slurm.power.down_after)
     return [
         "",
         "# nodes that were idle for this long stop, and start when a job needs them",
-        f"SuspendTime={seconds}",
+        f"SuspendTime={math.ceil(stack.slurm.power.down_after)}",
         *power_lines(_autoscale(stack)),
     ]
 

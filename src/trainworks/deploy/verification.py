@@ -189,8 +189,7 @@ class _Expected:
                 continue
             found = mounted.get(mount.at, "")
             outcome: Outcome = "pass" if is_mounted_as(mount, found) else "warn" if found else "fail"
-            expected = " ".join(mounted_as(mount))
-            yield NodeVerdict(host, f"mount {mount.at}", outcome, found or "not mounted", expected)
+            yield NodeVerdict(host, f"mount {mount.at}", outcome, found or "not mounted", " ".join(mounted_as(mount)))
         if self.stack.scratch is not None and "compute" in roles:
             at = self.stack.scratch.at
             yield _verdict(host, f"mount {at}", mounted.get(at, ""), "an xfs file system", bool(mounted.get(at)))

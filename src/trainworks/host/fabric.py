@@ -63,7 +63,6 @@ def ethernet_ports(root: Path = Path("/")) -> list[EthernetPort]:
 def _rdma_port(folder: Path) -> NicPort:
     device = folder.parents[1]
     rate = _RATE.match(readable_text(folder / "rate"))
-    files = sorted([*folder.glob("counters/*"), *folder.glob("hw_counters/*")])
     return NicPort(
         device=device.name,
         port=folder.name,
@@ -71,7 +70,7 @@ def _rdma_port(folder: Path) -> NicPort:
         gbit_per_s=float(rate[1]) if rate else 0.0,
         board=readable_text(device / "board_id"),
         firmware=readable_text(device / "fw_ver"),
-        counters=_numbers(files),
+        counters=_numbers(sorted([*folder.glob("counters/*"), *folder.glob("hw_counters/*")])),
         pci=device / "device",
     )
 

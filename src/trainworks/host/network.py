@@ -20,11 +20,9 @@ class Machines(Protocol):
     @property
     def addresses(self) -> Sequence[str]:
         """Addresses of the nodes; the first one is this machine's."""
-        ...
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """An argument vector for this machine that runs `command` on a node, and ends as it does."""
-        ...
 
 
 def is_loopback(address: str) -> bool:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,9 @@ class AcceleratorUse:
         self._last_us: dict[int, int] = {}
         visible = probe_accelerators()
         self._amd = list(amd().values())
-        try:
+        with suppress(nvml.NVMLError):
             nvml.nvmlInit()
             self._handles = [] if self._amd else [nvml.nvmlDeviceGetHandleByIndex(facts.index) for facts in visible]
-        except nvml.NVMLError:
-            pass
 
     def look(self) -> float | None:
         """Busy share of the busiest accelerator since the last call; None if one of them does not report it.

@@ -151,8 +151,7 @@ class AzureNotices:
         """Every event that names this machine."""
         headers = {"Metadata": "true"}
         if not self._name:
-            path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-            named = ask(path, headers)
+            named = ask("/metadata/instance/compute/name?api-version=2021-02-01&format=text", headers)
             self._name = named.text if named.status == http.client.OK else ""
         reply = ask("/metadata/scheduledevents?api-version=2020-07-01", headers)
         if reply.status != http.client.OK:
@@ -224,8 +223,7 @@ def follow_notices(run_dir: RunDir, node: int, wanted: Cloud | Literal["auto", "
 
     never = threading.Event()
     for source in sources_of(cloud):
-        arguments = (source, ask, take, never)
-        threading.Thread(target=watch, args=arguments, name="notices", daemon=True).start()
+        threading.Thread(target=watch, args=(source, ask, take, never), name="notices", daemon=True).start()
 
 
 def watch(source: NoticeSource, ask: Ask, take: Callable[[CloudNotice], None], ended: threading.Event) -> None:

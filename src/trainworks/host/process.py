@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -116,10 +117,8 @@ class Child:
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the process group, if it still exists."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def python_module(module: str, *arguments: str, python: str | None = None) -> list[str]:

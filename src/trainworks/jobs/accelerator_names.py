@@ -45,8 +45,7 @@ def _is_same(wanted: str, name: str) -> bool:
 
 def _parts(name: str) -> set[str]:
     """The words of a name, without brands: `rtx3090` is `3090`."""
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    return {re.sub(r"^(rtx|gtx)(?=.)", "", word) for word in words} - _BRANDS
+    return {re.sub(r"^(rtx|gtx)(?=.)", "", word) for word in re.findall(r"[a-z0-9]+", name.lower())} - _BRANDS
 
 
 def _agree(pattern: re.Pattern[str], ours: set[str], theirs: set[str]) -> bool:

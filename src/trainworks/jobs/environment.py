@@ -56,11 +56,10 @@ def rank_environment(
         addresses: of all nodes, in their order; all are at `master_address` when left out.
     """
     per_node = processes.processes_per_node
-    rank = node * per_node + local_rank
     address, port = master_address, str(master_port)
     torchrun_arguments = f"--nnodes={processes.nodes} --node-rank={node} --master-addr={address} --master-port={port}"
     return {
-        "RANK": str(rank),
+        "RANK": str(node * per_node + local_rank),
         "WORLD_SIZE": str(processes.world_size),
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(per_node),

@@ -100,14 +100,12 @@ def read_lock(kind: EnvironmentKind, text: str, machine: Mapping[str, str]) -> R
 
 def _requirements(text: str, machine: Mapping[str, str]) -> Requirements:
     pins, options = [], []
-    joined = re.sub(r"\\\s*\n", " ", text)
-    for raw in joined.splitlines():
+    for raw in re.sub(r"\\\s*\n", " ", text).splitlines():
         line = re.sub(r"(^|\s)#.*$", "", raw).strip()
         if not line:
             continue
         if line.startswith("-"):
-            name = re.split(r"[\s=]", line, maxsplit=1)[0]
-            if name not in _OPTIONS:
+            if re.split(r"[\s=]", line, maxsplit=1)[0] not in _OPTIONS:
                 raise UsageError(
                     f"the lock file has `{line[:100]}`, whose content is not in the file",
                     hint=f"write a complete file, as `{_COMPILE}` does",

@@ -88,6 +88,4 @@ def shell_of(script: str) -> list[str]:
     (['/bin/bash', '-l'], ['/bin/bash'])
     """
     found = re.match(r"#![ \t]*(\S+)[ \t]*([^\n]*)", script)
-    if found is None:
-        return ["/bin/bash"]
-    return [found[1], *filter(None, [found[2].rstrip()])]
+    return ["/bin/bash"] if found is None else [found[1], *filter(None, [found[2].rstrip()])]

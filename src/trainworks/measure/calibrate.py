@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,10 +29,8 @@ _Answer = TypeVar("_Answer", bound=Spec)
 def remembered(path: Path, kind: type[_Answer], measure: Callable[[], _Answer], *, again: bool) -> _Answer:
     """The answer in a file, or a new one, which is written there; a file that cannot be read counts as none."""
     if not again:
-        try:
+        with suppress(OSError, ValidationError):
             return kind.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            pass
     answer = measure()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, answer.model_dump_json(indent=2) + "\n")

@@ -42,8 +42,7 @@ def read_model(row: Row) -> ModelShape:
             dense_layers = None
             if shape.experts and layers is not None and layers != shape.layers:
                 # a cut model has its share of the layers without experts, at least one if it has any
-                share = round(shape.dense_layers * layers / shape.layers)
-                dense_layers = max(min(1, shape.dense_layers), share)
+                dense_layers = max(min(1, shape.dense_layers), round(shape.dense_layers * layers / shape.layers))
             return resized(shape, layers=layers, dense_layers=dense_layers, vocabulary=whole_of(row, "vocab"))
     return _shape_of_dimensions(row, layers)
 

@@ -136,8 +136,7 @@ def apply_events(box: Outbox, events: Sequence[Event], look: RunLook, options: N
 def _apply_event(box: Outbox, event: Event, look: RunLook, options: Notifications) -> Outbox:
     now = float(event["t"])
     if event["kind"] == "submitted" and not event.get("restarts"):
-        start = {"launch_at": now, "failed_at": None, "ended": False, "danger_told": False}
-        return box.model_copy(update=start)
+        return box.model_copy(update={"launch_at": now, "failed_at": None, "ended": False, "danger_told": False})
     if event["kind"] == "attempt":
         return box.model_copy(update={"resumed_from": event.get("resumed_from_step")})
     if event["kind"] == "notice_answered":
@@ -181,8 +180,7 @@ def _recovered(box: Outbox, look: RunLook, now: float) -> RunMessage:
 def waiting_message(run: str, waits_s: float, reason: str | None) -> RunMessage:
     """A run that waits too long in the queue."""
     lines = [reason or "its queue gives no reason", f"trainworks describe {run}"]
-    title = f"{run} has waited for {format_duration(waits_s)}"
-    return RunMessage(occasion="waiting", title=title, body=_text(lines))
+    return RunMessage(occasion="waiting", title=f"{run} has waited for {format_duration(waits_s)}", body=_text(lines))
 
 
 def danger_message(run_file: RunFile, look: RunLook, now: float) -> RunMessage | None:
@@ -207,8 +205,7 @@ def danger_message(run_file: RunFile, look: RunLook, now: float) -> RunMessage |
             lines.append(f"it costs {format_usd(usd)} at the recent pace, and the budget is {format_usd(goal.budget)}")
     if not missed:
         return None
-    title = f"{look.run} will miss its {' and '.join(missed)}"
-    return RunMessage(occasion="danger", title=title, body=_text(lines))
+    return RunMessage(occasion="danger", title=f"{look.run} will miss its {' and '.join(missed)}", body=_text(lines))
 
 
 def _text(lines: Sequence[str]) -> str:

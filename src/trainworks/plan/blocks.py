@@ -87,10 +87,9 @@ def block_times(
     PyTorch-native program selective recomputation repeats chosen operations, `selective_share` of the forward.
     """
     dense = shape.dense_layers if shape.experts else shape.layers
-    parts = [(dense, False), (shape.layers - dense, True)]
     kinds = [
         (count / shape.layers, _one_kind(shape, layouts, sequence_length, device, software, experts))
-        for count, experts in parts
+        for count, experts in [(dense, False), (shape.layers - dense, True)]
         if count
     ]
     return BlockTimes(

@@ -106,12 +106,11 @@ class ConvJob:
         parameters = np.full(len(layouts), float(self.shape.num_parameters))
         values = sum(layer.count * layer.out_channels * layer.output_size**2 for layer in self.shape.convolutions)
         nothing = np.zeros(len(layouts))
-        shared = np.where(layouts.zero > 0, layouts.dp_shard, 1.0)
         return Memories(
             weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
             gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0)
             + error_bytes(parameters, layouts),
-            optimizer_bytes=8.0 * parameters / shared,
+            optimizer_bytes=8.0 * parameters / np.where(layouts.zero > 0, layouts.dp_shard, 1.0),
             activations_bytes=layouts.micro_batch * 2.0 * element_bytes(self.precision) * values,
             logits_bytes=layouts.micro_batch * 8.0 * self.shape.classes,
             working_bytes=nothing,

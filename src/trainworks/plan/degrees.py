@@ -19,11 +19,10 @@ def fixed_of(layout: Layout) -> dict[str, int]:
     automatic = 3 if layout.dp_shard > 1 else 0
     alone = layout.dp_shard * layout.cp == 1
     fixed = _mesh_of(layout, zero=automatic if layout.zero == "auto" or alone else layout.zero)
-    kinds = {kind.name.lower(): int(kind) for kind in Recompute}
     chosen = {
         "micro_batch": layout.micro_batch,
         "interleave": layout.interleave,
-        "recompute": kinds.get(layout.recompute, "auto"),
+        "recompute": {kind.name.lower(): int(kind) for kind in Recompute}.get(layout.recompute, "auto"),
         "sequence_parallel": layout.sequence_parallel,
         "zero_bubble": layout.zero_bubble,
         "offload": layout.offload_activations,

@@ -11,17 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+from trainworks.plan import parameters
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.parameters import (
-    attention_parameters,
-    dense_mlp_parameters,
-    expert_parameters,
-    head_matmul_parameters,
-    num_dense_layers,
-    num_expert_layers,
-    router_parameters,
-    shared_expert_parameters,
-)
 from trainworks.record.model_shape import ModelShape
 
 FlopsConvention = Literal["model", "model-causal", "hardware-selective", "hardware-full", "sc21-model", "sc21-hardware"]
@@ -44,7 +35,7 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     and one token is classified; `sequence_length` is patches + 1 there. Source: PaLM (Chowdhery et al. 2022),
     appendix B.
     """
-    ends: float = head_matmul_parameters(shape)
+    ends: float = parameters.head_matmul_parameters(shape)
     if shape.patch_values:
         ends = (shape.hidden * shape.patch_values * (sequence_length - 1) + ends) / sequence_length
     matrices = layers_matmul_parameters(shape) + ends
@@ -106,12 +97,12 @@ def _flops_per_context(shape: ModelShape) -> float:
 
 def layers_matmul_parameters(shape: ModelShape) -> int:
     """Matrix weights that one token passes in all layers: L attention + D dense MLP + (L - D)(k e + s + router)."""
-    routed = shape.experts_per_token * expert_parameters(shape)
-    visited = routed + shared_expert_parameters(shape) + router_parameters(shape)
+    routed = shape.experts_per_token * parameters.expert_parameters(shape)
+    visited = routed + parameters.shared_expert_parameters(shape) + parameters.router_parameters(shape)
     return (
-        shape.layers * attention_parameters(shape)
-        + num_dense_layers(shape) * dense_mlp_parameters(shape)
-        + num_expert_layers(shape) * visited
+        shape.layers * parameters.attention_parameters(shape)
+        + parameters.num_dense_layers(shape) * parameters.dense_mlp_parameters(shape)
+        + parameters.num_expert_layers(shape) * visited
     )
 
 

@@ -100,8 +100,7 @@ class Layouts:
             raise TypeError(f"no such degree: {', '.join(sorted(unknown))}")
         arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v, np.float64)) for v in (known | degrees).values()))
         named = dict(zip(known, arrays, strict=True))
-        accum = np.maximum(1.0, global_batch / (named["dp"] * named["micro_batch"]))
-        return cls(**named, accum=accum)
+        return cls(**named, accum=np.maximum(1.0, global_batch / (named["dp"] * named["micro_batch"])))
 
     def alike(self, names: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Positions of the first layouts of all that differ in these fields, and for each layout the one it is like.

@@ -161,7 +161,6 @@ class Space:
 
     def _filling(self, mesh: Mapping[str, int]) -> _Filling:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
-        per_rank = self.global_batch // dp
         layers = None if isinstance(job.shape, ConvNetShape) else job.shape.layers
         # Fused attention keeps no scores: recomputing it alone saves nothing.
         kinds = [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
@@ -169,7 +168,7 @@ class Space:
             kinds = [Recompute.NONE]
         largest = max(job.largest_micro_batch, self.fixed.get("micro_batch", 1))
         choices: dict[str, list[int]] = {
-            "micro_batch": [size for size in divisors(per_rank) if size <= largest],
+            "micro_batch": [size for size in divisors(self.global_batch // dp) if size <= largest],
             "recompute": [int(kind) for kind in kinds],
             "sequence_parallel": self._sequence_parallel(tp, cp),
             "offload": [0] if layers is None else [0, 1],

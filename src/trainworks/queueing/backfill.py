@@ -103,8 +103,7 @@ def reserve(gang: Gang, resources: FreeResources) -> Reservation:
         for index in nodes:
             later[index] = minus(later[index], gang.need)
         gone_by = [left.ends_at for _, left in resources.leaving if not set(nodes).isdisjoint(left.nodes)]
-        starts_at = max([ends_at, *gone_by])
-        return Reservation(starts_at=starts_at, others_end_by=ends_at, nodes=nodes, others=later)
+        return Reservation(starts_at=max([ends_at, *gone_by]), others_end_by=ends_at, nodes=nodes, others=later)
     # free amounts the gang can never use: all of some nodes, and beyond its need on the others
     others = list(resources.free)
     for index in gang.candidates:

@@ -239,9 +239,8 @@ class _Service:
             leaving = [(other, stay) for other, stay in resources.leaving if short.intersection(stay.nodes)]
             starts_at = max((stay.ends_at for _, stay in leaving), default=resources.now)
             preempted = [other.job_id for other, _ in leaving if other.preemptible and other.priority < job.priority]
-            reason = Reason.PREEMPTING if preempted else Reason.RESOURCES
             detail = leaving_text(preempted or [other.job_id for other, _ in leaving], preempted=bool(preempted))
-            self.waits.append(_Wait(job, reason, detail, starts_at))
+            self.waits.append(_Wait(job, Reason.PREEMPTING if preempted else Reason.RESOURCES, detail, starts_at))
             resources.promise(gang, nodes, starts_at, job.time_limit_s)
         return bool(nodes)
 

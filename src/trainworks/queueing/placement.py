@@ -95,10 +95,9 @@ class NodeIndex:
             candidates = [index for index in candidates if fits(need, self.sizes[index])]
         racks = None
         if shape.same_rack:
-            nodes = {index: self.nodes[index] for index in candidates}
             racks = {
                 index: f"node {node.name}" if node.rack is None else f"rack {node.rack}"
-                for index, node in nodes.items()
+                for index, node in {index: self.nodes[index] for index in candidates}.items()
             }
             together = Counter(racks.values())
             candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]

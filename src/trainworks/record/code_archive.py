@@ -77,15 +77,13 @@ def packed_names(folder: Path, without: Path | None = None) -> Iterator[str]:
     if excluded is None or root == excluded or root not in excluded.parents:
         return _names(folder, "", ())
     escaped = re.sub(r"[*?\[\]\\!# ]", r"\\\g<0>", excluded.relative_to(root).as_posix())
-    rule = GitIgnoreSpec.from_lines([f"/{escaped}/"])
-    return _names(folder, "", (("", rule),))
+    return _names(folder, "", (("", GitIgnoreSpec.from_lines([f"/{escaped}/"])),))
 
 
 def _names(root: Path, below: str, rules: tuple[tuple[str, GitIgnoreSpec], ...]) -> Iterator[str]:
     for file in IGNORE_FILES:
         if (path := root / below / file).is_file():
-            lines = path.read_text(errors="surrogateescape").splitlines()
-            rules = (*rules, (below, GitIgnoreSpec.from_lines(lines)))
+            rules = (*rules, (below, GitIgnoreSpec.from_lines(path.read_text(errors="surrogateescape").splitlines())))
     with os.scandir(root / below) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for entry_name, is_folder in found:

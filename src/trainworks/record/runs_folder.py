@@ -17,8 +17,7 @@ def create_run_dir(root: Path, name: str) -> RunDir:
     """
     root.mkdir(parents=True, exist_ok=True)
     found = (re.fullmatch(re.escape(name) + r"-(\d+)", run.path.name) for run in list_runs(root))
-    taken = [int(match[1]) for match in found if match]
-    number = max(taken, default=0) + 1
+    number = max([int(match[1]) for match in found if match], default=0) + 1
     while True:
         path = root / f"{name}-{number}"
         try:

@@ -263,13 +263,12 @@ def shared_document(shared: SharedCapacity) -> Document:
             ]
         )
     columns = right("nodes", "used", "spare", "wait of 90 %", "USD a week")
-    node = Column("node and what one job of each takes", wrap=True)
     return Document(
         "One cluster for several runs",
         "proposal",
         [
             Section("", [Text(f"promise: {shared.promise}; {SHARED_WEEKS} weeks of starts replayed")]),
-            Section("", [Table([*columns, node], rows)]),
+            Section("", [Table([*columns, Column("node and what one job of each takes", wrap=True)], rows)]),
             Section("", [Text(f"not {name}: {reason}") for name, reason in shared.skipped.items()]),
         ],
     )

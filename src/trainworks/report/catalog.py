@@ -85,8 +85,7 @@ def _about(row: CatalogRow, requested: str) -> list[str]:
 
 def row_facts(row: CatalogRow) -> Mapping[str, object]:
     """A row with its figures and their sources, for JSON."""
-    figures = [asdict(figure) for figure in row.figures]
-    return {"kind": row.kind, **_facts(row), "note": row.note, "figures": figures}
+    return {"kind": row.kind, **_facts(row), "note": row.note, "figures": [asdict(figure) for figure in row.figures]}
 
 
 def lint_document(findings: Sequence[LintFinding]) -> Document:

@@ -83,7 +83,6 @@ def _facts(plan: ClusterPlan) -> dict[str, str | None]:
     least = _SHOWN_SHARE * sum(best.terms_s.values())
     shown = {name.replace("_", " "): value for name, value in best.terms_s.items() if value > least}
     terms = join_unbroken((f"{name} {format_step_time(value)}" for name, value in shown.items()), " + ")
-    settings = "; ".join(f"{each.name}={each.value}: {each.why}" for each in nccl_settings(job.cluster))
     return {
         "warning": extrapolation(count),
         "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
@@ -95,7 +94,7 @@ def _facts(plan: ClusterPlan) -> dict[str, str | None]:
         "memory": _memory(best, job),
         "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
         "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),
-        "NCCL": settings,
+        "NCCL": "; ".join(f"{each.name}={each.value}: {each.why}" for each in nccl_settings(job.cluster)),
         "goal": plan.goal,
     }
 

@@ -106,12 +106,11 @@ def _array_row(job: JobRow, states: Mapping[JobState, int], now: float) -> list[
     worst = JobState.FAILED if states.get(JobState.FAILED) else JobState.LOST
     ordered = sorted(states, key=lambda state: (state.is_final, state.waits, state))
     text = ", ".join(f"{states[state]} {state}" for state in ordered)
-    style = STATE_STYLES[worst] if states.get(worst) else ""
     return [
         str(job.spec.array),
         f"{job.name}, {sum(states.values())} jobs",
         job.engine,
-        Styled(text, style),
+        Styled(text, STATE_STYLES[worst] if states.get(worst) else ""),
         "",
         "",
         str(job.spec.max_nodes),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -45,9 +44,7 @@ class LineView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         pass
 
     def _print_new(self, snapshot: observed.Progress) -> None:
@@ -88,13 +85,11 @@ class LiveView(LineView):
         self._live = Live(console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
-        self._live.__enter__()
+        self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    def __exit__(self, *raised: object) -> None:
+        self._live.stop()
 
     def show(self, snapshot: observed.Progress, now: float) -> None:
         """Print new events above, and bring the table up to date."""

@@ -136,8 +136,7 @@ def _messages(plan: NetworkPlan) -> Table:
     rows = []
     for message in plan.messages:
         name = message.name.partition(" of ")[0]
-        times = _times(plan.design, message)
-        cells = [name, format_bytes(message.size_bytes), f"{message.ranks:,}", *times]
+        cells = [name, format_bytes(message.size_bytes), f"{message.ranks:,}", *_times(plan.design, message)]
         rows.append(cells + [""] * (4 + len(scattered) - len(cells)))
     return Table([*left("collective"), *right("size", "ranks", "time"), *scattered], rows)
 

@@ -71,7 +71,6 @@ def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
     tops = {row: _HEAD + (_ARC if has_arcs else 0) + index * _ROW for index, row in enumerate(graph.rows)}
     management = max(tops.values()) + _ROW - 30
     addresses = [part for line in address_lines(design, support) for part in wrap(line, _LINE_WIDTH)]
-    height = management + _BOX + 34 + _LINE * len(addresses)
     return element(
         "svg",
         element("style", text=_STYLE),
@@ -89,7 +88,7 @@ def network_picture(design: NetworkDesign, support: SupportNetworks) -> Element:
         *(_text(line, "soft", 24, management + _BOX + 28 + _LINE * index) for index, line in enumerate(addresses)),
         xmlns="http://www.w3.org/2000/svg",
         css="network",
-        viewBox=f"0 0 {_WIDTH} {height}",
+        viewBox=f"0 0 {_WIDTH} {management + _BOX + 34 + _LINE * len(addresses)}",
         role="img",
         aria_label=f"network of {design.cluster.name}: {design.topology}",
     )
@@ -106,9 +105,8 @@ def _box(css: str | None, x: float, y: float, width: float) -> Element:
 def _heading(design: NetworkDesign) -> Iterator[Element]:
     switch = f"{design.num_switches:,} {design.switch.name}" if design.switch else "no switches"
     blocking = "nothing blocks" if design.oversubscription <= 1 else f"oversubscription {design.oversubscription:.3g}"
-    about = f"{design.topology}: {switch}, {design.num_cables:,} cables, {blocking}"
     yield _text(design.cluster.name, "title", 24, 34)
-    yield _text(about, "soft", 24, 56)
+    yield _text(f"{design.topology}: {switch}, {design.num_cables:,} cables, {blocking}", "soft", 24, 56)
 
 
 def _middle(box: Box, graph: Graph) -> float:
@@ -347,10 +345,9 @@ def _parts(name: str) -> tuple[str, int, int]:
 
 def _boxes_of(row: str, names: list[str], design: NetworkDesign) -> list[Box]:
     size = _size(row, len(names), design)
-    starts = range(0, len(names), size)
     return [
         Box(row, index, len(names[start : start + size]), _label(row, names[start : start + size], design))
-        for index, start in enumerate(starts)
+        for index, start in enumerate(range(0, len(names), size))
     ]
 
 

@@ -108,8 +108,7 @@ def _(plan: StoragePlan) -> Mapping[str, object]:
     systems = []
     for verdict in plan.verdicts:
         servers = {count.name.rpartition(": ")[2].replace(" ", "_"): count.value for count in verdict.servers}
-        facts = {"name": verdict.name, "enough": verdict.enough, "reason": verdict.reason, "servers": servers}
-        systems.append(facts)
+        systems.append({"name": verdict.name, "enough": verdict.enough, "reason": verdict.reason, "servers": servers})
     return {
         "cluster": plan.plan.job.cluster.name,
         "demand": _to_figures(plan.demand.figures()),

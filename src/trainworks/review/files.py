@@ -136,9 +136,7 @@ class ReviewedFile:
             return None
         (script,) = self.scripts
         other = {n for n, line in enumerate(self.lines, start=1) if line.startswith(MAGIC)} - script.comments
-        if other:
-            return None
-        return read_options(self.text, name=self.name)
+        return None if other else read_options(self.text, name=self.name)
 
     @cached_property
     def options(self) -> dict[str, str]:

@@ -40,6 +40,18 @@ class Problem:
     """Row of the catalogue that the problem is about; it replaces `PART` in the texts of the rule."""
 
 
+class Placed:
+    """Something at a place of a file."""
+
+    __slots__ = ()
+    line: int
+    column: int
+
+    def problem(self, message: str, edits: tuple[Edit, ...] = ()) -> Problem:
+        """A problem at that place."""
+        return Problem(self.line, self.column, message, edits)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem with the rule that found it."""

@@ -16,17 +16,8 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from trainworks import __version__
+from trainworks import __version__, errors
 from trainworks.api.observing.logs import log_names
-from trainworks.errors import (
-    DamagedStoreError,
-    EnvironmentProblem,
-    NotOwnerError,
-    TrainworksError,
-    UnknownRunError,
-    UnreachableError,
-    UsageError,
-)
 from trainworks.serve.access import Access
 from trainworks.serve.guard import RequestGuard
 from trainworks.serve.pages import pages, problem_page, sign_in_page
@@ -37,14 +28,14 @@ _FOLDER = Path(__file__).parent
 _STYLES = (_FOLDER.parent / "report/templates/style.css", _FOLDER / "static/site.css")
 _LOOK_EVERY_S = 1.0
 _SIGN_OF_LIFE_S = 15.0
-_STATUS: dict[type[TrainworksError], int] = {
-    UnknownRunError: 404,
-    NotOwnerError: 403,
-    UsageError: 422,
-    UnreachableError: 503,
-    DamagedStoreError: 503,
-    EnvironmentProblem: 409,
-    TrainworksError: 409,
+_STATUS: dict[type[errors.TrainworksError], int] = {
+    errors.UnknownRunError: 404,
+    errors.NotOwnerError: 403,
+    errors.UsageError: 422,
+    errors.UnreachableError: 503,
+    errors.DamagedStoreError: 503,
+    errors.EnvironmentProblem: 409,
+    errors.TrainworksError: 409,
 }
 """Status of an answer by kind of error, the special ones first."""
 
@@ -68,7 +59,7 @@ def create_app(site: Site, access: Access, *, port: int, is_encrypted: bool) -> 
     )
     app.include_router(rest(site))
     app.include_router(pages(site))
-    app.add_exception_handler(TrainworksError, _answer_to_problem)
+    app.add_exception_handler(errors.TrainworksError, _answer_to_problem)
     app.add_exception_handler(RequestValidationError, _answer_to_invalid)
     app.add_exception_handler(HTTPException, _answer_to_unknown)
     app.add_middleware(
@@ -126,14 +117,14 @@ def _wants_json(request: Request) -> bool:
     return request.url.path.startswith("/api/")
 
 
-def _answer(request: Request, problem: TrainworksError, status: int) -> Response:
+def _answer(request: Request, problem: errors.TrainworksError, status: int) -> Response:
     if _wants_json(request):
         return json_of_problem(problem, status)
     return problem_page(problem, status, getattr(request.state, "visitor", None))
 
 
 async def _answer_to_problem(request: Request, problem: Exception) -> Response:
-    assert isinstance(problem, TrainworksError)
+    assert isinstance(problem, errors.TrainworksError)
     status = next(status for kind, status in _STATUS.items() if isinstance(problem, kind))
     return _answer(request, problem, status)
 
@@ -142,17 +133,17 @@ async def _answer_to_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     detail = error.errors()[0]
     place = ".".join(str(part) for part in detail["loc"])
-    return _answer(request, UsageError(str(detail["msg"]), place=place), 422)
+    return _answer(request, errors.UsageError(str(detail["msg"]), place=place), 422)
 
 
 async def _answer_to_unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _answer(request, UsageError(str(error.detail)), error.status_code)
+    return _answer(request, errors.UsageError(str(error.detail)), error.status_code)
 
 
 def _refuse(request: Request) -> Response:
     if _wants_json(request):
-        return json_of_problem(UsageError("the token is missing or wrong"), 401)
+        return json_of_problem(errors.UsageError("the token is missing or wrong"), 401)
     return sign_in_page()
 
 
@@ -168,6 +159,5 @@ def serve_forever(app: FastAPI, listening: socket.socket, *, certificate: Path |
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listening])
+    uvicorn.Server(config).run(sockets=[listening])
     sys.stdout.flush()

@@ -92,8 +92,7 @@ class RequestGuard:
 
     def _signed_in(self, request: Request, token: str) -> Response:
         """Keep a valid token in a cookie, and take it out of the address, which browsers remember and show."""
-        visitor = self._access.visitor(token, None)
-        if visitor is None:
+        if self._access.visitor(token, None) is None:
             return self._refuse(request)
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
         path = "/" if request.url.path == "/login" else quote("/" + request.url.path.lstrip("/"))

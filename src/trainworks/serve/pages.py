@@ -64,8 +64,7 @@ def problem_page(problem: TrainworksError, status: int, visitor: Visitor | None)
 
 def sign_in_page(status: int = 401) -> Response:
     """The form for a token."""
-    document = Document("Sign in", "trainworks", [])
-    return HTMLResponse(render(document, "sign_in.html", None), status)
+    return HTMLResponse(render(Document("Sign in", "trainworks", []), "sign_in.html", None), status)
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -237,5 +236,4 @@ def _form_pages(router: APIRouter, site: Site) -> None:
 
 def _text_form(title: str, action: str, visitor: Visitor, text: str, problem: TrainworksError | None = None) -> str:
     sections = [Section("", [Preformatted(problem.render())])] if problem else []
-    document = Document(title, action, sections)
-    return render(document, "form.html", visitor, action=f"/{action}", text=text)
+    return render(Document(title, action, sections), "form.html", visitor, action=f"/{action}", text=text)

@@ -245,7 +245,6 @@ class _NodeAgent(LocalElasticAgent):
         self._hung = True
         culprit, log = hang.first, self._run_dir.rank_log(hang.first.rank)
         pid = self._monitor.last_seen(culprit.rank).pid
-        stack = "" if culprit.is_stopped else _stack(pid, log)
         self._exits.note(
             FailureEvent(
                 kind="failure",
@@ -257,7 +256,7 @@ class _NodeAgent(LocalElasticAgent):
                 signal=None,
                 message=hang.message(),
                 hint=hang.hint(str(log)),
-                traceback=stack,
+                traceback="" if culprit.is_stopped else _stack(pid, log),
                 step=culprit.beat.step,
                 phase=culprit.beat.phase.text,
                 silent_s=culprit.silent_s,

@@ -18,11 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers.models.auto import modeling_auto
 
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
@@ -134,7 +130,7 @@ def _write_causal(
     tokenization = Tokenization.read(data)
     write = _write_whole if decoder_config(config) is None else _write_decoder
     facts = write(folder, config, part, dtype, file_bytes)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.architectures = [modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     if workload.model.hf is None:  # given by dimensions: it gets the token that ends its documents
         end = end_of_text(tokenization.tokenizer)
         config.bos_token_id, config.eos_token_id = end, end
@@ -150,11 +146,11 @@ def _write_transformer(
     facts = _write_state(folder, part, dtype, file_bytes)
     if workload.task == "masked-lm":
         config = MaskedLanguageModeling(workload, data, micro_batch=1).config
-        architectures: Mapping[str, str] = MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        architectures: Mapping[str, str] = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         write_tokenizer(workload, Tokenization.read(data), part)
     else:
         config = ImageClassification(workload, data, micro_batch=1).config
-        architectures = MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+        architectures = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
     config.architectures = [architectures[config.model_type]]
     _write_config(config, part, dtype)
     return facts

@@ -189,8 +189,7 @@ class Trainer:
         result = self._result = self.evaluator.evaluate(step)
         marks.evaluated = self.timeline.mark()
         self.telemetry.add_evaluation(result)
-        metric = self.evaluator.settings.metric
-        self.evaluations.append(EvaluatedStep(step, result.get(metric, math.nan)))
+        self.evaluations.append(EvaluatedStep(step, result.get(self.evaluator.settings.metric, math.nan)))
         return True
 
     @property

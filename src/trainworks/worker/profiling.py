@@ -29,7 +29,6 @@ from trainworks.record.run_dir import RunDir
 _TOP_OPERATORS = 15
 _COMMUNICATION = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", "ncclDevKernel", "ncclKernel", "record_param_comms")
 _WRAPPERS = ("autograd::", "torch::autograd", "FSDP::", "Optimizer.")
-_OPTIMIZER = "Optimizer.step#"
 
 Interval = tuple[float, float]
 
@@ -156,7 +155,7 @@ def summarize(recording: torch.profiler.profile, *, rank: int, request: ProfileR
     """
     events: list[Any] = list(recording.events() or [])
     on_device = [event for event in events if event.device_type != DeviceType.CPU and not event.is_user_annotation]
-    optimizer = _merged(_span(event) for event in events if event.name.startswith(_OPTIMIZER))
+    optimizer = _merged(_span(event) for event in events if event.name.startswith("Optimizer.step#"))
     threads = Counter(event.thread for event in events if _is_operator(event.name))
     training_thread = threads.most_common(1)[0][0] if threads else None
     ran = on_device or [

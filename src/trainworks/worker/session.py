@@ -74,10 +74,9 @@ def start(
         )
     if not dist.is_initialized():
         join_group("nccl" if torch.cuda.is_available() else "gloo", os.environ.get("MASTER_ADDR", LOOPBACK))
-    state = _State(model, optimizer, also or {})
     return Session(
         RunDir(Path(folder)),
-        state,
+        _State(model, optimizer, also or {}),
         num_steps=num_steps,
         checkpoint_every=checkpoint_every,
         samples_per_step=samples_per_step,

@@ -334,7 +334,6 @@ def _resume(trainer: Trainer, rank: _Rank) -> int:
 
 
 def _write_sample(parallel: Parallel, prompt: str, step: int, rank: _Rank) -> None:
-    window = rank.workload.data.sequence_length
-    text = generate(parallel, rank.data.train, prompt, window=window, device=rank.device)
+    text = generate(parallel, rank.data.train, prompt, window=rank.workload.data.sequence_length, device=rank.device)
     if rank.rank == 0:
         rank.run_dir.note(SampleEvent(kind="sample", step=step, prompt=prompt, text=text))

@@ -143,8 +143,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     )
     steps = _steps(request, opened, parallel, optimizer, timeline, device)
     trained = [each.local for each in optimizer.parameters]
-    states = [value for state in optimizer.adamw.state.values() for value in state.values()]
-    of_rank = _bytes(states)
+    of_rank = _bytes([value for state in optimizer.adamw.state.values() for value in state.values()])
     held = _bytes(tensor for part in parallel.parts for tensor in trained_state(part).values())
     return Trial(
         num_parameters=sum(parameter.numel() for part in parallel.parts for parameter in part.parameters()),

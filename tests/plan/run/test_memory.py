@@ -10,7 +10,7 @@ from tests.plan.shapes import shape
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.activations import activation_bytes
 from trainworks.plan.degrees import layouts_of
-from trainworks.plan.run.memory import checkpoint_bytes, effective_layouts, predict_memory
+from trainworks.plan.run.memory import checkpoint_bytes, effective_layouts, run_memories
 from trainworks.plan.software import worker_software
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
@@ -40,8 +40,9 @@ def memory(
     model: ModelShape, *, precision: str = "fp32", device: str = "cpu", length: int = 128, **written: object
 ) -> MemoryTerms:
     """Of sequences of 128 tokens."""
-    wanted = cut(**written)  # type: ignore[arg-type]
-    return predict_memory(model, wanted, sequence_length=length, precision=precision, baseline_bytes=0, device=device)
+    layouts = layouts_of([cut(**written)])  # type: ignore[arg-type]
+    sizes = {"sequence_length": length, "precision": precision, "baseline_bytes": 0, "device": device}
+    return run_memories(model, layouts, **sizes).terms()  # type: ignore[arg-type]
 
 
 def kept_by_block(model: ModelShape, precision: str, length: int = 128, **written: object) -> float:

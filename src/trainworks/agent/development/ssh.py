@@ -67,8 +67,7 @@ class SshServing:
 
     def in_use(self) -> int:
         """Number of connections that have logged in."""
-        children = children_of(self.child.pid)
-        return sum(_is_logged_in(title) for title in children.values())
+        return sum(_is_logged_in(title) for title in children_of(self.child.pid).values())
 
     def describe(self) -> DevServer:
         """Address, user and host key."""

@@ -26,18 +26,9 @@ from packaging.markers import default_environment
 from trainworks.agent.environments.cache import COMPLETE, hold, lock_of
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, take_lock, write_atomic
-from trainworks.host import process
+from trainworks.host import installed, process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import cache_folder
-from trainworks.host.installed import (
-    conda_packages_in,
-    cuda_of,
-    distributions_in,
-    driver_version,
-    machine_platform,
-    site_packages,
-    unmet_requirements,
-)
 from trainworks.jobs.lock_file import Requirements, read_lock
 from trainworks.record.run_environment import LOCKS, NodeEnvironment, ResolvedEnvironment
 
@@ -128,7 +119,7 @@ def _plan_of(wanted: ResolvedEnvironment, behind: tuple[str, ...]) -> _BuildPlan
             hint="use a lock file for this Python; a command may have any environment",
         )
     facts = [_FORMAT, wanted.kind, wanted.sha256, wanted.python, behind]
-    facts += [platform.python_version(), sys.base_prefix, machine_platform(), *platform.libc_ver()]
+    facts += [platform.python_version(), sys.base_prefix, installed.machine_platform(), *platform.libc_ver()]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     folder = cache_folder("environments", key)
     if is_lock:
@@ -200,7 +191,9 @@ def _complete(plan: _BuildPlan) -> BuiltEnvironment | None:
         facts = NodeEnvironment.model_validate_json((plan.folder / COMPLETE).read_bytes())
     except (OSError, ValueError):
         return None
-    return BuiltEnvironment(plan.folder, facts.model_copy(update={"built_s": 0.0, "driver": driver_version()}))
+    return BuiltEnvironment(
+        plan.folder, facts.model_copy(update={"built_s": 0.0, "driver": installed.driver_version()})
+    )
 
 
 def _lock(plan: _BuildPlan, stopping: Callable[[], bool], clock: Clock) -> int:
@@ -256,9 +249,9 @@ def _reason(log: Path) -> str:
 
 def _finish(plan: _BuildPlan, built_s: float) -> BuiltEnvironment:
     """Check what was installed, and declare the environment complete."""
-    packages = site_packages(plan.folder)
+    packages = installed.site_packages(plan.folder)
     if plan.requirements is not None and (
-        unmet := list(unmet_requirements(str(packages), _own_path() if plan.behind else ()))
+        unmet := list(installed.unmet_requirements(str(packages), _own_path() if plan.behind else ()))
     ):
         more = f" and {len(unmet) - _MOST_UNMET} more" if len(unmet) > _MOST_UNMET else ""
         raise UsageError(
@@ -279,12 +272,12 @@ def _facts(plan: _BuildPlan, packages: Path, built_s: float) -> NodeEnvironment:
     )
     if asked.exit_code != 0:
         raise _failure(plan, f"its Python does not start: {asked.stderr.strip()[-200:]}")
-    found = distributions_in([str(packages), *(_own_path() if plan.behind else ())])
+    found = installed.distributions_in([str(packages), *(_own_path() if plan.behind else ())])
     if plan.wanted.kind == "conda":
-        found = conda_packages_in(plan.folder)
+        found = installed.conda_packages_in(plan.folder)
     locked = plan.requirements
     if locked is not None:
-        own = {one.name for one in distributions_in([str(packages)])}
+        own = {one.name for one in installed.distributions_in([str(packages)])}
         found = tuple(
             one.model_copy(update={"hashes": one.hashes or locked.hashes_of(one.name)}) if one.name in own else one
             for one in found
@@ -295,11 +288,11 @@ def _facts(plan: _BuildPlan, packages: Path, built_s: float) -> NodeEnvironment:
         key=plan.folder.name,
         folder=str(plan.folder),
         python=asked.stdout.strip(),
-        platform=machine_platform(),
+        platform=installed.machine_platform(),
         tool=plan.tool,
         distributions=found,
-        cuda=cuda_of(found),
-        driver=driver_version(),
+        cuda=installed.cuda_of(found),
+        driver=installed.driver_version(),
         built_s=built_s,
     )
 

@@ -48,8 +48,7 @@ class CopyFacts:
 
 def places(run_dir: RunDir) -> list[CheckpointPlace]:
     """The places of `checkpoint.copies` of a run."""
-    copies = run_dir.read_resolved().run_file.checkpoint.copies
-    return [place_of(copy, run_dir.run_id) for copy in copies]
+    return [place_of(copy, run_dir.run_id) for copy in run_dir.read_resolved().run_file.checkpoint.copies]
 
 
 def copies_in(where: Sequence[CheckpointPlace]) -> list[CopyFacts]:
@@ -67,12 +66,8 @@ def copies_in(where: Sequence[CheckpointPlace]) -> list[CopyFacts]:
     return found
 
 
-def rehearse(place: CheckpointPlace, scratch: Path | None = None) -> CopyFacts:
+def rehearse(place: CheckpointPlace) -> CopyFacts:
     """Bring the newest copy of a place to this machine, compare its checksums, and load all that is in it.
-
-    Args:
-        place: of the copies.
-        scratch: folder with space for one checkpoint; that of the system when None.
 
     Raises:
         MissingExtraError: torch is not installed.
@@ -86,7 +81,7 @@ def rehearse(place: CheckpointPlace, scratch: Path | None = None) -> CopyFacts:
         if not there:
             return CopyFacts(place.address, None, None, "no complete copy")
         manifest = there[max(there)]
-        with brought(place, manifest, scratch) as folder:
+        with brought(place, manifest) as folder:
             return CopyFacts(place.address, manifest.step, manifest, None, shards.open_checkpoint(folder))
     except (TrainworksError, OSError) as error:
         return CopyFacts(place.address, None, None, str(error))

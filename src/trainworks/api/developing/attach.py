@@ -20,23 +20,21 @@ _END_S = 2.0
 """Longest wait for a bridge that was asked to end."""
 
 
-def run_in_job(run: Run, command: Sequence[str], *, node: int = 0, terminal: bool | None = None) -> int:
+def run_in_job(run: Run, command: Sequence[str], *, node: int = 0) -> int:
     """Run a command beside the ranks of a running job, with their environment; returns its exit code.
 
-    It has the input, output and terminal of this process, and ends with the job at the latest.
+    It has the input and output of this process, a terminal if they are one, and ends with the job at the latest.
 
     Args:
         run: the run.
         command: argument vector.
         node: index of the node.
-        terminal: whether the command gets a terminal; None if this process has one for its input and output.
 
     Raises:
         UsageError: the run is not running, has no such node, or its backend cannot do this.
         EnvironmentProblem: a program of the backend is not installed here.
     """
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() if terminal is None else terminal
-    return _attached(_enter(run, command, node=node, terminal=is_terminal))
+    return _attached(_enter(run, command, node=node, terminal=sys.stdin.isatty() and sys.stdout.isatty()))
 
 
 def forward_port(

@@ -75,8 +75,7 @@ class PreparedRun:
         as_written = run_file.cluster.model_copy(update={"of": self.request.run_file.cluster.of})
         run_file = run_file.model_copy(update={"cluster": as_written})
         source = self.request.source if isinstance(self.request.source, Source) else None
-        backend = self.backend if ask else None
-        found = forecast(run_file, source, backend, learning=learning)
+        found = forecast(run_file, source, self.backend if ask else None, learning=learning)
         return replace(self, resolved=self.resolved.model_copy(update={"forecast": found}))
 
     def expected_cost(self, jobs: int = 1) -> ExpectedCost | None:

@@ -108,11 +108,9 @@ def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
     shape = ready.shape or model_shape(workload)
     if not shape.causal:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
-    written = resolved.run_file.layout
     memory = memory_per_rank(resolved.host, resolved.processes)
-    support = _support(ready, shape)
-    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, support=support)
-    size = largest_micro_batch(job, written)
+    job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, support=_support(ready, shape))
+    size = largest_micro_batch(job, resolved.run_file.layout)
     tokens = tokens_in_data(workload, planning.announce)
     steps = num_steps(workload, tokens_in_data=tokens)
     sequences = None if tokens is None else sequences_in(workload.data, tokens)

@@ -29,16 +29,7 @@ from trainworks.jobs.cluster_job import ClusterJob, cluster_job
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.measure.health.node_health import NodeHealth
-from trainworks.observe.exporter import (
-    COLLECTOR_SECONDS,
-    COLLECTOR_SUCCESS,
-    RUNS_LEFT_OUT,
-    RUNS_UNREADABLE,
-    MetricsServer,
-    ServerSecurity,
-    health_samples,
-    read_token,
-)
+from trainworks.observe import exporter
 from trainworks.observe.following import describe
 from trainworks.observe.metrics.fabric import fabric_samples
 from trainworks.observe.metrics.family import MetricSample, exposition
@@ -128,19 +119,19 @@ class NodeMetrics:
                 self._notify(f"collector `{name}`: {problem}")
             self._problems[name] = problem
             yield from samples
-            yield COLLECTOR_SUCCESS.sample(not problem, name)
-            yield COLLECTOR_SECONDS.sample(time.perf_counter() - start_s, name)
+            yield exporter.COLLECTOR_SUCCESS.sample(not problem, name)
+            yield exporter.COLLECTOR_SECONDS.sample(time.perf_counter() - start_s, name)
 
     def _run_samples(self) -> Iterator[MetricSample]:
         for run in self._watcher.facts():
             yield from run_samples(run)
-        yield RUNS_UNREADABLE.sample(self._watcher.unreadable)
-        yield RUNS_LEFT_OUT.sample(self._watcher.left_out)
+        yield exporter.RUNS_UNREADABLE.sample(self._watcher.unreadable)
+        yield exporter.RUNS_LEFT_OUT.sample(self._watcher.left_out)
 
     def _health_samples(self) -> Iterable[MetricSample]:
         if self._health is None or self._clock.now() - self._checked_at >= _HEALTH_EVERY_S:
             self._health, self._checked_at = self._check(), self._clock.now()
-        return health_samples({each.check: each.verdict for each in self._health.results}, self._checked_at)
+        return exporter.health_samples({each.check: each.verdict for each in self._health.results}, self._checked_at)
 
 
 class _StoreQueue:
@@ -210,7 +201,7 @@ def metrics_server(
     token_file: Path | None = None,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
-) -> MetricsServer:
+) -> exporter.MetricsServer:
     """A server that answers GET /metrics.
 
     Args:
@@ -228,8 +219,8 @@ def metrics_server(
     address = listen_address(listen, token_file, hint=hint)
     if tls_key is not None and tls_cert is None:
         raise ArgumentError("a key needs its certificate", argument="tls_key", hint="add `--tls-cert FILE`")
-    token = None if token_file is None else read_token(token_file)
-    return MetricsServer(metrics.text, address, ServerSecurity(token, tls_cert, tls_key))
+    token = None if token_file is None else exporter.read_token(token_file)
+    return exporter.MetricsServer(metrics.text, address, exporter.ServerSecurity(token, tls_cert, tls_key))
 
 
 def write_metrics(

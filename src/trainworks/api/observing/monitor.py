@@ -16,15 +16,9 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.host.users import this_host
 from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.observe.monitoring import prometheus
 from trainworks.observe.monitoring.alerts import ALERTS
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
-from trainworks.observe.monitoring.prometheus import (
-    MonitoringSetup,
-    alertmanager_config,
-    exporter_manifest,
-    prometheus_config,
-    target_files,
-)
 from trainworks.observe.monitoring.rules import alert_rules, alert_tests, dcgm_counters, recording_rules
 from trainworks.observe.monitoring.zabbix import IN_ZABBIX, zabbix_template
 
@@ -66,7 +60,7 @@ def render_monitoring(
     Raises:
         ArgumentError: a webhook or `docs` is not an HTTP address, or a team has no plain name.
     """
-    setup = MonitoringSetup(
+    setup = prometheus.MonitoringSetup(
         scrape_interval_s=scrape_interval_s,
         alertmanager=alertmanager,
         token_file=token_file,
@@ -83,23 +77,23 @@ def render_monitoring(
     if token_file is not None and ca_file is None:
         notify("Prometheus sends the token to the exporters over plain HTTP; use TLS, and name their `--ca-file`")
     files = {
-        "prometheus.yml": prometheus_config(setup),
+        "prometheus.yml": prometheus.prometheus_config(setup),
         "recording.yml": recording_rules(),
         "alerts.yml": alert_rules(of_zabbix, docs),
         "alerts_test.yml": alert_tests("alerts.yml", of_zabbix, docs),
-        "alertmanager.yml": alertmanager_config(setup),
+        "alertmanager.yml": prometheus.alertmanager_config(setup),
     }
     if kubernetes:
         files["dcgm_counters.csv"] = dcgm_counters()
     if image is not None:
-        files["exporter.yaml"] = exporter_manifest(image)
+        files["exporter.yaml"] = prometheus.exporter_manifest(image)
     if zabbix:
         alerts = {alert.name: alert for alert in ALERTS}
         files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s, docs=docs)
     return files
 
 
-def _check(setup: MonitoringSetup, *, docs: str | None, image: str | None) -> None:
+def _check(setup: prometheus.MonitoringSetup, *, docs: str | None, image: str | None) -> None:
     addresses = [("page", setup.page), ("ticket", setup.ticket), ("docs", docs)]
     for argument, url in (*addresses, *(("team", url) for url in setup.teams.values())):
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
@@ -151,8 +145,8 @@ def monitored_nodes(cluster: str | None = None, *, notify: Notify = warn) -> dic
     """
     backend = backend_on(cluster)
     if isinstance(backend, LocalBackend):
-        return target_files([EXPORTER_ADDRESS.host], {"node": this_host()})
-    files = target_files(node.name for node in backend.nodes())
+        return prometheus.target_files([EXPORTER_ADDRESS.host], {"node": this_host()})
+    files = prometheus.target_files(node.name for node in backend.nodes())
     notify(
         f"the exporter listens on {EXPORTER_ADDRESS} by default, where other machines cannot read it: start those of "
         f"these nodes with `--listen 0.0.0.0:{EXPORTER_ADDRESS.port} --token-file FILE`"

@@ -20,18 +20,8 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
+from trainworks.observe import notify
 from trainworks.observe.following import report_beside, secrets_of
-from trainworks.observe.notify import (
-    Deliver,
-    Outbox,
-    RunLook,
-    apply_events,
-    apprise_delivery,
-    cause_text,
-    danger_message,
-    deliveries,
-    waiting_message,
-)
 from trainworks.record.events.log import read_events_from
 from trainworks.record.history import read_history
 from trainworks.record.run_dir import RunDir
@@ -57,7 +47,7 @@ class Messenger:
         self,
         run_dir: RunDir,
         options: Notifications,
-        deliver: Deliver,
+        deliver: notify.Deliver,
         state: Callable[[], JobState],
         clock: Clock,
     ) -> None:
@@ -81,9 +71,11 @@ class Messenger:
         """
         look = self._look()
         events, events_bytes = read_events_from(self._run_dir.events_file, self.box.events_bytes)
-        box = apply_events(self.box, events, look, self._options).model_copy(update={"events_bytes": events_bytes})
+        box = notify.apply_events(self.box, events, look, self._options).model_copy(
+            update={"events_bytes": events_bytes}
+        )
         self._store(self._with_danger(box, look))
-        for box in deliveries(self.box, self._options, self._deliver):
+        for box in notify.deliveries(self.box, self._options, self._deliver):
             self._store(box.model_copy(update={"problem": None}))
         return look.state
 
@@ -96,29 +88,29 @@ class Messenger:
 
     def put_waiting(self, waits_s: float, reason: str | None) -> None:
         """Put the message of a run that waits too long into the outbox."""
-        message = waiting_message(self._run_dir.run_id, waits_s, reason)
+        message = notify.waiting_message(self._run_dir.run_id, waits_s, reason)
         self._store(self.box.with_message(message, self._options, self._clock.now()))
 
-    def _with_danger(self, box: Outbox, look: RunLook) -> Outbox:
+    def _with_danger(self, box: notify.Outbox, look: notify.RunLook) -> notify.Outbox:
         if box.danger_told or box.launch_at is None:
             return box
         now = self._clock.now()
-        message = danger_message(self._run_dir.read_resolved().run_file, look, now)
+        message = notify.danger_message(self._run_dir.read_resolved().run_file, look, now)
         if message is None:
             return box
         return box.with_message(message, self._options, now).model_copy(update={"danger_told": True})
 
-    def _look(self) -> RunLook:
+    def _look(self) -> notify.RunLook:
         state = self._state()  # before the record: what was written before a final state is then read below
         progress = self._follower.look()
         resolved = self._run_dir.read_resolved()
         num_steps = resolved.plan.num_steps if resolved.plan else None
         failure = failure_of(self._run_dir, state)
-        return RunLook(
+        return notify.RunLook(
             run=self._run_dir.run_id,
             state=state,
             updated_at=progress.status.updated_at,
-            cause=cause_text(progress.status.end),
+            cause=notify.cause_text(progress.status.end),
             step=progress.latest["step"] if progress.latest else 0,
             num_steps=num_steps,
             loss=progress.latest["loss"] if progress.latest else None,
@@ -138,17 +130,17 @@ class Messenger:
             self._held_before = launched_at
         return self._held_before_s + max(0.0, now - launched_at)
 
-    def _store(self, box: Outbox) -> None:
+    def _store(self, box: notify.Outbox) -> None:
         if box != self.box:
             self.box = box
             write_atomic(self._file, box.model_dump_json(indent=2) + "\n", durable=False)
 
 
-def _read_box(file: Path) -> Outbox:
+def _read_box(file: Path) -> notify.Outbox:
     try:
-        return Outbox.model_validate_json(file.read_bytes())
+        return notify.Outbox.model_validate_json(file.read_bytes())
     except (FileNotFoundError, ValidationError):
-        return Outbox()
+        return notify.Outbox()
 
 
 def wait_for_start(run: Run, waiting_after_s: float, clock: Clock) -> float | None:
@@ -177,7 +169,7 @@ def main(run_folder: str, name: str) -> int:
         return 0
 
     def start(state: Callable[[], JobState]) -> Messenger:
-        messenger = Messenger(run_dir, options, apprise_delivery(options, os.environ, secrets), state, clock)
+        messenger = Messenger(run_dir, options, notify.apprise_delivery(options, os.environ, secrets), state, clock)
         if waits_s is not None:
             messenger.put_waiting(waits_s, run.status.message)
         return messenger

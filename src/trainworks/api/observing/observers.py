@@ -11,16 +11,14 @@ from trainworks.host import process
 from trainworks.observe.following import TRACKER_LIBRARIES, check_library
 from trainworks.record.run_dir import RunDir
 
-_TRACK = "trainworks.api.observing.track"
 _NOTIFY = "trainworks.api.observing.notify"
-_COPIER = "trainworks.observe.copies.copier"
 
 
 def observers_of(run_file: RunFile) -> tuple[tuple[str, str], ...]:
     """Module and name of every process that the supervisor starts to report a run."""
     messages = ((_NOTIFY, "notify"),) if run_file.notify else ()
-    copiers = ((_COPIER, str(number)) for number in range(len(run_file.checkpoint.copies)))
-    return (*((_TRACK, name) for name in run_file.track.names), *messages, *copiers)
+    copiers = (("trainworks.observe.copies.copier", str(number)) for number in range(len(run_file.checkpoint.copies)))
+    return (*(("trainworks.api.observing.track", name) for name in run_file.track.names), *messages, *copiers)
 
 
 def check_observers(run_file: RunFile) -> None:

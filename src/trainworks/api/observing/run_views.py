@@ -64,8 +64,7 @@ class RunView:
         """What a report was made of."""
         run_dir = self.run.run_dir
         files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
-        state = str(current_state(run_dir.read_status()))
-        return (*map(_size_and_time, files), state)
+        return (*map(_size_and_time, files), str(current_state(run_dir.read_status())))
 
     def events(self) -> list[Event]:
         """All events so far."""
@@ -83,8 +82,7 @@ class RunView:
         with self._lock:
             record, metrics, start_s = self._record(), self.all_metrics(), time.monotonic()
             if self._report is None or (record != self._report_of and start_s >= self._report_due):
-                state = str(self.run.state)
-                self._report = build_report(self.run.run_dir, time.time(), state=state, metrics=metrics)
+                self._report = build_report(self.run.run_dir, time.time(), state=str(self.run.state), metrics=metrics)
                 self._report_of = record
                 self._report_due = time.monotonic() + (time.monotonic() - start_s) / _REPORT_SHARE
             return self._report

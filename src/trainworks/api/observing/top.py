@@ -40,8 +40,7 @@ class LiveRuns:
     """
 
     def __init__(self, folder: Path | str = "runs") -> None:
-        clock = SystemClock()
-        self._watcher = RunWatcher(Path(folder), tuple, clock, with_waiting=True, keep_s=0.0, most_runs=_ALL)
+        self._watcher = RunWatcher(Path(folder), tuple, SystemClock(), with_waiting=True, keep_s=0.0, most_runs=_ALL)
 
     def look(self) -> Overview:
         """What runs now."""

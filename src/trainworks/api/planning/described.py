@@ -138,8 +138,7 @@ def forecast(
         model = planned_model(planned, source)
     except TrainworksError:  # its config is where the job runs, and is read there
         return None
-    plan = plan_cluster(planned, source, cluster=cluster, model=model, advise=False, learning=learning)
-    best = plan.best[0]
+    best = plan_cluster(planned, source, cluster=cluster, model=model, advise=False, learning=learning).best[0]
     train_s = model.steps * best.step_time_s if is_counted else None
     price = price_of(run_file, cluster)
     return Forecast(

@@ -6,7 +6,8 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -98,11 +99,10 @@ def drill(
     place = _place(run_file, is_soak=soak is not None)
     runs = _own_folder(Path(folder))
     chosen = [_fault(name) for name in faults] or list(HARMLESS_AFTERWARDS if soak else DrillFault)
-    undisturbed = _undisturbed(run_file, runs, place, progress)
+    own = _Drill(run_file, runs, seed, _undisturbed(run_file, runs, place, progress), progress)
     if soak is not None:
-        seconds = parse_duration(soak) if isinstance(soak, str) else soak
-        return _soak(run_file, runs, chosen, seed, seconds, undisturbed, progress)
-    return _faults(run_file, runs, chosen, seed, undisturbed, progress)
+        return own.soak(chosen, parse_duration(soak) if isinstance(soak, str) else soak)
+    return own.play(chosen)
 
 
 def _place(run_file: RunFile, *, is_soak: bool) -> DrillPlace:
@@ -174,76 +174,106 @@ def _losses(run: DrilledRun) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in run.rows()}
 
 
-def _faults(
-    run_file: RunFile,
-    runs: Path,
-    faults: Sequence[DrillFault],
-    seed: int,
-    undisturbed: DrilledRun,
-    progress: Callable[[str], None],
-) -> DrillReport:
-    """Most faults in one run; a full disk and a failing store in runs of their own."""
-    copy = _copy_in_a_store(run_file)
-    place = undisturbed.place
-    skipped = {fault: why for fault in faults if (why := place.why_not(fault)) is not None}
-    if DrillFault.FAIL_STORE in faults and copy is None:
-        skipped.setdefault(DrillFault.FAIL_STORE, _NO_STORE)
-    able = [fault for fault in ordered(faults, seed) if fault not in skipped]
-    rng = random.Random(seed)  # noqa: S311  # victims, not secrets
-    with ExitStack() as open_until_end:
-        network = ""
-        if DrillFault.CUT_NETWORK in able:
-            network = open_until_end.enter_context(Namespace(f"drill-{os.getpid()}")).name
-        in_one = [fault for fault in able if fault not in IN_RUNS_OF_THEIR_OWN]
-        reported, outcomes = undisturbed, list[FaultOutcome]()
-        if in_one:
-            main = _scenario(_written(run_file, runs, "faults"), runs, place, rng, progress, network=network)
-            open_until_end.callback(main.run.end)
-            main.play(in_one)
-            reported, outcomes = main.run, main.outcomes(_losses(undisturbed))
-        if DrillFault.FULL_DISK in able:
-            outcomes += _full_disk(run_file, runs, rng, undisturbed, progress)
-        if DrillFault.FAIL_STORE in able and copy is not None:
-            outcomes += _failing_store(run_file, runs, rng, undisturbed, progress, copy)
-    outcomes += [FaultOutcome(fault, skipped=why) for fault, why in skipped.items()]
-    return _report(reported, seed, outcomes)
+@dataclass(frozen=True)
+class _Drill:
+    """The runs of one drill, which share what draws their victims."""
 
+    run_file: RunFile
+    runs: Path
+    seed: int
+    undisturbed: DrilledRun
+    progress: Callable[[str], None]
 
-def _scenario(
-    run_file: Path,
-    runs: Path,
-    place: DrillPlace,
-    rng: random.Random,
-    progress: Callable[[str], None],
-    *,
-    network: str = "",
-    disk: Path | None = None,
-    store: FailingStore | None = None,
-) -> FaultScenario:
-    prefix = ("ip", "netns", "exec", network) if network else ()
-    run = DrilledRun(run_file, name=run_file.stem, runs=disk or runs, clock=SystemClock(), place=place, prefix=prefix)
-    return FaultScenario(run, rng, progress, network=network, disk=disk, store=store)
+    @cached_property
+    def rng(self) -> random.Random:
+        return random.Random(self.seed)  # noqa: S311  # victims, not secrets
 
+    def play(self, faults: Sequence[DrillFault]) -> DrillReport:
+        """Most faults in one run; a full disk and a failing store in runs of their own."""
+        copy = _copy_in_a_store(self.run_file)
+        place = self.undisturbed.place
+        skipped = {fault: why for fault in faults if (why := place.why_not(fault)) is not None}
+        if DrillFault.FAIL_STORE in faults and copy is None:
+            skipped.setdefault(DrillFault.FAIL_STORE, _NO_STORE)
+        able = [fault for fault in ordered(faults, self.seed) if fault not in skipped]
+        with ExitStack() as open_until_end:
+            network = ""
+            if DrillFault.CUT_NETWORK in able:
+                network = open_until_end.enter_context(Namespace(f"drill-{os.getpid()}")).name
+            in_one = [fault for fault in able if fault not in IN_RUNS_OF_THEIR_OWN]
+            reported, outcomes = self.undisturbed, list[FaultOutcome]()
+            if in_one:
+                main = self._scenario(_written(self.run_file, self.runs, "faults"), network=network)
+                open_until_end.callback(main.run.end)
+                main.play(in_one)
+                reported, outcomes = main.run, main.outcomes(_losses(self.undisturbed))
+            if DrillFault.FULL_DISK in able:
+                outcomes += self._full_disk()
+            if DrillFault.FAIL_STORE in able and copy is not None:
+                outcomes += self._failing_store(copy)
+        outcomes += [FaultOutcome(fault, skipped=why) for fault, why in skipped.items()]
+        return _report(reported, self.seed, outcomes)
 
-def _full_disk(
-    run_file: RunFile,
-    runs: Path,
-    rng: random.Random,
-    undisturbed: DrilledRun,
-    progress: Callable[[str], None],
-) -> list[FaultOutcome]:
-    """A run whose whole folder is on a small disk, which fills up."""
-    plan = undisturbed.run_dir.read_resolved().plan
-    assert plan is not None
-    size = _DISK_CHECKPOINTS * plan.checkpoint_bytes + _DISK_MARGIN
-    with SmallDisk(runs / "small-disk", size) as disk:
-        written = _written(run_file, runs, "full-disk")
-        scenario = _scenario(written, runs, undisturbed.place, rng, progress, disk=disk.folder)
+    def soak(self, faults: Sequence[DrillFault], seconds: float) -> DrillReport:
+        """Random faults until the time is over; the run has steps enough for it, and ends without faults."""
+        steps = max(10, round(_SOAK_SHARE * seconds / median(row["step_s"] for row in self.undisturbed.rows())))
+        scenario = self._scenario(_written(self.run_file, self.runs, "soak", train_for=f"{steps} steps"))
+        run = scenario.run
+        longest_s = min(_LONGEST_GAP_S, seconds / _FAULTS_AT_LEAST)
         try:
-            scenario.play([DrillFault.FULL_DISK])
-            return scenario.outcomes(_losses(undisturbed))
+            usage = scenario.soak(faults, seconds, (longest_s / 3, longest_s))
         finally:
-            scenario.run.end()
+            run.end()
+        outcomes = scenario.outcomes({})
+        rows = run.rows()
+        ends = min(rows[0]["t"] + seconds, rows[-1]["t"])
+        goodput = soak_goodput(rows, run.events(), outcomes, ends)
+        return _report(run, self.seed, outcomes, Soak(ends - rows[0]["t"], len(outcomes), goodput, tuple(usage)))
+
+    def _scenario(
+        self, run_file: Path, *, network: str = "", disk: Path | None = None, store: FailingStore | None = None
+    ) -> FaultScenario:
+        prefix = ("ip", "netns", "exec", network) if network else ()
+        runs, place = disk or self.runs, self.undisturbed.place
+        run = DrilledRun(run_file, name=run_file.stem, runs=runs, clock=SystemClock(), place=place, prefix=prefix)
+        return FaultScenario(run, self.rng, self.progress, network=network, disk=disk, store=store)
+
+    def _full_disk(self) -> list[FaultOutcome]:
+        """A run whose whole folder is on a small disk, which fills up."""
+        plan = self.undisturbed.run_dir.read_resolved().plan
+        assert plan is not None
+        size = _DISK_CHECKPOINTS * plan.checkpoint_bytes + _DISK_MARGIN
+        with SmallDisk(self.runs / "small-disk", size) as disk:
+            scenario = self._scenario(_written(self.run_file, self.runs, "full-disk"), disk=disk.folder)
+            try:
+                scenario.play([DrillFault.FULL_DISK])
+                return scenario.outcomes(_losses(self.undisturbed))
+            finally:
+                scenario.run.end()
+
+    def _failing_store(self, copy: CheckpointCopy) -> list[FaultOutcome]:
+        """A run whose copies go through a failing proxy; its last copy has to load, and all are deleted again."""
+        assert copy.endpoint is not None
+        with FailingStore(copy.endpoint) as store:
+            folder = f"{copy.to}/{self.runs.name}-{SystemClock().now():.0f}"
+            own = copy.model_copy(update={"to": folder, "endpoint": store.address})
+            scenario = self._scenario(_written(self.run_file, self.runs, "fail-store", copies=[own]), store=store)
+            try:
+                scenario.play([DrillFault.FAIL_STORE])
+                problem = _copy_problem(scenario.run)
+                if not store.failed:
+                    scenario.skipped[DrillFault.FAIL_STORE] = "fewer than ten requests went to the store"
+                    scenario.injections.clear()
+                return [
+                    each if each.skipped else replace(each, problem=problem)
+                    for each in scenario.outcomes(_losses(self.undisturbed))
+                ]
+            finally:
+                store.recover()
+                scenario.run.end()
+                for place in places(scenario.run.run_dir):
+                    for step in place.manifests():
+                        place.delete(step)
 
 
 def _copy_in_a_store(run_file: RunFile) -> CheckpointCopy | None:
@@ -254,39 +284,6 @@ def _copy_in_a_store(run_file: RunFile) -> CheckpointCopy | None:
         if copy.is_s3
     )
     return next((copy for copy in with_address if (copy.endpoint or "").startswith("http://")), None)
-
-
-def _failing_store(
-    run_file: RunFile,
-    runs: Path,
-    rng: random.Random,
-    undisturbed: DrilledRun,
-    progress: Callable[[str], None],
-    copy: CheckpointCopy,
-) -> list[FaultOutcome]:
-    """A run whose copies go through a failing proxy; its last copy has to load, and all are deleted again."""
-    assert copy.endpoint is not None
-    with FailingStore(copy.endpoint) as store:
-        folder = f"{copy.to}/{runs.name}-{SystemClock().now():.0f}"
-        own = copy.model_copy(update={"to": folder, "endpoint": store.address})
-        written = _written(run_file, runs, "fail-store", copies=[own])
-        scenario = _scenario(written, runs, undisturbed.place, rng, progress, store=store)
-        try:
-            scenario.play([DrillFault.FAIL_STORE])
-            problem = _copy_problem(scenario.run)
-            if not store.failed:
-                scenario.skipped[DrillFault.FAIL_STORE] = "fewer than ten requests went to the store"
-                scenario.injections.clear()
-            return [
-                each if each.skipped else replace(each, problem=problem)
-                for each in scenario.outcomes(_losses(undisturbed))
-            ]
-        finally:
-            store.recover()
-            scenario.run.end()
-            for place in places(scenario.run.run_dir):
-                for step in place.manifests():
-                    place.delete(step)
 
 
 def _copy_problem(run: DrilledRun) -> str:
@@ -314,30 +311,3 @@ def _report(run: DrilledRun, seed: int, outcomes: Sequence[FaultOutcome], soak: 
         state=str(run.state),
         soak=soak,
     )
-
-
-def _soak(
-    run_file: RunFile,
-    runs: Path,
-    faults: Sequence[DrillFault],
-    seed: int,
-    seconds: float,
-    undisturbed: DrilledRun,
-    progress: Callable[[str], None],
-) -> DrillReport:
-    """Random faults until the time is over; the run has steps enough for it, and ends without faults."""
-    rng = random.Random(seed)  # noqa: S311  # victims, not secrets
-    step_s = median(row["step_s"] for row in undisturbed.rows())
-    written = _written(run_file, runs, "soak", train_for=f"{max(10, round(_SOAK_SHARE * seconds / step_s))} steps")
-    scenario = _scenario(written, runs, undisturbed.place, rng, progress)
-    run = scenario.run
-    longest_s = min(_LONGEST_GAP_S, seconds / _FAULTS_AT_LEAST)
-    try:
-        usage = scenario.soak(faults, seconds, (longest_s / 3, longest_s))
-    finally:
-        run.end()
-    outcomes = scenario.outcomes({})
-    rows = run.rows()
-    ends = min(rows[0]["t"] + seconds, rows[-1]["t"])
-    goodput = soak_goodput(rows, run.events(), outcomes, ends)
-    return _report(run, seed, outcomes, Soak(ends - rows[0]["t"], len(outcomes), goodput, tuple(usage)))

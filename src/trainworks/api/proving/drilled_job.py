@@ -81,8 +81,7 @@ class DrilledJob:
 
     def lose_node(self, run_dir: RunDir, node: int) -> Callable[[], None]:
         """Declare a node down."""
-        launches = of_kind(read_events(run_dir.events_file), SubmittedEvent)
-        name = str(launches[-1]["hosts"][node])
+        name = str(of_kind(read_events(run_dir.events_file), SubmittedEvent)[-1]["hosts"][node])
         self._backend.set_down(name, f"drill of {run_dir.run_id}")
 
         def give_back() -> None:

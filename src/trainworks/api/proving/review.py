@@ -85,11 +85,10 @@ def refuse_to_start(report: ReviewReport, run_file: RunFile, source: Source | No
     certain = not has_branches(run_file.run or "")
     for finding in report.findings:
         if certain and finding.file == name and RULES[finding.rule].stops:
-            hint = f"{finding.fix} `--no-review` starts the run in spite of it"
             raise UsageError(
                 f"the run would end before its first step ({finding.rule}): {finding.message}",
                 place=finding.place,
-                hint=hint,
+                hint=f"{finding.fix} `--no-review` starts the run in spite of it",
             )
 
 

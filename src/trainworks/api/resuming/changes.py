@@ -111,13 +111,12 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     resolved = before.model_copy(update={"run_file": run_file})
     has_new_layout = has_new_ranks or any(key.partition(".")[0] == "layout" for key in settings)
     if has_new_layout or changes.extends:
-        command = list(before.command) if before.command else None
         planned = resolve(
             run_file,
             None,
             run_id=before.run_id,
             runs=run_dir.path.parent,
-            command=command,
+            command=list(before.command) if before.command else None,
             node_planner=node_planner,
             environment=before.environment,
         )
@@ -199,8 +198,7 @@ def _replan(before: ResolvedRun, planned: ResolvedRun, *, keeps_layout: bool, ha
         return planned.in_place_of(before)
     num_steps = planned.plan.num_steps if has_new_length else before.plan.num_steps
     if keeps_layout:
-        kept = {"num_steps": num_steps, "evaluation": planned.plan.evaluation}
-        plan = before.plan.model_copy(update=kept)
+        plan = before.plan.model_copy(update={"num_steps": num_steps, "evaluation": planned.plan.evaluation})
         return before.model_copy(update={"run_file": planned.run_file, "plan": plan})
     plan = planned.plan.model_copy(update={"num_steps": num_steps})
     return planned.model_copy(update={"plan": plan}).in_place_of(before)

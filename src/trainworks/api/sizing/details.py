@@ -273,8 +273,7 @@ def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRe
     yearly = fact("hours per year", request.hours_per_year, "h/year", source=GIVEN)
     owning = own(bought, hours_per_year=yearly, given=request.given)
     accelerators = fact("accelerators bought", bought.num_accelerators, "", source="with spares")
-    hours = _hours(run.outcome)
-    cost = (owning.per_accelerator_hour * accelerators * hours).named(
+    cost = (owning.per_accelerator_hour * accelerators * _hours(run.outcome)).named(
         f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
     )
     interval_s = run.mean.interval.value

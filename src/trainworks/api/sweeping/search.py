@@ -24,7 +24,6 @@ class Search(Protocol):
 
     def propose(self, number: int, earlier: Sequence[SweepTrial]) -> dict[str, Any]:
         """Settings of the trial `number`, counted from 0, after the trials before it."""
-        ...
 
 
 class GridSearch:

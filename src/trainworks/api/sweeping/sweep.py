@@ -128,9 +128,7 @@ def full_key(key: str) -> str:
 
 
 def _objective(workload: Workload) -> str:
-    if workload.eval is None:
-        return "loss"
-    return f"held-out {workload.eval.metric}"
+    return "loss" if workload.eval is None else f"held-out {workload.eval.metric}"
 
 
 def _described(space: Space, key: str) -> Any:

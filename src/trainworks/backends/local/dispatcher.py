@@ -275,8 +275,7 @@ class Dispatcher:
         """States of the jobs this one depends on; an unknown job counts as failed."""
         if self._unmet(job):
             return "failed"
-        found = self._awaited(job)
-        return "met" if all(one is None or one.state.is_final for _, one in found) else "waiting"
+        return "met" if all(one is None or one.state.is_final for _, one in self._awaited(job)) else "waiting"
 
     def _unmet(self, job: JobRow) -> list[str]:
         """Dependencies of a job that can no longer be met."""
@@ -284,8 +283,7 @@ class Dispatcher:
 
     def _awaited(self, job: JobRow) -> list[tuple[Dependency, JobRow | None]]:
         """Dependencies of a job, each with its job; None if that is gone."""
-        dependencies = map(parse_dependency, job.spec.depends_on)
-        return [(one, self._store.find(one.job, uid=job.uid)) for one in dependencies]
+        return [(one, self._store.find(one.job, uid=job.uid)) for one in map(parse_dependency, job.spec.depends_on)]
 
     def _start(self, job: JobRow, placement: Sequence[Placement]) -> None:
         """Record the start, then launch: if the dispatcher dies in between, its successor requeues the job."""
@@ -320,8 +318,7 @@ class Dispatcher:
             )
             for job_id, one in decision.pending.items()
         }
-        news = {job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why}
-        self._store.explain(news)
+        self._store.explain({job_id: why for job_id, why in pending.items() if self._explained.get(job_id) != why})
         self._explained = pending
 
 

@@ -58,8 +58,7 @@ def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> All
         raise EnvironmentProblem(f"{missing} is not set", hint="this runs in a job of Slurm: submit the run") from None
     if here in nodes:
         nodes.sort(key=lambda name: name != here)
-    shown = ("--oneliner", "show", "nodes", ",".join(nodes))
-    said = client.call_patiently(PATIENCE_S, clock, "scontrol", *shown)
+    said = client.call_patiently(PATIENCE_S, clock, "scontrol", "--oneliner", "show", "nodes", ",".join(nodes))
     found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
     addresses = {match[1]: match[2] for match in found if match}
     return Allocation(
@@ -100,7 +99,6 @@ class StepHosts:
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """`srun` of one task on one node, which shares the resources of the job there with earlier steps."""
-        arguments = command[command.index("-m") + 1 :]
         return [
             "srun",
             "--nodes=1",
@@ -114,7 +112,7 @@ class StepHosts:
             f"--job-name=node-{node}",
             *self._step.options,
             *self._step.python,
-            *process.python_module("trainworks.backends.slurm.node", *arguments)[1:],
+            *process.python_module("trainworks.backends.slurm.node", *command[command.index("-m") + 1 :])[1:],
         ]
 
     def killed_by(self, exit_code: int) -> int | None:

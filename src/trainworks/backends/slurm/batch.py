@@ -152,8 +152,7 @@ class BatchScript(ClusterTurn):
             for number in _SIGNALS.keys() - _ENDING.keys():
                 signal.signal(number, _pass_on)
         allocation.start_step_watch(self._client, self.clock)
-        nodes = nodes_of(self.run_dir, resolved, (lock,), hosts)
-        return Supervisor(self.run_dir, resolved, nodes, self.clock, steps)
+        return Supervisor(self.run_dir, resolved, nodes_of(self.run_dir, resolved, (lock,), hosts), self.clock, steps)
 
     def taken(self) -> End | None:
         """Slurm itself requeues the job or ends it, except at its time limit; None also if its reason is unknown."""

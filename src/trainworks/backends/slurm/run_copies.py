@@ -139,8 +139,7 @@ class RunCopies:
 
     def _ask(self, words: Sequence[str], content: bytes, *, timeout_s: float | None = None) -> str:
         command = process.python_module(login_side.__name__, *words, python=self._options.python)
-        text = base64.b64encode(content).decode("ascii")
-        answer = self._client.run_on_login(command, text, timeout_s=timeout_s)
+        answer = self._client.run_on_login(command, base64.b64encode(content).decode("ascii"), timeout_s=timeout_s)
         if answer.exit_code == 0:
             return answer.stdout
         where = f"{self._options.login}:{self._options.folder}"

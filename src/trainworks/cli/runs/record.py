@@ -131,5 +131,4 @@ def _prune(unused_for: str, *, as_json: bool) -> None:
         return
     for one in found:
         typer.echo(f"{'in use ' if one.is_in_use else 'deleted'} {one.key} {format_bytes(one.num_bytes)}")
-    freed = sum(one.num_bytes for one in found if not one.is_in_use)
-    typer.echo(f"{format_bytes(freed)} freed")
+    typer.echo(f"{format_bytes(sum(one.num_bytes for one in found if not one.is_in_use))} freed")

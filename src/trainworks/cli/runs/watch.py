@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import typer
@@ -95,9 +94,7 @@ class StopOnInterrupt:
         self._before = {number: signal.signal(number, self._note) for number in self._SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -16,8 +16,6 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108, in the pods
 _TAKEN = ("shm", "runs", "job")
 """Volumes that Trainworks gives the pods."""
-_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
-_HOSTNAME = "kubernetes.io/hostname"
 _NAMED_BY_JOBSET = "the JobSet gives the pods their names"
 OWN_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/instance")
 
@@ -66,7 +64,7 @@ def read_template(reading: ManifestReading, template: Any, key: FieldPath, place
 def _read_metadata(reading: ManifestReading, metadata: Any, key: FieldPath) -> None:
     for part in ("labels", "annotations"):
         for name, value in reading.mapping(at(metadata, part), (*key, part)).items():
-            if name == _TOPOLOGY:
+            if name == "kueue.x-k8s.io/podset-required-topology":
                 reading.kubernetes("topology", value, (*key, part, name))
             elif name not in OWN_LABELS:
                 reading.patch(("metadata", part, name), value, (*key, part, name))
@@ -173,8 +171,7 @@ def _tolerations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 
 
 def _pull_secrets(reading: ManifestReading, value: Any, key: FieldPath) -> None:
-    names = [one["name"] for one, _ in reading.entries(value, key) if "name" in one]
-    reading.kubernetes("pull_secrets", names, key)
+    reading.kubernetes("pull_secrets", [one["name"] for one, _ in reading.entries(value, key) if "name" in one], key)
 
 
 def _affinity(reading: ManifestReading, value: Any, key: FieldPath) -> None:
@@ -193,7 +190,7 @@ def _avoids_nodes(affinity: Any, terms: Any) -> bool:
     rules = at(terms[0], "matchExpressions")
     is_one = list(affinity["nodeAffinity"]) == ["requiredDuringSchedulingIgnoredDuringExecution"] and len(terms[0]) == 1
     one = rules[0] if is_one and isinstance(rules, list) and len(rules) == 1 else None
-    return (at(one, "key"), at(one, "operator")) == (_HOSTNAME, "NotIn")
+    return (at(one, "key"), at(one, "operator")) == ("kubernetes.io/hostname", "NotIn")
 
 
 def _security(reading: ManifestReading, value: Any, key: FieldPath) -> None:

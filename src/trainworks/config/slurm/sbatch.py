@@ -192,8 +192,7 @@ class _Reading:
         elif option.name in _OWN:
             _OWN[option.name](self, option)
         elif option.name in PYXIS:
-            container = self.data["cluster"]["slurm"].setdefault("container", {})
-            container.setdefault("options", []).append(str(option))
+            self.data["cluster"]["slurm"].setdefault("container", {}).setdefault("options", []).append(str(option))
         else:
             if option.name not in KNOWN_OPTIONS:
                 note = "is left to a plugin of Slurm, because sbatch itself lacks it"
@@ -272,8 +271,7 @@ def _signal(reading: _Reading, option: Option) -> None:
 
 def _dependency(reading: _Reading, option: Option) -> None:
     """Pass on dependencies on Slurm job ids; `job.depends_on` takes jobs of Trainworks."""
-    parts = re.split("[,?]", option.text)
-    jobs = [job for part in parts for job in part.partition(":")[2].split(":") if job]
+    jobs = [job for part in re.split("[,?]", option.text) for job in part.partition(":")[2].split(":") if job]
     if any(not re.fullmatch(r"[0-9]+(_([0-9]+|\*))?(\+[0-9]+)?", job) for job in jobs):
         hint = "write it like `afterok:1234:1235`; `squeue` shows the ids"
         raise UsageError(f"`{option}` does not name jobs by their Slurm ids", hint=hint)

@@ -134,7 +134,6 @@ def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str,
 
 
 def _slurm_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
-    folder = paths.folder
     lines = [
         f"ClusterName={CLUSTER}",
         f"SlurmctldHost={host}(127.0.0.1)",
@@ -145,7 +144,7 @@ def _slurm_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
         "# cred_expire is also how long a requeued job waits before it may start again; Slurm's default is 120 s",
         f"AuthInfo=socket={paths.munge_socket},cred_expire=5",
         "CredType=cred/munge",
-        f"StateSaveLocation={folder}/state",
+        f"StateSaveLocation={paths.folder}/state",
         f"SlurmdSpoolDir={paths.spool}/%n",
         f"SlurmctldPidFile={paths.pid_file('slurmctld')}",
         f"SlurmdPidFile={paths.pid_file('slurmd-%n')}",

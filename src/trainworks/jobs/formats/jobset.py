@@ -69,8 +69,7 @@ def render(job: manifest.KubernetesJob) -> str:
     check_exportable(job.program, _LANGUAGE)
     missing = {"job.depends_on": bool(spec.depends_on), "job.min_nodes": spec.min_nodes != spec.max_nodes}
     manifest.check(job, _LANGUAGE, missing)
-    program = bash_program(job)
-    return manifest.header(job) + manifest.to_yaml(jobset(job, program))
+    return manifest.header(job) + manifest.to_yaml(jobset(job, bash_program(job)))
 
 
 def bash_program(job: manifest.KubernetesJob) -> PodProgram:

@@ -123,7 +123,6 @@ def _named(tpus: Mapping[str, _Tpu]) -> str:
 
 REPLICATED_JOB = POD_CONTAINER
 """Name of the JobSet's replicated job, as of its container."""
-_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label that puts a JobSet into a queue of Kueue."""
 RUNS = "/runs"
@@ -270,7 +269,7 @@ def topology_annotations(job: KubernetesJob) -> dict[str, str]:
     if job.cluster.queue is None:
         hint = "set `cluster.kubernetes.queue`"
         raise UsageError("`cluster.kubernetes.topology` needs Kueue, which places the pods", hint=hint)
-    return {_TOPOLOGY: job.cluster.topology}
+    return {"kueue.x-k8s.io/podset-required-topology": job.cluster.topology}
 
 
 def pod_security(cluster: Kubernetes) -> Mapping[str, object]:

@@ -207,8 +207,7 @@ def _collective(measurement: Measurement, yardstick: Yardstick) -> float | None:
         return None
     links = link_rates(cluster)
     if links.mesh and cluster.accelerator.reference_node:  # of a mesh, a part of the node has a part of the links
-        whole = reference_node(cluster.accelerator.name).accelerators
-        links = replace(links, domain=max(links.domain, whole))
+        links = replace(links, domain=max(links.domain, reference_node(cluster.accelerator.name).accelerators))
     if measurement.conditions.get("nvls") == "off":
         links = replace(links, in_switch_gain=1.0)
     stride = max(1.0, cluster.accelerators_per_node * nodes / ranks) if nodes > 1 else 1.0

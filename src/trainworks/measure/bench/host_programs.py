@@ -80,8 +80,7 @@ def measure_triad(*, full: bool) -> list[Measurement]:
         too_large = EnvironmentProblem(f"not enough free memory for three arrays of {8 * elements} bytes")
         if 3 * 8 * elements > _MEMORY_SHARE * psutil.virtual_memory().available:
             raise too_large
-        command = [program, str(elements), str(times), ",".join(map(str, cpus))]
-        done = process.run(command, timeout_s=_TIMEOUT_S)
+        done = process.run([program, str(elements), str(times), ",".join(map(str, cpus))], timeout_s=_TIMEOUT_S)
         if done.exit_code == -signal.SIGKILL:  # other programs took memory meanwhile
             raise too_large
         if done.exit_code:

@@ -136,8 +136,7 @@ def clear_blame(judged: Judged) -> Judged:
     """The judgement where other programs lowered the figure: what is weak or fails blames no hardware then."""
     if judged.verdict not in (BenchVerdict.WEAK, BenchVerdict.FAIL):
         return judged
-    reason = f"{judged.reason}, while other programs used the cores"
-    return replace(judged, verdict=BenchVerdict.BUSY, reason=reason)
+    return replace(judged, verdict=BenchVerdict.BUSY, reason=f"{judged.reason}, while other programs used the cores")
 
 
 def unit_of(quantity: Quantity) -> str:

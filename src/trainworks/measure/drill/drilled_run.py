@@ -113,8 +113,7 @@ class DrilledRun:
     @property
     def nodes(self) -> list[int]:
         """Numbers of the nodes of the newest attempt."""
-        per_node = self.run_dir.read_resolved().processes.processes_per_node
-        return list(range(len(self.ranks) // per_node))
+        return list(range(len(self.ranks) // self.run_dir.read_resolved().processes.processes_per_node))
 
     @property
     def ranks(self) -> list[int]:

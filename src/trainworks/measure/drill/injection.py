@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,11 +125,8 @@ def _ip(*arguments: str) -> None:
 
 def _fill(disk: Path) -> Undo:
     filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while file.write(_CHUNK):
-                pass
-        except OSError:
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(_CHUNK):
             pass
     return filler.unlink
 
@@ -167,8 +165,7 @@ class SmallDisk:
 
     def __enter__(self) -> SmallDisk:
         self.folder.mkdir(parents=True, exist_ok=True)
-        options = f"size={self._size_bytes}"
-        done = process.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)])
+        done = process.run(["mount", "-t", "tmpfs", "-o", f"size={self._size_bytes}", "tmpfs", str(self.folder)])
         if done.exit_code:
             raise EnvironmentProblem(f"cannot mount a small disk: {done.stderr.strip()}")
         return self

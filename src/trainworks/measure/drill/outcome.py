@@ -18,7 +18,6 @@ _NOTICED = (
 )
 _ROUNDING = 1e-2
 """Largest difference of a loss after sums over another number of ranks: an assumption for runs of a drill's length."""
-_IN_PLACE = "restart in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def _decision(since: Sequence[Event], *, resumed: bool) -> str:
     """What the job did: the last decision about its nodes, or what the record shows of its ranks."""
     said = [event["action"] for event in of_kind(since, DecisionEvent)]
     kinds = {event["kind"] for event in since}
-    found = said[-1] if said else _IN_PLACE if "ranks_started" in kinds else "continue"
+    found = said[-1] if said else "restart in place" if "ranks_started" in kinds else "continue"
     if any(event.get("restarts") for event in of_kind(since, SubmittedEvent)):
         found = "stop with a checkpoint, queue again" if "stopped" in kinds else "queue again"
     if resumed:

@@ -23,7 +23,6 @@ class DrillPlace(Protocol):
 
     def why_not(self, fault: DrillFault) -> str | None:
         """Why the fault cannot be injected there; None if it can."""
-        ...
 
     def hit(self, run_dir: RunDir, kind: Victim, index: int, number: signal.Signals) -> float:
         """Send a signal to a rank, the agent of a node, or the supervisor; returns the time.
@@ -31,23 +30,18 @@ class DrillPlace(Protocol):
         Raises:
             EnvironmentProblem: it cannot be reached.
         """
-        ...
 
     def slow(self, run_dir: RunDir, rank: int, seconds: float) -> Callable[[], None]:
         """Start to give a rank half of its time; the returned function waits for the end."""
-        ...
 
     def preempt(self, run_dir: RunDir) -> float:
         """Take the nodes of the run, as another job would; returns the time."""
-        ...
 
     def lose_node(self, run_dir: RunDir, node: int) -> Callable[[], None]:
         """Lose a node of the run; the returned function gives it back."""
-        ...
 
     def end(self, run_dir: RunDir) -> None:
         """End the run at once, if it has not ended."""
-        ...
 
 
 @final

@@ -25,7 +25,6 @@ _ENDS_S = 3600.0
 _CHECKPOINTS = 2
 """Complete checkpoints before a fault, so that a damaged one has one before it."""
 _MOST_RESUMES = 5
-_ENDED_BEFORE = "the run ended before: lengthen `train_for`"
 
 Say = Callable[[str], None]
 
@@ -57,7 +56,7 @@ class FaultScenario:
         self.run.start()
         for fault in faults:
             if not self.await_ready():
-                self.skipped[fault] = _ENDED_BEFORE
+                self.skipped[fault] = "the run ended before: lengthen `train_for`"
                 continue
             self.say(f"step {self.run.last_step()}: {fault}, {fault.what}")
             self.hit(fault)

@@ -14,7 +14,6 @@ from trainworks.units import format_duration
 
 _NCCL = "https://github.com/NVIDIA/nccl/blob/master/docs/userguide/source/troubleshooting/gpu_troubleshooting.rst"
 _SYSFS = "https://github.com/torvalds/linux/blob/master/Documentation/ABI"
-_AER = f"{_SYSFS}/testing/sysfs-bus-pci-devices-aer_stats"
 _INFINIBAND = f"{_SYSFS}/stable/sysfs-class-infiniband"
 _COUNTERS = f"{GCM}/check_ib_counters.py"
 
@@ -231,7 +230,7 @@ def peermem(node: NodeView) -> Reading:
 @check(
     limit="0 uncorrectable errors; a fatal one fails",
     action="reseat the device and its riser; replace what still reports errors",
-    source=_AER,
+    source=f"{_SYSFS}/testing/sysfs-bus-pci-devices-aer_stats",
 )
 def pcie_errors(node: NodeView) -> Reading:
     """No GPU or NIC has reported an uncorrectable PCIe error since boot."""

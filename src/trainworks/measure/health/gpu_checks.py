@@ -22,8 +22,6 @@ CATALOGUE = "the catalogue: `trainworks catalog` shows each figure with its sour
 _CUDA_PYTHON = "https://nvidia.github.io/cuda-python"
 _PCIE = f"{_CUDA_PYTHON}/cuda-core/latest/generated/cuda.core.system.PciInfo.html"
 _NVML = f"{_CUDA_PYTHON}/pr-preview/pr-2903/cuda-bindings/latest/module/generated"
-_REMAPPED = f"{_NVML}/cuda.bindings.nvml.device_get_remapped_rows.html"
-_POWER = f"{_NVML}/cuda.bindings.nvml.device_get_enforced_power_limit.html"
 _THRESHOLDS = f"{_NVML}/cuda.bindings.nvml.device_get_temperature_threshold.html"
 _SRAM = "https://docs.nvidia.com/deploy/nvml-api/api/structnvmlEccSramErrorStatus__v1__t.html"
 
@@ -189,7 +187,7 @@ def row_remapping(node: NodeView) -> Reading:
 @check(
     limit="no remapping or retirement pending; a warning, because jobs do not use that memory until the reset",
     action="reset the GPU when it is free",
-    source=_REMAPPED,
+    source=f"{_NVML}/cuda.bindings.nvml.device_get_remapped_rows.html",
     severity="warning",
 )
 def memory_pending(node: NodeView) -> Reading:
@@ -258,7 +256,7 @@ def gpu_throttling(node: NodeView) -> Reading:
 @check(
     limit="the default limit of the board",
     action="restore it: `nvidia-smi --power-limit=WATTS`, or plan with `... at N W`",
-    source=_POWER,
+    source=f"{_NVML}/cuda.bindings.nvml.device_get_enforced_power_limit.html",
     severity="warning",
 )
 def gpu_power_limit(node: NodeView) -> Reading:

@@ -206,7 +206,6 @@ def _fabric(nvml: Any, handle: Any) -> tuple[int, int] | None:
     return None if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED else (info.state, info.status)
 
 
-_TOPOLOGY = "sys/class/kfd/kfd/topology/nodes/*"
 _XGMI = "11"
 """CRAT_IOLINK_TYPE_XGMI."""
 _THROTTLERS = (
@@ -242,7 +241,7 @@ def read_amd_driver(root: Path, devices: Sequence[Path], read: ReadText) -> GpuD
     lost = [f"GPU {gpu.folder.name} is not driven by amdgpu" for gpu in known if gpu not in driven]
     # links to other accelerators by PCI address
     found: Counter[str] = Counter()
-    for node in sorted(root.glob(_TOPOLOGY)):
+    for node in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*")):
         about = _properties(read(node / "properties"))
         location, domain = int(about.get("location_id", 0)), int(about.get("domain", 0))
         address = f"{domain:04x}:{location >> 8:02x}:{location >> 3 & 31:02x}.{location & 7}"
@@ -321,5 +320,4 @@ def _amd_slowdown(before: bytes, after: bytes) -> tuple[str, ...] | None:
 
 
 def _properties(text: str) -> dict[str, str]:
-    pairs = (line.split() for line in text.splitlines())
-    return {words[0]: words[1] for words in pairs if len(words) > 1}
+    return {words[0]: words[1] for words in (line.split() for line in text.splitlines()) if len(words) > 1}

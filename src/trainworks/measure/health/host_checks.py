@@ -286,8 +286,7 @@ def disk_inodes(node: NodeView) -> Reading:
 @check(limit="0 missing disks", action="replace the failed disk", source=_ALERTS, severity="warning")
 def raid(node: NodeView) -> Reading:
     """No software RAID lacks a disk."""
-    arrays = node.files("/sys/block/md*/md/degraded")
-    missing = measured(arrays, node.number, "no software RAID")
+    missing = measured(node.files("/sys/block/md*/md/degraded"), node.number, "no software RAID")
     return Reading(
         f"{sum(count for _, count in missing)} missing",
         [f"{array.parents[1].name} lacks {count} disks" for array, count in missing if count],

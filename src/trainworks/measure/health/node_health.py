@@ -68,11 +68,9 @@ def node_facts(node: NodeView) -> dict[str, str]:
         "NIC ports": "",
         "NIC firmware": "",
     }
-    try:
+    with suppress(NotApplicable):
         facts["NIC ports"] = _counted([f"{port.gbit_per_s:g} Gb/s" for port in node.ports])
         facts["NIC firmware"] = _counted([port.firmware for port in node.ports])
-    except NotApplicable:
-        pass
     return {name: value for name, value in facts.items() if value}
 
 

@@ -130,8 +130,7 @@ def main(run_folder: str, number: str) -> int:
     take_turn(run_dir, f"copier-{number}", clock)
     copy = run_dir.read_resolved().run_file.checkpoint.copies[int(number)]
     place = place_of(copy, run_dir.run_id)
-    best = partial(best_step, run_dir)
-    copier = Copier(run_dir, place, keep=copy.keep, state=state, best_step=best, number=number)
+    copier = Copier(run_dir, place, keep=copy.keep, state=state, best_step=partial(best_step, run_dir), number=number)
     return 0 if follow(copier, state, clock) else 1
 
 

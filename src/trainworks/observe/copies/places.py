@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -15,9 +15,6 @@ from trainworks.observe.copies.s3 import S3Place
 from trainworks.record.manifest import MANIFEST, Damage, Manifest, check_file, delete_checkpoint, read_manifest
 from trainworks.record.run_dir import checkpoint_name
 
-Progress = Callable[[int, int], None]
-"""Receives bytes done and bytes in all."""
-
 
 class CheckpointPlace(Protocol):
     """Where copies of the checkpoints of one run are."""
@@ -27,19 +24,15 @@ class CheckpointPlace(Protocol):
 
     def manifests(self) -> dict[int, Manifest]:
         """Every complete copy, by step; contents are not read."""
-        ...
 
     def put(self, manifest: Manifest, source: Path) -> None:
         """Copy a checkpoint to here, verified; what an interrupted copy has left is used."""
-        ...
 
     def get(self, manifest: Manifest, target: Path) -> None:
         """Copy the files of a checkpoint from here into an empty folder, its manifest last."""
-        ...
 
     def delete(self, step: int) -> None:
         """Delete a copy, its manifest first."""
-        ...
 
 
 class FolderPlace:

@@ -198,8 +198,7 @@ class RunFacts:
         known, nth, num_steps = np.unique(ranks, return_inverse=True, return_counts=True)
         data_s = np.minimum(extra_s, np.fmax(data_s, 0.0))
         sums = (np.bincount(nth, weights=seconds).tolist() for seconds in (extra_s, data_s))
-        found = map(SlowRank, map(int, known), *sums, num_steps.tolist())
-        return sorted(found, key=lambda one: -one.extra_s)
+        return sorted(map(SlowRank, map(int, known), *sums, num_steps.tolist()), key=lambda one: -one.extra_s)
 
     @cached_property
     def usual_compute_s(self) -> Floats:

@@ -12,15 +12,9 @@ from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.observe.diagnosis.run_facts import Cause, RunFacts
 from trainworks.plan.reliability.checkpoint_interval import optimal_interval_s
 from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.record.events import training
 from trainworks.record.events.job import FailureEvent
 from trainworks.record.events.log import E, Event, of_kind
-from trainworks.record.events.training import (
-    AttemptEvent,
-    CheckpointEvent,
-    CompiledEvent,
-    DataReadyEvent,
-    RollbackEvent,
-)
 from trainworks.record.ledger import first_start_s
 from trainworks.record.metric_columns import Floats
 from trainworks.recover.failures import is_consequence
@@ -46,7 +40,7 @@ def lost_to_start(facts: RunFacts) -> LostTime | None:
         once_s=first_start_s(facts.history),
         evidence=(_start_times(facts), *_start_parts(facts)),
         remedy="Prepare the data before the run, keep the caches of data and compiled code, and start fewer times.",
-        setting="trainworks data prepare run.yaml" if facts.history.of_kind(DataReadyEvent) else None,
+        setting="trainworks data prepare run.yaml" if facts.history.of_kind(training.DataReadyEvent) else None,
     )
 
 
@@ -62,13 +56,13 @@ def _start_times(facts: RunFacts) -> str:
 def _start_parts(facts: RunFacts) -> Iterator[str]:
     """Parts of the start that the events of the first launch tell apart."""
     launch = facts.history.launches[0]
-    ready = _first(launch.events, DataReadyEvent)
+    ready = _first(launch.events, training.DataReadyEvent)
     if ready and not ready.get("cached") and ready.get("seconds"):
         yield f"preparing the data took {format_duration(float(ready['seconds']))}"
-    compiled = _first(launch.events, CompiledEvent)
+    compiled = _first(launch.events, training.CompiledEvent)
     if compiled:
         yield f"compiling took {format_duration(float(compiled['compile_s']))}"
-    met = _first(launch.events, AttemptEvent)
+    met = _first(launch.events, training.AttemptEvent)
     if met:
         yield f"all ranks had met {format_duration(max(0.0, float(met['t']) - launch.start_at))} after the launch"
     if not met or not len(launch.steps):
@@ -83,7 +77,7 @@ def _first(events: Sequence[Event], kind: type[E]) -> E | None:
 
 def lost_to_checkpoints(facts: RunFacts) -> LostTime | None:
     """Time that steps stood still for checkpoints, and what the best interval of Young and Daly would save."""
-    saved, lost_s = len(facts.history.of_kind(CheckpointEvent)), facts.ledger.checkpoint_s
+    saved, lost_s = len(facts.history.of_kind(training.CheckpointEvent)), facts.ledger.checkpoint_s
     if not saved or lost_s <= 0:
         return None
     stall_s = lost_s / saved
@@ -203,7 +197,7 @@ def lost_to_restarts(facts: RunFacts) -> LostTime | None:
     causes = Counter(str(event.get("cause") or "unknown") for event in failures)
     named = ", ".join(f"{count} x {cause}" for cause, count in causes.most_common())
     evidence = [f"failures: {named}"] if failures else []
-    rollbacks = len(facts.history.of_kind(RollbackEvent))
+    rollbacks = len(facts.history.of_kind(training.RollbackEvent))
     evidence += [f"rollbacks after bad steps: {rollbacks}"] if rollbacks else []
     if failures:
         evidence.append(f"from a failure to the next step: {format_duration(lost_s / len(failures))} on average")
@@ -223,7 +217,7 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     if lost_s <= 0:
         return None
     mttf_s, source = _time_to_failure(facts)
-    saved = facts.history.of_kind(CheckpointEvent)
+    saved = facts.history.of_kind(training.CheckpointEvent)
     stall_s = facts.ledger.checkpoint_s / len(saved) if saved else 0.0
     best_s = optimal_interval_s(stall_s=max(stall_s, 1e-3), mttf_s=mttf_s)
     every_s = facts.steps_s / max(1, len(saved))

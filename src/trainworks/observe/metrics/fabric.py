@@ -13,8 +13,7 @@ _WORD = 4
 
 
 def _rdma(name: str, text: str, file: str, kind: MetricKind = "counter") -> MetricFamily:
-    source = f"/sys/class/infiniband: `{file}`"
-    return MetricFamily(f"node_infiniband_{name}", text, kind, ("device", "port"), source)
+    return MetricFamily(f"node_infiniband_{name}", text, kind, ("device", "port"), f"/sys/class/infiniband: `{file}`")
 
 
 def _ethernet(name: str, text: str, file: str, kind: MetricKind = "counter") -> MetricFamily:

@@ -60,10 +60,9 @@ def _row(name: str, text: str, part: int, kind: MetricKind = "gauge") -> _GpuMet
 
 
 def _violation(name: str, text: str, policy: int) -> _GpuMetric:
-    help_text = f"Time at lower clocks {text}, in ns."
     return _metric(
         f"{name}_VIOLATION",
-        help_text,
+        f"Time at lower clocks {text}, in ns.",
         "nvmlDeviceGetViolationStatus",
         policy,
         convert=attrgetter("violationTime"),

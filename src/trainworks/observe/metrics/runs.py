@@ -101,8 +101,7 @@ class RunSnapshot:
         """
         if self.latest is None or self.latest["t"] < (self.attempt_at or 0.0):
             return None
-        times = [at for at in (self.checkpoint_at, self.attempt_at) if at is not None]
-        return max(times, default=None)
+        return max([at for at in (self.checkpoint_at, self.attempt_at) if at is not None], default=None)
 
     @property
     def expected_finish_at(self) -> float | None:

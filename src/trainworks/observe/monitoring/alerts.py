@@ -11,7 +11,6 @@ from trainworks.config.source import read_package_data
 from trainworks.config.spec import Frozen
 
 AlertSeverity = Literal["critical", "warning"]
-_PAGE = "reference/alerts.html"
 _LABEL = re.compile(r"{{ \$labels\.(\w+) }}")
 
 
@@ -47,7 +46,7 @@ class AlertRule(Frozen):
 
     def runbook_url(self, docs: str | None) -> str:
         """Address of the alert in the documentation."""
-        page = f"{_PAGE}#{self.name.lower()}"
+        page = f"reference/alerts.html#{self.name.lower()}"
         return page if docs is None else f"{docs.rstrip('/')}/{page}"
 
 

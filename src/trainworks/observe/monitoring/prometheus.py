@@ -243,7 +243,6 @@ def _rights_of_prometheus() -> list[Mapping[str, object]]:
     """A service account that may list nodes and pods, and nothing else."""
     name, group = "trainworks-prometheus", "rbac.authorization.k8s.io"
     rule = {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list", "watch"]}
-    account = {"kind": "ServiceAccount", "name": "prometheus", "namespace": _NAMESPACE}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "prometheus", "namespace": _NAMESPACE}},
         {"apiVersion": f"{group}/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": [rule]},
@@ -252,6 +251,6 @@ def _rights_of_prometheus() -> list[Mapping[str, object]]:
             "kind": "ClusterRoleBinding",
             "metadata": {"name": name},
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
-            "subjects": [account],
+            "subjects": [{"kind": "ServiceAccount", "name": "prometheus", "namespace": _NAMESPACE}],
         },
     ]

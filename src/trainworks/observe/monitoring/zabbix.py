@@ -194,5 +194,4 @@ def _macro(kind: Discovered) -> str:
 
 def _uuid(name: str) -> str:
     """The same identifier of version 4 in every rendering, so that a new template updates the old one."""
-    digest = hashlib.sha256(f"trainworks/{name}".encode()).digest()
-    return UUID(bytes=digest[:16], version=4).hex
+    return UUID(bytes=hashlib.sha256(f"trainworks/{name}".encode()).digest()[:16], version=4).hex

@@ -28,17 +28,14 @@ from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
 
-_HIDDEN = "***"
-
 
 def tracked_run(run_dir: RunDir, resolved: ResolvedRun) -> TrackedRun:
     """The run as trackers name it; the key is a hash of its folder and of its creation, which no restart changes."""
     folder = run_dir.path.resolve()
-    identity = f"{folder}:{resolved.created_at}"
     return TrackedRun(
         name=run_dir.run_id,
         experiment=resolved.run_file.name,
-        key=hashlib.sha256(identity.encode()).hexdigest()[:20],
+        key=hashlib.sha256(f"{folder}:{resolved.created_at}".encode()).hexdigest()[:20],
         folder=folder,
         created_at=resolved.created_at,
     )
@@ -160,7 +157,7 @@ def system_values(node: int, before: NodeUsage, now: NodeUsage) -> dict[str, flo
 
 def public_record(resolved: ResolvedRun) -> str:
     """The resolved run as JSON, without the values of environment variables and the recipients of messages."""
-    envs = dict.fromkeys(resolved.run_file.envs, _HIDDEN)
+    envs = dict.fromkeys(resolved.run_file.envs, "***")
     run_file = resolved.run_file.model_copy(update={"envs": envs, "notify": None})
     text = resolved.model_copy(update={"run_file": run_file}).model_dump_json(indent=2) + "\n"
     return hide_secrets(text, secrets_of(resolved.run_file, os.environ))

@@ -124,10 +124,9 @@ class MLflowTracker(Tracker):
         if any(version.tags.get("trainworks.step") == str(step) for version in versions):
             return True
         self._client.log_artifacts(self._id, str(checkpoint), folder)
-        source = f"{self._client.get_run(self._id).info.artifact_uri}/{folder}"
         self._client.create_model_version(
             model,
-            source,
+            f"{self._client.get_run(self._id).info.artifact_uri}/{folder}",
             self._id,
             tags={"trainworks.step": str(step), **lineage},
             description=f"Checkpoint of step {step:,} of {self._run.name}",

@@ -36,12 +36,11 @@ def sent_name(name: TrackerName, options: Track) -> str:
     >>> sent_name("mlflow", Track.model_validate({"mlflow": {"uri": "http://ml:5000"}}))
     'mlflow-ab1490b4'
     """
-    addresses = {
+    address = {
         "tensorboard": options.tensorboard.folder if options.tensorboard else None,
         "mlflow": (options.mlflow.uri if options.mlflow else None) or os.environ.get("MLFLOW_TRACKING_URI"),
         "wandb": os.environ.get("WANDB_BASE_URL"),
-    }
-    address = addresses[name]
+    }[name]
     return f"{name}-{crc32(strip_user(address).encode()):08x}" if address else name
 
 

@@ -185,8 +185,7 @@ def capacity_for(
 
     @cache
     def served(nodes: int) -> Service:
-        policy = Policy(node_accelerators=node_accelerators, fixed_nodes=nodes)
-        return service_of(trace, replay(trace, policy))
+        return service_of(trace, replay(trace, Policy(node_accelerators=node_accelerators, fixed_nodes=nodes)))
 
     nodes = _smallest(lambda nodes: target.is_met(served(nodes)), least, max(least, most))
     if target.deadlines is not None:

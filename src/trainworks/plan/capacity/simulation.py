@@ -306,7 +306,8 @@ class _Simulation:
             nodes = pool.find(need)
             if nodes and name == FIXED and head is not None:
                 starts_s, kept = self._reservation(head)
-                if not ends_in_time(self._end_s(job), starts_s):
+                end_s = self.now_s + (self._setup_s(job) + self.left_s[job])  # to the last bit what `_start` will say
+                if not ends_in_time(end_s, starts_s):
                     nodes = pool.find(need, avoid=kept)
             if nodes:
                 return name, nodes
@@ -321,9 +322,6 @@ class _Simulation:
             ends = ((run.end_s, run.nodes, run.each) for run in self.running[FIXED].values())
             self.reserved = self.fixed.reservation(self.needs[head], ends)
         return self.reserved
-
-    def _end_s(self, job: int) -> float:  # on fixed nodes, if it starts now; to the last bit what `_start` will say
-        return self.now_s + (self._setup_s(job) + self.left_s[job])
 
     def _setup_s(self, job: int) -> float:
         return self.policy.spot.restart_s if self.interrupted[job] else 0.0

@@ -12,18 +12,9 @@ from dataclasses import dataclass
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.errors import UsageError
+from trainworks.plan.cost import renting
 from trainworks.plan.cost.energy import carbon, energy
 from trainworks.plan.cost.owning import OwnershipCost, break_even_hours, own
-from trainworks.plan.cost.renting import (
-    Contract,
-    contracts,
-    effective_discount,
-    market_price,
-    offers_for,
-    price_per_hour,
-    rent,
-    sold_per_accelerator,
-)
 from trainworks.plan.trace import Swing, Traced, fact, tornado, with_changed
 
 YOU = "you"
@@ -35,7 +26,7 @@ class CostLine:
     """One offer."""
 
     offer: Offer
-    costs: Mapping[Contract, Traced]
+    costs: Mapping[renting.Contract, Traced]
     """USD for the hours, by contract."""
     discount: Traced | None
     """Discount of spot after its waste; None without a spot or an on-demand price."""
@@ -50,7 +41,7 @@ class CostLine:
     @property
     def may_not_join(self) -> bool:
         """True if the price covers one accelerator, without a promise that several share a node."""
-        return sold_per_accelerator(self.offer) and self.offer.provider != YOU
+        return renting.sold_per_accelerator(self.offer) and self.offer.provider != YOU
 
     @property
     def spot_range(self) -> tuple[float, float] | None:
@@ -133,7 +124,7 @@ def compare(
         UsageError: no such grid, or spot nodes live too short.
     """
     given = given or {}
-    fitting = offers_for(cluster, offers)
+    fitting = renting.offers_for(cluster, offers)
     try:
         owning = own(held or cluster, hours_per_year=hours_per_year or hours, given=given, colocated=colocated)
     except UsageError:
@@ -144,7 +135,7 @@ def compare(
         each = own_price or owning.per_accelerator_hour
         owned = (each * count * hours).named("owning", "USD", each=each, hours=hours)
     used = None if owning is None else energy(cluster, hours, given)
-    price, market, against = market_price(fitting), None, None
+    price, market, against = renting.market_price(fitting), None, None
     if price is not None:
         market = (price * count * hours).named("rent at the market price", "USD", price=price, hours=hours)
     if market is not None and owned is not None:
@@ -172,11 +163,11 @@ def _line(
 ) -> CostLine:
     count = cluster.num_accelerators
     costs = {
-        contract: rent(offer, contract=contract, num_accelerators=count, hours=hours, given=given)
-        for contract in contracts(offer)
+        contract: renting.rent(offer, contract=contract, num_accelerators=count, hours=hours, given=given)
+        for contract in renting.contracts(offer)
     }
     even = None
     if owning is not None and "on-demand" in costs:
-        hourly = price_per_hour(offer, contract="on-demand", num_accelerators=count, given=given)
+        hourly = renting.price_per_hour(offer, contract="on-demand", num_accelerators=count, given=given)
         even = break_even_hours(owning, hourly)
-    return CostLine(offer=offer, costs=costs, discount=effective_discount(offer, given), break_even=even)
+    return CostLine(offer=offer, costs=costs, discount=renting.effective_discount(offer, given), break_even=even)

@@ -144,8 +144,7 @@ def price_per_hour(
 
 
 def _on_demand_price(offer: Offer) -> Traced:
-    price = offer.usd_per_hour or 0.0
-    return fact(f"{offer.name} price", price, "USD/h", source=_source(offer, "on demand"))
+    return fact(f"{offer.name} price", offer.usd_per_hour or 0.0, "USD/h", source=_source(offer, "on demand"))
 
 
 def _spot(offer: Offer) -> Traced:

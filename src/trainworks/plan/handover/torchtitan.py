@@ -48,8 +48,7 @@ def render(job: HandedJob) -> Handover:
     for name, literal in settings.items():
         if "\n" in literal:
             settings[name] = "(\n        " + literal.replace("\n", "\n        ") + "\n    )"
-    policies = {"full": "FullAC", "selective": "SelectiveAC"}
-    policy = policies.get(job.layout.recompute)
+    policy = {"full": "FullAC", "selective": "SelectiveAC"}.get(job.layout.recompute)
     notes = _notes(job, model)
     lines = [
         title(job),

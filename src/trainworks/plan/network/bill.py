@@ -70,9 +70,10 @@ def _items(design: NetworkDesign, prices: NetworkPrices, plan: Sequence[Cable]) 
     name = switch.name if switch else "switch"
     known = None if switch is None or switch.price_usd is None else switch.price_usd
     nic_gbps = design.endpoint_bytes_per_s * _GBPS
+    nic = _price("NIC", prices.nic_usd) or fact("price of a NIC", 0.0, "USD", source="in the price of the node")
     rows = [
         ("switch", name, design.num_switches, _price("switch", prices.switch_usd, known, name)),
-        ("NIC", f"NIC of {nic_gbps:g} Gb/s", design.endpoints, _nic_price(prices)),
+        ("NIC", f"NIC of {nic_gbps:g} Gb/s", design.endpoints, nic),
         ("cable", "cable", design.num_cables, _price("cable", prices.cable_usd)),
     ]
     for (links, gbps), count in sorted(_transceivers(design, plan).items()):
@@ -101,11 +102,6 @@ def _transceivers(design: NetworkDesign, plan: Iterable[Cable]) -> Counter[tuple
             else:
                 occupied.add((device, number // of_node, of_node, of_node * nic_gbps))
     return Counter((links, gbps) for _, _, links, gbps in occupied)
-
-
-def _nic_price(prices: NetworkPrices) -> Traced:
-    given = _price("NIC", prices.nic_usd)
-    return fact("price of a NIC", 0.0, "USD", source="in the price of the node") if given is None else given
 
 
 def _listed(part: str, given: float | None, gbps: float) -> Traced | None:

@@ -161,10 +161,8 @@ def _attached(design: NetworkDesign, fabric: TreeNetwork, slot: int, nic: int) -
 def _leaf_place(design: NetworkDesign, leaf: int) -> float:
     """The node in the middle of those that a leaf serves."""
     which = design.set_and_rail(leaf)[0] if design.topology in ("rail-optimised", "multi-plane") else leaf
-    return min((which + 0.5) * design.nodes_per_set, design.nodes) if design.set_nodes else _even(design, which)
-
-
-def _even(design: NetworkDesign, which: int) -> float:
+    if design.set_nodes:
+        return min((which + 0.5) * design.nodes_per_set, design.nodes)
     return (which + 0.5) * design.nodes / max(1, design.sets)
 
 

@@ -267,8 +267,7 @@ def topologies_compared(
     """
     taper = cluster.oversubscription if oversubscription is None else oversubscription
     request = TopologyRequest(cluster, cluster.num_nodes + spare_slots, rails_of(cluster), taper, switch)
-    designs = (_attempt(name, request) for name in TOPOLOGIES)
-    return [design for design in designs if design is not None]
+    return [design for design in (_attempt(name, request) for name in TOPOLOGIES) if design is not None]
 
 
 def _attempt(topology: Topology, request: TopologyRequest) -> NetworkDesign | None:

@@ -204,7 +204,7 @@ def build(topology: Topology, request: TopologyRequest) -> TopologyResult:
     Raises:
         UsageError: no switch fits the NICs, or its ports cannot be split for planes.
     """
-    builders = {
+    return {
         "star": lambda: _star(request),
         "spine-leaf": lambda: _clos(request, 2),
         "3-tier": lambda: _clos(request, 3),
@@ -215,5 +215,4 @@ def build(topology: Topology, request: TopologyRequest) -> TopologyResult:
         "dragonfly+": lambda: _groups(request, plus=True),
         "ring": lambda: _grid(request, 1),
         "torus": lambda: _grid(request, 3),
-    }
-    return builders[topology]()
+    }[topology]()

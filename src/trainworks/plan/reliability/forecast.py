@@ -124,11 +124,10 @@ def forecast(
         raise ArgumentError(
             f"{chosen} spares are more than the {job.cluster.num_nodes} nodes of the job", argument="spares"
         )
-    source = "as many as are needed" if options.spares is None else GIVEN
     mean = expected(
         failures,
         work=job.work,
-        spares=fact("spares", chosen, "", source=source),
+        spares=fact("spares", chosen, "", source="as many as are needed" if options.spares is None else GIVEN),
         shortest=job.shortest,
         interval=interval,
         queue=fact("queue", options.queue_s, "s", source=GIVEN if options.queue_s else "none asked for"),

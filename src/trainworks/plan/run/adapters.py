@@ -10,18 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from trainworks.config.finetune import Adapter
+from trainworks.plan import parameters
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.parameters import (
-    attention_sizes,
-    embedding_parameters,
-    expert_parameters,
-    mlp_sizes,
-    num_expert_layers,
-    output_parameters,
-)
 from trainworks.plan.run.memory import RunMemories
 from trainworks.record.model_shape import ModelShape
 
@@ -34,7 +27,7 @@ def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
 
     Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
     """
-    sizes = attention_sizes(shape) | ({} if shape.experts else mlp_sizes(shape))
+    sizes = parameters.attention_sizes(shape) | ({} if shape.experts else parameters.mlp_sizes(shape))
     chosen = [
         name
         for name in sizes
@@ -82,8 +75,7 @@ def adapted_states(
     Ranks of tp and pp have equal parts of all but the experts, which are spread over ep and pp; with zero 3 the other
     ranks of the shards and of tp share each expert.
     """
-    cut = layouts.tp * layouts.pp
-    trained = adapter_parameters(shape, adapter) / cut
+    trained = adapter_parameters(shape, adapter) / (layouts.tp * layouts.pp)
     shards = np.maximum(1.0, layouts.dp_shard * layouts.cp)
 
     def shared(stage: int) -> Array:
@@ -103,10 +95,10 @@ def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: La
     shards, expert_shards = (
         np.where(layouts.zero >= 3, np.maximum(1.0, each), 1.0) for each in (ranks, ranks * layouts.tp / layouts.ep)
     )
-    routed = num_expert_layers(shape) * shape.experts * expert_parameters(shape)
+    routed = parameters.num_expert_layers(shape) * shape.experts * parameters.expert_parameters(shape)
     dense, in_4_bits = shape.num_parameters - routed, 0
     if adapter.base == "nf4":
-        in_4_bits = dense - embedding_parameters(shape) - output_parameters(shape)
+        in_4_bits = dense - parameters.embedding_parameters(shape) - parameters.output_parameters(shape)
     experts: Array = per_weight * routed / layouts.ep / expert_shards
     others = (per_weight * (dense - in_4_bits) / shards + _NF4_BYTES * in_4_bits) / layouts.tp
     return (others + experts) / layouts.pp

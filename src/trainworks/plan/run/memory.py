@@ -7,10 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from trainworks.config.layout import ResolvedLayout
 from trainworks.plan.activations import activation_bytes, element_bytes, stream_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import (
@@ -98,28 +96,6 @@ def run_memories(
     terms = {term.name: getattr(memories, term.name) for term in fields(Memories)}
     program = np.full(len(layouts), float(baseline_bytes))
     return RunMemories(**terms, baseline_bytes=program, allocator_bytes=idle, checkpoint_bytes=copy)
-
-
-def predict_memory(
-    shape: ModelShape,
-    layout: ResolvedLayout,
-    *,
-    sequence_length: int,
-    precision: str,
-    baseline_bytes: int,
-    device: str = "cpu",
-    dropout: float = 0.0,
-) -> MemoryTerms:
-    """`run_memories` of one layout."""
-    return run_memories(
-        shape,
-        layouts_of([layout]),
-        sequence_length=sequence_length,
-        precision=precision,
-        baseline_bytes=baseline_bytes,
-        device=device,
-        dropout=dropout,
-    ).terms()
 
 
 def checkpoint_bytes(num_trained: int, moment_bytes: float = 8.0) -> int:

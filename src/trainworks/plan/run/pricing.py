@@ -25,13 +25,7 @@ from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories
-from trainworks.plan.run.adapters import (
-    adapted_flops_per_token,
-    adapted_memories,
-    adapted_states,
-    adapted_times,
-    adapter_parameters,
-)
+from trainworks.plan.run import adapters
 from trainworks.plan.run.memory import RunMemories, effective_layouts, run_memories
 from trainworks.plan.run.optimizer import moment_bytes, update_factor
 from trainworks.plan.run.trainable import trainable
@@ -147,7 +141,7 @@ class RunJob(TrainingJob):
         held = effective_layouts(shape, layouts, self.precision, self.device)
         if adapter is not None:
             kept = {"precision": self.precision, "device": self.device}
-            memories = adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
+            memories = adapters.adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
         if self.workload.preference is None or adapter is not None:  # adapters need no copy
             return memories
         shards = held.tp * np.where(held.zero > 0, np.maximum(1.0, held.dp_shard * held.cp), 1.0)
@@ -165,12 +159,11 @@ class RunJob(TrainingJob):
         """
         layouts = count_in_sequences(layouts, self.workload)
         times = TrainingJob.step_times(self, layouts, coefficients)
-        factor = update_factor(self.workload.optimizer, self.device)
-        times = replace(times, optimizer_s=factor * times.optimizer_s)
+        times = replace(times, optimizer_s=update_factor(self.workload.optimizer, self.device) * times.optimizer_s)
         adapter, precision = self.workload.adapter, self.precision
         if adapter is not None:
             length = self.sequence_length
-            times = adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
+            times = adapters.adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
         if self.workload.preference is None:
             return times
         weights, gradients = element_bytes(precision), 4.0
@@ -194,7 +187,7 @@ class RunJob(TrainingJob):
         """Model FLOPs per token; frozen weights have no gradient, and a reference has forward alone, a third."""
         shape, length, adapter = self.shape, self.sequence_length, self.workload.adapter
         plain = model_flops_per_token(shape, length)
-        trained = plain if adapter is None else adapted_flops_per_token(shape, adapter, length)
+        trained = plain if adapter is None else adapters.adapted_flops_per_token(shape, adapter, length)
         return trained if self.workload.preference is None else trained + plain / 3
 
     @property
@@ -206,7 +199,7 @@ class RunJob(TrainingJob):
     def num_trained(self) -> int:
         """Parameters that take gradients: those of the adapter, or all."""
         adapter = self.workload.adapter
-        return self.shape.num_parameters if adapter is None else adapter_parameters(self.shape, adapter)
+        return self.shape.num_parameters if adapter is None else adapters.adapter_parameters(self.shape, adapter)
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
@@ -313,14 +306,14 @@ class AdaptedJob(TrainingJob):
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
         """One optimizer step of every layout."""
         times, length = TrainingJob.step_times(self, layouts, coefficients), self.sequence_length
-        return adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
+        return adapters.adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
         memories = TrainingJob.memories(self, layouts)
-        return replace(memories, **adapted_states(self.shape, layouts, self.adapter, precision=self.precision))
+        return replace(memories, **adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision))
 
     @property
     def flops_per_sequence(self) -> float:
         """Model FLOPs, forward and backward; frozen weights have no gradient."""
-        return self.sequence_length * adapted_flops_per_token(self.shape, self.adapter, self.sequence_length)
+        return self.sequence_length * adapters.adapted_flops_per_token(self.shape, self.adapter, self.sequence_length)

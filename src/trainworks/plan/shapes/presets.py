@@ -83,8 +83,7 @@ def _dimensions(kind: str, shape: ModelShape | ConvNetShape, sequence_length: in
         tie_embeddings=shape.tie_embeddings,
     )
     length = sequence_length if shape.learned_positions else shape.max_sequence_length
-    same = shape_of_model(model, vocabulary=shape.vocabulary, sequence_length=length)
-    return model if same == shape else None
+    return model if shape_of_model(model, vocabulary=shape.vocabulary, sequence_length=length) == shape else None
 
 
 def published_shape(workload: Workload, name: str, source: Source | None) -> tuple[ModelShape | ConvNetShape, int]:

@@ -64,8 +64,7 @@ def qwen3_moe(config: Config) -> ModelShape:
     """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
     dimensions = decoder(config)
     step, skipped = optional(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
-    layers = range(dimensions["layers"])
-    sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in layers)
+    sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in range(dimensions["layers"]))
     dimensions |= {
         "experts": whole(config, "num_experts", "num_local_experts"),
         "experts_per_token": whole(config, "num_experts_per_tok"),
@@ -107,13 +106,12 @@ def gpt_oss(config: Config) -> ModelShape:
     hidden, width = dimensions["hidden"], dimensions["feed_forward"]
     experts = whole(config, "num_local_experts", "num_experts", default=128)
     layer = 2 * hidden + dimensions["heads"] + _biases(config, dimensions, default=True)
-    small = SmallParameters(layer=layer, expert=2 * width + hidden, router=experts, model=hidden)
     return completed(
         **dimensions,
         experts=experts,
         experts_per_token=whole(config, "num_experts_per_tok", "experts_per_token", default=4),
         expert_feed_forward=width,
-        small=small,
+        small=SmallParameters(layer=layer, expert=2 * width + hidden, router=experts, model=hidden),
     )
 
 

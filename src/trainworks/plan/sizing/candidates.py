@@ -157,8 +157,7 @@ def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> 
         one = parse_cluster(f"1 node of {text}")
     if usd_per_accelerator_hour is None:
         return Candidate(text, one, for_sale=True, offers=())
-    price = _your_price(text, one, usd_per_accelerator_hour)
-    return Candidate(text, one, for_sale=True, offers=(price,))
+    return Candidate(text, one, for_sale=True, offers=(_your_price(text, one, usd_per_accelerator_hour),))
 
 
 def existing_nodes(cluster: ClusterDescription, usd_per_accelerator_hour: float | None) -> Candidate:

@@ -136,8 +136,7 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     other = [item for item in meeting if item.candidate.base.accelerator != chosen.candidate.base.accelerator]
     other = [item for item in other if item not in spot]
     if other:
-        nearest = min(other, key=price)
-        said.append(_difference_text("the cheapest with another accelerator", nearest, chosen, goal))
+        said.append(_difference_text("the cheapest with another accelerator", min(other, key=price), chosen, goal))
     fastest = min(meeting, key=lambda item: item.p50_s, default=chosen)
     if fastest.p50_s < chosen.p50_s:
         said.append(_difference_text("the fastest that was tried", fastest, chosen, goal))

@@ -48,7 +48,6 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
         return None
     measured_s = float(np.median(steady.training_s))
     deviations = np.abs(np.log(np.maximum(steady.training_s, 1e-9) / measured_s))
-    spread = _TO_DEVIATION * float(np.median(deviations))
     return FinishedRun(
         run=str(run_dir.path.resolve()),
         finished_at=finished_at,
@@ -62,7 +61,7 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
         high_s=plan.expected.high_s,
         learned_from=plan.expected.learned_from,
         measured_s=measured_s,
-        spread=spread,
+        spread=_TO_DEVIATION * float(np.median(deviations)),
         num_steps=len(steady),
     )
 

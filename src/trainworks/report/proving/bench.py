@@ -82,8 +82,7 @@ def document(report: BenchReport) -> Document:
         Section("Outliers", [_outliers(report.outliers)] if report.outliers else []),
         Section("Verdicts", [_verdicts(report.wrong)] if report.wrong else []),
     ]
-    titles = dict.fromkeys(_TITLES.values())
-    sections += [Section(title, _figures(report, title)) for title in titles]
+    sections += [Section(title, _figures(report, title)) for title in dict.fromkeys(_TITLES.values())]
     sections.append(
         Section("Collectives", [block for each in _group_by_operation(report) for block in _collectives(*each)])
     )
@@ -169,8 +168,7 @@ def _verdicts(wrong: Sequence[Judged]) -> Table:
         )
         for each in wrong
     ]
-    columns = [*left("verdict", "subject", "figure"), *right("measured"), Column("why", wrap=True)]
-    return Table(columns, rows)
+    return Table([*left("verdict", "subject", "figure"), *right("measured"), Column("why", wrap=True)], rows)
 
 
 def _figures(report: BenchReport, title: str) -> list[Table]:
@@ -267,8 +265,7 @@ def _by_verdict(judged: Sequence[Judged]) -> Table:
         figure = " ".join([measurement.quantity.value.replace("_", " "), *words])
         verdict = Styled(each.verdict.value, _STYLES[each.verdict])
         rows.append([verdict, measurement.subject, figure, _value(measurement), each.reason])
-    columns = [*left("verdict", "subject", "figure"), *right("measured"), *left("why", wrap=True)]
-    return Table(columns, rows)
+    return Table([*left("verdict", "subject", "figure"), *right("measured"), *left("why", wrap=True)], rows)
 
 
 @to_json.register

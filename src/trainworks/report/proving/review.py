@@ -60,9 +60,8 @@ def sarif(findings: Sequence[Finding], rules: Sequence[ReviewRule], folder: Path
         }
         for rule in rules
     ]
-    driver = {"name": "trainworks review", "rules": described}
     run = {
-        "tool": {"driver": driver},
+        "tool": {"driver": {"name": "trainworks review", "rules": described}},
         "originalUriBaseIds": {_BASE: {"uri": f"{folder.as_uri().rstrip('/')}/"}},
         "results": [_sarif_result(finding, folder) for finding in findings],
     }

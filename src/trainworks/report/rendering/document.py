@@ -107,9 +107,9 @@ class Facts(Block):
     """The values are short numbers, which a page shows large, with the remark below."""
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, str | None], *, only: Medium | None = None) -> Self:
+    def from_mapping(cls, values: Mapping[str, str | None]) -> Self:
         """Facts without remarks; one without a text is left out."""
-        return cls([Fact(name, value) for name, value in values.items() if value], only=only)
+        return cls([Fact(name, value) for name, value in values.items() if value])
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,8 +127,7 @@ class Chart(Plot):
 
     def _columns(self) -> Iterator[Element]:
         """The last label carries the unit; every second one makes room for it on a narrow page."""
-        ticks = self.x.labelled_ticks()
-        for from_last, (position, label) in enumerate(reversed(ticks)):
+        for from_last, (position, label) in enumerate(reversed(self.x.labelled_ticks())):
             anchor, unit = ("end", self.x_unit) if from_last == 0 and self.x_unit else ("middle", "")
             css = "tick wide" if from_last % 2 else "tick"
             text = f"{label} {unit}" if unit else label
@@ -310,8 +309,7 @@ class Ranges(Plot):
 
         rows = []
         for each in self.ranges:
-            name = element("p", text=each.name)
-            rows.append(element("div", name, element("p", css="soft", text=each.about)))
+            rows.append(element("div", element("p", text=each.name), element("p", css="soft", text=each.about)))
             first, last = sorted((each.at_low, each.at_high))
             middle = position(self.base)
             parts = [

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 _QUIET_S = 1.5
-_Item = TypeVar("_Item")
 
 
 @contextmanager
@@ -54,11 +52,3 @@ def byte_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     with progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def counted(items: Sequence[_Item], text: str) -> Iterator[_Item]:
-    """The items, one by one."""
-    with waiting(text) as report:
-        for done, item in enumerate(items):
-            report(done / len(items))
-            yield item

@@ -92,14 +92,13 @@ def build_out_of_memory(resolved: ResolvedRun, events: Sequence[Event]) -> OutOf
     ]
     outgrown, outgrown_bytes = max(beyond, key=lambda named: named[1], default=("", 0))
     is_far = outgrown_bytes > _FAR * plan.memory.total_bytes
-    held = memory.peak_bytes if memory.held_bytes is None else memory.held_bytes
     return OutOfMemory(
         rank=int(rank),
         step=int(failure.get("step") or 0),
         phase=printable(failure.get("phase")),
         limited_by=printable(memory.limited_by),
         planned_bytes=plan.memory.total_bytes,
-        held_bytes=held,
+        held_bytes=memory.peak_bytes if memory.held_bytes is None else memory.held_bytes,
         requested_bytes=memory.requested_bytes,
         piece=_piece(memory.requested_bytes, resolved, plan),
         room_bytes=memory.room_bytes,

@@ -28,8 +28,7 @@ def printable(value: object) -> str:
     ('a[31mb', '')
     """
     text = "" if value is None else str(value)
-    kept = (char for char in text if char in KEPT_CONTROLS or unicodedata.category(char) not in ("Cc", "Cs"))
-    return "".join(kept)
+    return "".join(char for char in text if char in KEPT_CONTROLS or unicodedata.category(char) not in ("Cc", "Cs"))
 
 
 def format_amount(value: float | None, unit: str) -> str:

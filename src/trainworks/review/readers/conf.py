@@ -34,11 +34,6 @@ class ConfLine:
         """The parameter of that name in lower case."""
         return next((each for each in self.parameters if each.name == name), None)
 
-    def number(self, name: str) -> int | None:
-        """A parameter that is a whole number; else None."""
-        found = self.get(name)
-        return int(found.value) if found and found.value.isascii() and found.value.isdecimal() else None
-
 
 def read_conf(text: str) -> Iterator[ConfLine]:
     """Lines of a file that set something."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import dropwhile
 
+from trainworks.review.finding import Placed
+
 _TOKEN = re.compile(
     r"""
     (?P<blank>(?:\\\r?\n|[ \t\r])+)
@@ -49,7 +51,7 @@ def has_branches(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Word(Placed):
     """A word of a command."""
 
     text: str
@@ -66,7 +68,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Placed):
     """An environment variable, or a variable of a shell, that is set."""
 
     name: str

@@ -138,9 +138,9 @@ def container_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
             continue
         size = re.search(r" --shm-size[ =]((\d+)([bkmg]?)b?)(?= )", text, re.IGNORECASE)
         if size and int(size[2]) * 1024 ** "bkmg".index(size[3].lower() or "b") < _LEAST_SHARED_BYTES:
-            yield Problem(word.line, word.column, f"`--shm-size={size[1]}` is less than 1 GiB")
+            yield word.problem(f"`--shm-size={size[1]}` is less than 1 GiB")
         elif not re.search(r"/dev/shm| --(?:ipc|shm-size)\b", text):  # noqa: S108
-            yield Problem(word.line, word.column, "neither `--ipc=host` nor `--shm-size`")
+            yield word.problem("neither `--ipc=host` nor `--shm-size`")
 
 
 @rule(

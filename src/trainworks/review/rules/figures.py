@@ -230,8 +230,7 @@ def wrong_memory(file: ReviewedFile) -> Iterator[Problem]:
             kinds = {part.memory_type for part in _variants(found[1]) if part.memory_type}
             if kinds and found[2].lower() not in {kind.lower() for kind in kinds}:
                 has = " or ".join(sorted(kinds))
-                message = f"{found[1]} has {has}, not {found[2]}"
-                yield Problem(number, found.start() + 1, message, part=found[1])
+                yield Problem(number, found.start() + 1, f"{found[1]} has {has}, not {found[2]}", part=found[1])
 
 
 @cache

@@ -39,8 +39,7 @@ def one_node_starts(file: ReviewedFile) -> Iterator[Problem]:
     for script, launch in file.launches:
         nodes = nodes_of(script, launch)
         if nodes and nodes > 1 and not launch.prefix and not starts_on_every_node(script):
-            word = launch.launcher
-            yield Problem(word.line, word.column, f"torchrun for {nodes} nodes starts on one")
+            yield launch.launcher.problem(f"torchrun for {nodes} nodes starts on one")
 
 
 @rule(
@@ -61,7 +60,7 @@ def more_processes_than_gpus(file: ReviewedFile) -> Iterator[Problem]:
         gpus, source = _gpus(file, launch)
         if processes and gpus is not None and processes > gpus:
             word = launch.options["nproc_per_node"]
-            yield Problem(word.line, word.column, f"{processes} processes per node, and {source} gives {gpus} GPUs")
+            yield word.problem(f"{processes} processes per node, and {source} gives {gpus} GPUs")
 
 
 @rule(
@@ -83,8 +82,7 @@ def more_nodes_than_requested(file: ReviewedFile) -> Iterator[Problem]:
     for script, launch in file.launches:
         nodes = nodes_of(script, launch)
         if requested and nodes and nodes > requested:
-            word = launch.options["nnodes"]
-            yield Problem(word.line, word.column, f"torchrun waits for {nodes} nodes; the job has {requested}")
+            yield launch.options["nnodes"].problem(f"torchrun waits for {nodes} nodes; the job has {requested}")
 
 
 @rule(
@@ -108,14 +106,13 @@ def local_meeting_point(file: ReviewedFile) -> Iterator[Problem]:
     if file.batch and (count_of(file.options.get("nodes")) or 1) > 1:
         for setting in settings:
             if all(each.value in _LOCAL for each in settings):
-                yield Problem(setting.line, setting.column, f"`MASTER_ADDR={setting.value}` on several nodes")
+                yield setting.problem(f"`MASTER_ADDR={setting.value}` on several nodes")
     for script, launch in file.launches:
         for name in ("master_addr", "rdzv_endpoint"):
             host = launch.values.get(name, "").rpartition(":")[0] or launch.values.get(name, "")
             first = launch.values.get("node_rank") == "0"
             if host in _LOCAL and (nodes_of(script, launch) or 1) > 1 and not first:
-                word = launch.options[name]
-                yield Problem(word.line, word.column, f"`{host}` is the meeting point of several nodes")
+                yield launch.options[name].problem(f"`{host}` is the meeting point of several nodes")
 
 
 @rule(
@@ -144,7 +141,7 @@ def indivisible_world_size(file: ReviewedFile) -> Iterator[Problem]:
             product = " x ".join(map(str, sizes.values()))
             world = f"{nodes} x {processes} = {nodes * processes} ranks"
             total = f"{product} = {prod(sizes.values())}" if len(sizes) > 1 else product
-            yield Problem(word.line, word.column, f"{total} does not divide {world}")
+            yield word.problem(f"{total} does not divide {world}")
 
 
 @rule(
@@ -190,7 +187,7 @@ def versioned_mpi_plugin(file: ReviewedFile) -> Iterator[Problem]:
         for word in command.words:
             if command.words[0].text == "srun" and re.fullmatch(r"--mpi=pmix_v\d", word.text):
                 edits = file.edit(word.line, word.column, word.text, "--mpi=pmix")
-                yield Problem(word.line, word.column, f"`{word.text}` names one version of the plugin", edits)
+                yield word.problem(f"`{word.text}` names one version of the plugin", edits)
 
 
 @rule(
@@ -215,7 +212,7 @@ def ranks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
         processes = script.number(launch.values.get("nproc_per_node"))
         if prefix[:1] == ["mpirun"] and not mapped and ranks and ranks > 1 and processes and processes > 1:
             word = launch.options["nproc_per_node"]
-            yield Problem(word.line, word.column, f"{ranks} x {processes} = {ranks * processes} processes on one node")
+            yield word.problem(f"{ranks} x {processes} = {ranks * processes} processes on one node")
 
 
 @rule(
@@ -240,7 +237,7 @@ def nodes_apart(file: ReviewedFile) -> Iterator[Problem]:
         if launch.is_under_srun and not own and "nnodes" not in launch.options and not launch.opaque:
             word = launch.launcher
             nodes = count_of(file.options.get("nodes"))
-            yield Problem(word.line, word.column, f"{nodes} nodes, and each torchrun is for one")
+            yield word.problem(f"{nodes} nodes, and each torchrun is for one")
 
 
 def _gpus(file: ReviewedFile, launch: TorchLaunch) -> tuple[int | None, str]:

@@ -44,7 +44,7 @@ def missing_backslash(file: ReviewedFile) -> Iterator[Problem]:
             if is_option and command.line == launch_line + 1 and not _ELLIPSIS.search(above):
                 kept = above.rstrip()
                 edit = Edit(launch_line, len(kept) + 1, len(above) - len(kept), " \\")
-                yield Problem(word.line, word.column, f"`{word.text}` is not part of the launch above", (edit,))
+                yield word.problem(f"`{word.text}` is not part of the launch above", (edit,))
                 launch_line = command.last_line
             else:
                 launch_line = command.last_line if word.text.rpartition("/")[2] in _LAUNCHERS else 0
@@ -71,8 +71,7 @@ def blank_after_backslash(file: ReviewedFile) -> Iterator[Problem]:
             start = word.column - script.indent
             if re.fullmatch(r"\\[ \t]", word.raw) and not line[start:].strip():
                 edit = Edit(word.line, word.column + 1, len(line) - start, "")
-                message = "the line does not continue: a blank follows its backslash"
-                yield Problem(word.line, word.column, message, (edit,))
+                yield word.problem("the line does not continue: a blank follows its backslash", (edit,))
 
 
 @rule(
@@ -95,7 +94,7 @@ def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
             word, start = launch.launcher, launch.command.words[len(launch.prefix)]
             same = "use_env" in launch.options and start.line == word.line
             edits = (Edit(word.line, start.column, word.end - start.column, "torchrun"),) if same else ()
-            yield Problem(word.line, word.column, "`torch.distributed.launch` is deprecated", edits)
+            yield word.problem("`torch.distributed.launch` is deprecated", edits)
 
 
 @rule(
@@ -118,8 +117,7 @@ def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
     for script, launch in file.launches:
         nodes = nodes_of(script, launch)
         if nodes and nodes > 1 and not launch.has_rendezvous and not file.configures_torchrun:
-            word = launch.options["nnodes"]
-            yield Problem(word.line, word.column, f"{nodes} nodes, and neither `--rdzv-endpoint` nor `--master-addr`")
+            yield launch.options["nnodes"].problem(f"{nodes} nodes, and neither `--rdzv-endpoint` nor `--master-addr`")
 
 
 @rule(
@@ -143,8 +141,7 @@ def no_node_rank(file: ReviewedFile) -> Iterator[Problem]:
         nodes = nodes_of(script, launch)
         dynamic = {"rdzv_backend", "rdzv_endpoint", "node_rank", "standalone"} & launch.options.keys()
         if nodes and nodes > 1 and "master_addr" in launch.options and not dynamic and not launch.opaque:
-            word = launch.options["nnodes"]
-            yield Problem(word.line, word.column, f"{nodes} nodes with a static rendezvous and no `--node-rank`")
+            yield launch.options["nnodes"].problem(f"{nodes} nodes with a static rendezvous and no `--node-rank`")
 
 
 @rule(
@@ -176,7 +173,7 @@ def rank_before_srun(file: ReviewedFile) -> Iterator[Problem]:
             pairs = zip(raw, raw[1:], command.words[1:], strict=False)
             found = (word for before, text, word in pairs if text and rank.search(f"{before} {text}"))
             if raw[0] == "srun" and (word := next(found, None)):
-                yield Problem(word.line, word.column, "the rank is expanded once, before the tasks start")
+                yield word.problem("the rank is expanded once, before the tasks start")
 
 
 @rule(
@@ -202,7 +199,7 @@ def tasks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
         if tasks and tasks > 1 and processes and processes > 1 and launch.is_under_srun and not own:
             word = launch.options["nproc_per_node"]
             total = f"{tasks} tasks x {processes} processes = {tasks * processes} processes"
-            yield Problem(word.line, word.column, f"{total} on each node")
+            yield word.problem(f"{total} on each node")
 
 
 @rule(
@@ -223,8 +220,7 @@ def unused_address(file: ReviewedFile) -> Iterator[Problem]:
         dynamic = launch.values.get("rdzv_backend", "static") != "static"
         named = {"rdzv_endpoint", "standalone"} & launch.options.keys()
         if dynamic and "master_addr" in launch.options and not named and not launch.opaque:
-            word = launch.options["master_addr"]
-            yield Problem(word.line, word.column, "torchrun ignores `--master-addr` with this backend")
+            yield launch.options["master_addr"].problem("torchrun ignores `--master-addr` with this backend")
 
 
 @rule(
@@ -244,8 +240,7 @@ def standalone_on_nodes(file: ReviewedFile) -> Iterator[Problem]:
     for script, launch in file.launches:
         nodes = nodes_of(script, launch)
         if nodes and nodes > 1 and "standalone" in launch.options:
-            word = launch.options["standalone"]
-            yield Problem(word.line, word.column, f"`--standalone` on {nodes} nodes")
+            yield launch.options["standalone"].problem(f"`--standalone` on {nodes} nodes")
 
 
 @rule(
@@ -267,7 +262,7 @@ def needless_option(file: ReviewedFile) -> Iterator[Problem]:
         word = launch.options.get("use_env")
         if word and not launch.deprecated:
             edits = file.edit(word.line, word.column - 1, f" {word.raw}", "")
-            yield Problem(word.line, word.column, "torchrun needs no `--use-env`", edits)
+            yield word.problem("torchrun needs no `--use-env`", edits)
 
 
 @rule(
@@ -286,5 +281,4 @@ def old_backend(file: ReviewedFile) -> Iterator[Problem]:
     """`--rdzv-backend=etcd`."""
     for _, launch in file.launches:
         if launch.values.get("rdzv_backend") == "etcd":
-            word = launch.options["rdzv_backend"]
-            yield Problem(word.line, word.column, "the backend `etcd` will be removed")
+            yield launch.options["rdzv_backend"].problem("the backend `etcd` will be removed")

@@ -40,7 +40,7 @@ def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
     """`NCCL_NET_GDR_LEVEL` is `LOC`, or 0."""
     for setting in file.settings:
         if setting.name == "NCCL_NET_GDR_LEVEL" and setting.value.upper() in ("LOC", "0"):
-            yield Problem(setting.line, setting.column, f"`{setting.name}={setting.value}` disables GPUDirect RDMA")
+            yield setting.problem(f"`{setting.name}={setting.value}` disables GPUDirect RDMA")
 
 
 @rule(
@@ -59,7 +59,7 @@ def distance_as_number(file: ReviewedFile) -> Iterator[Problem]:
     """A level above 0 that is a number."""
     for setting in file.settings:
         if setting.name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL") and re.fullmatch("[1-9]", setting.value):
-            yield Problem(setting.line, setting.column, f"`{setting.name}={setting.value}` is a number of a distance")
+            yield setting.problem(f"`{setting.name}={setting.value}` is a number of a distance")
 
 
 @rule(
@@ -98,7 +98,7 @@ def shared_log(file: ReviewedFile) -> Iterator[Problem]:
     for setting in file.settings:
         plain = setting.value and not re.search(r"[%$`]|^/dev/", setting.value)
         if setting.name == "NCCL_DEBUG_FILE" and plain:
-            yield Problem(setting.line, setting.column, f"every process writes `{setting.value}`")
+            yield setting.problem(f"every process writes `{setting.value}`")
 
 
 @rule(
@@ -121,7 +121,7 @@ def prefix_of_adapters(file: ReviewedFile) -> Iterator[Problem]:
         if setting.name == "NCCL_IB_HCA" and listed and not exact and "," in setting.value:
             exact_list = setting.value.replace("^", "^=") if setting.value.startswith("^") else f"={setting.value}"
             edits = file.edit(setting.line, setting.value_column, setting.value, exact_list)
-            yield Problem(setting.line, setting.column, "`mlx5_1` selects `mlx5_10` to `mlx5_19` as well", edits)
+            yield setting.problem("`mlx5_1` selects `mlx5_10` to `mlx5_19` as well", edits)
 
 
 @rule(
@@ -141,7 +141,7 @@ def unknown_level(file: ReviewedFile) -> Iterator[Problem]:
     for setting in file.settings:
         known = setting.value.upper() in ("VERSION", "WARN", "INFO", "ABORT", "TRACE", "NONE", "OFF")
         if setting.name == "NCCL_DEBUG" and re.fullmatch("[A-Za-z]+", setting.value) and not known:
-            yield Problem(setting.line, setting.column, f"`{setting.value}` is not a level of NCCL_DEBUG")
+            yield setting.problem(f"`{setting.value}` is not a level of NCCL_DEBUG")
 
 
 @rule(
@@ -161,7 +161,7 @@ def wildcard(file: ReviewedFile) -> Iterator[Problem]:
         if setting.name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA") and "*" in setting.value:
             plain = setting.value.replace("*", "")
             edits = file.edit(setting.line, setting.value_column, setting.value, plain) if plain.strip("^=,") else ()
-            yield Problem(setting.line, setting.column, f"`{setting.value}` fits no name: NCCL has no wildcards", edits)
+            yield setting.problem(f"`{setting.value}` fits no name: NCCL has no wildcards", edits)
 
 
 @rule(
@@ -204,4 +204,4 @@ def unknown_algorithm(file: ReviewedFile) -> Iterator[Problem]:
         for names in setting.value.split(";") if known else ():
             for name in names.rpartition(":")[2].lstrip("^").split(","):
                 if known and re.fullmatch(r"\w+", name) and name.lower() not in known:
-                    yield Problem(setting.line, setting.column, f"`{name}` is unknown to `{setting.name}`")
+                    yield setting.problem(f"`{name}` is unknown to `{setting.name}`")

@@ -45,8 +45,7 @@ def one_adapter(file: ReviewedFile) -> Iterator[Problem]:
     for setting in _named(file, "NCCL_IB_HCA"):
         if re.fullmatch(r"=?(?:mlx\d_|bnxt_re)\d+(?::\d+)?", setting.value) and _gpus_per_node(file) >= _MANY_GPUS:
             nics = node("DGX A100").nics
-            message = f"`{setting.value}` is one adapter; a node such as DGX A100 has {nics}"
-            yield Problem(setting.line, setting.column, message)
+            yield setting.problem(f"`{setting.value}` is one adapter; a node such as DGX A100 has {nics}")
 
 
 @rule(
@@ -65,7 +64,7 @@ def forced_protocol(file: ReviewedFile) -> Iterator[Problem]:
     tuned = any(name.startswith(("NCCL_TUNER_", "NCCL_FASTRAK_")) for name in file.values)
     for setting in _named(file, "NCCL_PROTO") if not tuned else ():
         if not setting.value.startswith("^") and re.search(r"\bLL128\b", setting.value, re.IGNORECASE):
-            yield Problem(setting.line, setting.column, f"`{setting.value}` forces the protocol LL128")
+            yield setting.problem(f"`{setting.value}` forces the protocol LL128")
 
 
 @rule(
@@ -84,7 +83,7 @@ def traced_calls(file: ReviewedFile) -> Iterator[Problem]:
     """`NCCL_DEBUG=TRACE`."""
     for setting in _named(file, "NCCL_DEBUG"):
         if setting.value.upper() == "TRACE":
-            yield Problem(setting.line, setting.column, "`NCCL_DEBUG=TRACE` prints every call")
+            yield setting.problem("`NCCL_DEBUG=TRACE` prints every call")
 
 
 @rule(
@@ -105,7 +104,7 @@ def disabled_infiniband(file: ReviewedFile) -> Iterator[Problem]:
     for setting in _named(file, "NCCL_IB_DISABLE"):
         if setting.value == file.values[setting.name] == "1" and others and file.kind != "text":
             named = ", ".join(f"`{name}`" for name in sorted(others))
-            yield Problem(setting.line, setting.column, f"`NCCL_IB_DISABLE=1` makes {named} useless")
+            yield setting.problem(f"`NCCL_IB_DISABLE=1` makes {named} useless")
 
 
 @rule(
@@ -127,8 +126,7 @@ def disabled_nvlink(file: ReviewedFile) -> Iterator[Problem]:
         if setting.value == "1" and part is not None and part.scale_up.startswith("NVLink"):
             link = format_quantity(part.scale_up_bytes_per_s, "bytes/s")
             host = format_quantity(part.host_bytes_per_s, "bytes/s")
-            message = f"the ranks of a node use PCIe ({host}) and not {part.scale_up} ({link})"
-            yield Problem(setting.line, setting.column, message)
+            yield setting.problem(f"the ranks of a node use PCIe ({host}) and not {part.scale_up} ({link})")
 
 
 @rule(
@@ -149,7 +147,7 @@ def interface_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
         settings = list(_named(file, name))
         if _num_nodes(file) > 1 and all(re.fullmatch(r"=?(?:lo|docker\d*)", each.value) for each in settings):
             for setting in settings:
-                yield Problem(setting.line, setting.column, f"`{setting.value}` does not leave the host")
+                yield setting.problem(f"`{setting.value}` does not leave the host")
 
 
 @rule(
@@ -168,8 +166,7 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     """A `^` behind a comma."""
     for setting in _named(file, "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"):
         if ",^" in setting.value:
-            edits = _remove_carets(file, setting)
-            yield Problem(setting.line, setting.column, f"`{setting.value}`: only the first `^` excludes", edits)
+            yield setting.problem(f"`{setting.value}`: only the first `^` excludes", _remove_carets(file, setting))
 
 
 @rule(
@@ -191,7 +188,7 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
         if name.startswith("NCCL_") and name not in _variables():
             near = get_close_matches(name, _variables(), n=1, cutoff=0.93)
             if near:
-                yield Problem(setting.line, setting.column, f"NCCL ignores `{name}`; it knows `{near[0]}`")
+                yield setting.problem(f"NCCL ignores `{name}`; it knows `{near[0]}`")
 
 
 @rule(
@@ -211,7 +208,7 @@ def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
     for setting in _named(file, "NCCL_ASYNC_ERROR_HANDLING"):
         if f"TORCH_{setting.name}" not in file.text:
             edits = file.edit(setting.line, setting.column, setting.name, f"TORCH_{setting.name}")
-            yield Problem(setting.line, setting.column, f"`{setting.name}` is now `TORCH_{setting.name}`", edits)
+            yield setting.problem(f"`{setting.name}` is now `TORCH_{setting.name}`", edits)
 
 
 @rule(
@@ -233,8 +230,7 @@ def adapter_for_host(file: ReviewedFile) -> Iterator[Problem]:
         if re.fullmatch(r"ib_(?:send|write|read|atomic)_(?:bw|lat)", name.text.rpartition("/")[2]) and arguments:
             word = arguments[0]
             if re.fullmatch(r"(?:mlx[45]_|bnxt_re|irdma|hfi1_|efa_|rdmap)\d+", word.text):
-                edit = Edit(word.line, word.column, 0, "-d ")
-                yield Problem(word.line, word.column, f"`{word.text}` is taken for a server", (edit,))
+                yield word.problem(f"`{word.text}` is taken for a server", (Edit(word.line, word.column, 0, "-d "),))
 
 
 @rule(
@@ -309,8 +305,7 @@ def _requested(file: ReviewedFile) -> Accelerator | None:
 
 def _remove_carets(file: ReviewedFile, setting: Setting) -> tuple[Edit, ...]:
     """Remove every `^` behind a comma, where the value stands in the line as it is."""
-    line = file.lines[setting.line - 1]
-    start = line.find(setting.value, setting.value_column - 1)
+    start = file.lines[setting.line - 1].find(setting.value, setting.value_column - 1)
     if start < 0:
         return ()
     carets = (found.start() + 1 for found in re.finditer(r",\^", setting.value))

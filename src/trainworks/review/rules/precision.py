@@ -91,8 +91,7 @@ def deprecated_amp(file: ReviewedFile) -> Iterator[Problem]:
     edits = _new_names(file, found)
     for call in found:
         name = call.name.rpartition(".")[2]
-        problem = call.problem(f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`')
-        yield replace(problem, edits=edits)
+        yield replace(call.problem(f'`torch.cuda.amp.{name}` is now `torch.amp.{name}("cuda")`'), edits=edits)
         edits = ()
 
 

@@ -126,8 +126,7 @@ def launcher_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
         processes = script.number(launch.values.get("nproc_per_node"))
         if processes and processes > 1:
             word = launch.options["nproc_per_node"]
-            total = f"{ranks} x {processes} = {ranks * processes} processes on each node"
-            yield Problem(word.line, word.column, total)
+            yield word.problem(f"{ranks} x {processes} = {ranks * processes} processes on each node")
 
 
 @rule(
@@ -150,7 +149,7 @@ def one_rank_for_all(file: ReviewedFile) -> Iterator[Problem]:
     ranks = tree.integer(run_file.node("cluster", "processes_per_node")) or 1
     for setting in run_file.settings():
         if setting.name in _OF_A_RANK and setting.value.isdecimal() and run_file.nodes * ranks > 1:
-            yield Problem(setting.line, setting.column, f"`{setting.name}={setting.value}` in every process")
+            yield setting.problem(f"`{setting.name}={setting.value}` in every process")
 
 
 @rule(
@@ -173,7 +172,7 @@ def mpirun_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
     for script in run_file.scripts():
         if len(script.commands) == 1 and script.commands[0].words[0].text in ("mpirun", "mpiexec"):
             word = script.commands[0].words[0]
-            yield Problem(word.line, word.column, f"{run_file.nodes * ranks} times `{word.text}`")
+            yield word.problem(f"{run_file.nodes * ranks} times `{word.text}`")
 
 
 @rule(

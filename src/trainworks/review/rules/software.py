@@ -114,7 +114,7 @@ def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
         word = command.words[0]
         if word.text.endswith("contrib/configure-release"):
             edits = (Edit(word.line, word.column, 0, "./autogen.sh && "),)
-            yield Problem(word.line, word.column, "a clone of UCX needs `./autogen.sh` before this", edits)
+            yield word.problem("a clone of UCX needs `./autogen.sh` before this", edits)
 
 
 @rule(
@@ -135,7 +135,7 @@ def old_driver(file: ReviewedFile) -> Iterator[Problem]:
         for word in command.words if "install" in command.texts[:4] else ():
             found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
             if found and software.driver_end(int(found[1])) is not None:
-                yield Problem(word.line, word.column, f"the driver branch R{found[1]} is out of support")
+                yield word.problem(f"the driver branch R{found[1]} is out of support")
 
 
 @rule(

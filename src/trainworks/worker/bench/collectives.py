@@ -170,8 +170,7 @@ def _output(program: str, setting: BenchSetting, nodes: int, ranks_per_node: int
         if len(_FIRST_RANK.findall(text)) > 1:
             raise EnvironmentProblem(f"{program} is built without MPI: its ranks measured alone")
         return text
-    env = {**os.environ, **setting.env}
-    done = process.run([*command, "-g", str(ranks_per_node)], env=env, timeout_s=_TIMEOUT_S)
+    done = process.run([*command, "-g", str(ranks_per_node)], env={**os.environ, **setting.env}, timeout_s=_TIMEOUT_S)
     if done.exit_code:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise EnvironmentProblem(f"{program} failed: {lines[-1] if lines else f'exit code {done.exit_code}'}")

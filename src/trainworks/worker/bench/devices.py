@@ -86,8 +86,7 @@ def _gemm_figure(device: torch.device, precision: str, sizes: tuple[int, ...], s
     best, best_size = 0.0, 0
     for size in sizes:
         duration = _median_s(_product(device, _PRECISIONS[precision], size), device, seconds)
-        rate = 2 * size**3 / duration
-        best, best_size = max((best, best_size), (rate, size))
+        best, best_size = max((best, best_size), (2 * size**3 / duration, size))
         if duration > _SLOW_S:
             break
     shape = dict.fromkeys("mnk", best_size)

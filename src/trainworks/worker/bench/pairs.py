@@ -288,8 +288,7 @@ def _tcp_rates(connection: socket.socket, *, full: bool, first: bool) -> tuple[f
     if first:
         _send(connection, seconds)
         return float(_exactly(connection, 32)), _receive(connection)
-    rate = _receive(connection)
-    connection.sendall(f"{rate:<32.1f}".encode())
+    connection.sendall(f"{_receive(connection):<32.1f}".encode())
     _send(connection, seconds)
     return 0.0, 0.0
 

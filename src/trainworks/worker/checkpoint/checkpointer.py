@@ -47,13 +47,7 @@ from trainworks.record.manifest import (
 )
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.decisions import Action, decide_resume
-from trainworks.worker.checkpoint.failures import (
-    explained_failure,
-    find_damage,
-    first_of_any_rank,
-    gather_values,
-    load_failure,
-)
+from trainworks.worker.checkpoint import failures
 from trainworks.worker.checkpoint.memory import Found, MemoryTier
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError, WrittenFile
 from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, SavePlannerOfValues, ShardWriter, reader_of
@@ -184,7 +178,7 @@ class Checkpointer:
         try:
             writer = ShardWriter(folder, durable=not self.memory.holds(folder))
             dcp.save(copied.result(), storage_writer=writer, planner=SavePlannerOfValues(), process_group=self.group)
-            written = gather_values(writer.written, self.group)
+            written = failures.gather_values(writer.written, self.group)
             files = {name: file for each in written for name, file in each.items()}
             if self.memory.holds(folder):
                 self.memory.copy_to_peer(folder, written)
@@ -202,7 +196,7 @@ class Checkpointer:
 
     def _fail(self, error: BaseException, folder: Path, step: int, *, keeps_files: bool) -> None:
         """Note why a save failed; files that have copies stay, as another node may have completed the checkpoint."""
-        problem = explained_failure(error, folder)
+        problem = failures.explained_failure(error, folder)
         if self._fence.is_superseded:
             self.failure = problem  # and nothing else: the folder may be the later start's by now
             return
@@ -309,7 +303,7 @@ class Checkpointer:
             if isinstance(checked, Damage):
                 self._pass_over(step, folder, checked)
                 continue
-            restored = self.memory.restore if in_memory else functools.partial(find_damage, group=self.group)
+            restored = self.memory.restore if in_memory else functools.partial(failures.find_damage, group=self.group)
             if (damage := restored(checked, folder)) is None:
                 self._report_damage(fallback_step=step)
                 return checked, folder
@@ -388,7 +382,7 @@ class Checkpointer:
         if manifest.layout.world_size != dist.get_world_size():
             state.pop("random", None)
         if (error := self._load_state(state, folder)) is not None:
-            raise load_failure(error, manifest) from None
+            raise failures.load_failure(error, manifest) from None
 
     def _load_state(self, state: dict[str, object], folder: Path) -> BaseException | None:
         """Fill the state from the files; returns the first error of any rank, to all ranks."""
@@ -397,7 +391,7 @@ class Checkpointer:
             reader = reader_of(folder)
         except Exception as error:
             own = error
-        if (failed := first_of_any_rank(own, self.group)) is not None:
+        if (failed := failures.first_of_any_rank(own, self.group)) is not None:
             return failed
         try:
             dcp.load(state, storage_reader=reader, planner=LoadPlannerOfValues(), process_group=self.group)
@@ -405,4 +399,4 @@ class Checkpointer:
             own, _ = error.failures[min(error.failures)]
         except Exception as error:  # of a state that takes what was read itself; it may not survive pickling
             own = RuntimeError(f"{type(error).__name__}: {error}")
-        return first_of_any_rank(own, self.group)
+        return failures.first_of_any_rank(own, self.group)

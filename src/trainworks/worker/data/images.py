@@ -121,12 +121,11 @@ def image_files(source: DataSource) -> tuple[tuple[str, ...], list[ImageFile]]:
             f"`{source.source}` holds no folders of images" + (", but loose ones" if loose else ""),
             hint=f"one folder per class, with {', '.join(_SUFFIXES)} in it",
         )
-    files = [
+    return classes, [
         ImageFile(str(path), label, path.stat().st_size)
         for label, name in enumerate(classes)
         for path in sorted(_images_in(root / name))
     ]
-    return classes, files
 
 
 def _images_in(folder: Path) -> Iterator[Path]:

@@ -147,8 +147,7 @@ def _saved_files(folder: Path, split: str | None) -> list[Path]:
         return _saved_files(folder / _one_of("split", split or "train", known, str(folder)), None)
     if split is not None:
         raise UsageError(f"`{folder}` is one dataset without splits; it has no `{split}`", hint="leave `split` out")
-    state = json.loads((folder / "state.json").read_bytes())
-    return [folder / file["filename"] for file in state["_data_files"]]
+    return [folder / file["filename"] for file in json.loads((folder / "state.json").read_bytes())["_data_files"]]
 
 
 def _hub_files(source: DataSource) -> list[Path]:

@@ -127,10 +127,9 @@ def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> Non
         )
     for source, card in zip(data.sources, cards, strict=True):
         if card.chats is not None and not card.num_tokens:
-            length = data.sequence_length
             raise UsageError(
                 f"none of the {card.chats.conversations:,} conversations of `{source.source}` has an answer within "
-                f"{length} tokens",
+                f"{data.sequence_length} tokens",
                 hint="raise `data.sequence_length`",
             )
         if card.packed not in (None, data.sequence_length + 1):

@@ -114,8 +114,7 @@ class BatchReader:
         self._global_batch = global_batch
         self._accum = global_batch // (micro_batch * dp)
         self._micro_batch = micro_batch
-        columns = np.arange(global_batch).reshape(self._accum, dp, micro_batch)
-        self._columns = columns[:, dp_rank].reshape(-1)
+        self._columns = np.arange(global_batch).reshape(self._accum, dp, micro_batch)[:, dp_rank].reshape(-1)
         self._last_step = last_step
         step_bytes = len(self._columns) * dataset.sample_bytes
         self._block_steps = int(np.clip(_BLOCK_BYTES // step_bytes, 1, _MAX_BLOCK_STEPS))

@@ -179,10 +179,9 @@ def _pending() -> list[str]:
     They do not have gloo's sends and receives; the stack shows those.
     """
     recorders = (getattr(torch._C._distributed_c10d, name, None) for name in _RECORDERS)
-    contents = [json.loads(dump(True, True)) for dump in recorders if dump is not None]
     return [
         f"{entry['profiling_name']} #{entry['collective_seq_id']} of {entry['input_sizes']}"
-        for content in contents
+        for content in [json.loads(dump(True, True)) for dump in recorders if dump is not None]
         for entry in content.get("entries") or ()
         if not entry["retired"] and entry["process_group"][1] != CHECKPOINT_GROUP
     ]

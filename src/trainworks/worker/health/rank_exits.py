@@ -19,15 +19,7 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.fence import agent_is_superseded
 from trainworks.record.memory import MemoryAtFailure
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.decisions import (
-    NodeStanding,
-    Options,
-    RecoveryDecision,
-    Verdict,
-    decide,
-    refusal,
-    restart_verdict,
-)
+from trainworks.recover import decisions
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit, may_restart
 from trainworks.worker.health.hang import Watched
 
@@ -54,7 +46,7 @@ class RankExits:
     node: int
     last_seen: Callable[[int], Watched]
     limit: RestartLimit
-    _verdict: Verdict = field(default=Verdict.RESTART, init=False)
+    _verdict: decisions.Verdict = field(default=decisions.Verdict.RESTART, init=False)
     _rendezvous: str = field(default="", init=False)
     _before: list[Event] = field(default_factory=list, init=False)
     _oom_kills: int = field(default=0, init=False)
@@ -64,18 +56,18 @@ class RankExits:
     def begin(self, rendezvous: str) -> None:
         """Start a new attempt: earlier events of the record do not concern it."""
         self._rendezvous = rendezvous
-        self._verdict = Verdict.RESTART
+        self._verdict = decisions.Verdict.RESTART
         self._before = read_events(self.run_dir.events_file)
         self._oom_kills = memory.oom_kills()
 
-    def decide(self) -> RecoveryDecision:
+    def decide(self) -> decisions.RecoveryDecision:
         """What follows the failures of this attempt; the record of all agents has the restarts that are left."""
         has_restart = may_restart(read_events(self.run_dir.events_file), self.limit, RANK_RESTART)
-        decision = decide(self._verdict, NodeStanding.FIT, Options(has_restart))
+        decision = decisions.decide(self._verdict, decisions.NodeStanding.FIT, decisions.Options(has_restart))
         _LOG.info("ranks ended with %d first: %s, %s", self.first_bad_code, decision.action, decision.reason)
         return decision
 
-    def judge(self, exits: Sequence[RankExit]) -> Verdict:
+    def judge(self, exits: Sequence[RankExit]) -> decisions.Verdict:
         """Note the ranks that could not say why they ended; returns whether a restart can help all of them."""
         known = of_kind(self._new_events(), FailureEvent)
         told = {event.get("pid"): event for event in known if event.get("node") == self.node}
@@ -84,8 +76,8 @@ class RankExits:
         self.first_bad_code = own[0] if own else ExitCode.PEER_LOST
         since = self._new_events()
         for failure in failures:
-            verdict = restart_verdict(failure, self._before, since)
-            if verdict is not Verdict.RESTART:
+            verdict = decisions.restart_verdict(failure, self._before, since)
+            if verdict is not decisions.Verdict.RESTART:
                 self._note_refusal(failure, verdict)
                 self._verdict = verdict
                 break
@@ -124,12 +116,12 @@ class RankExits:
     def _new_events(self) -> list[Event]:
         return read_events(self.run_dir.events_file)[len(self._before) :]
 
-    def _note_refusal(self, failure: FailureEvent, verdict: Verdict) -> None:
+    def _note_refusal(self, failure: FailureEvent, verdict: decisions.Verdict) -> None:
         """Write why a failure is final, where its cause alone does not say so."""
-        if verdict is Verdict.FINAL_CAUSE or self.is_superseded:
+        if verdict is decisions.Verdict.FINAL_CAUSE or self.is_superseded:
             return
         with contextlib.suppress(TrainworksError, OSError):
-            self.run_dir.note(refusal(failure, verdict))
+            self.run_dir.note(decisions.refusal(failure, verdict))
 
     def _note_exit(self, ended: RankExit) -> FailureEvent:
         """Failure of a rank that could not report it itself; the kernel counts its out-of-memory kills."""

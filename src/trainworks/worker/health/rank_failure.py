@@ -55,7 +55,6 @@ _STORAGE_ERRNOS = frozenset(
 )
 """Errors of a disk or a network file system that may pass: https://man7.org/linux/man-pages/man3/errno.3.html"""
 
-_NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _FORESEEN: tuple[tuple[type[TrainworksError], str, ExitCode], ...] = (
     (DiskFullError, "disk_full", ExitCode.ENVIRONMENT),
     (EnvironmentProblem, "environment", ExitCode.ENVIRONMENT),
@@ -148,7 +147,7 @@ def _out_of_memory(error: BaseException) -> RankFailure | None:
 
 
 def _not_deterministic(error: BaseException) -> RankFailure | None:
-    if _NOT_DETERMINISTIC not in str(error):
+    if "does not have a deterministic implementation" not in str(error):
         return None
     return RankFailure(
         "user_error",

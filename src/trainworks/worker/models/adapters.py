@@ -124,5 +124,4 @@ def draw_adapters(parts: Iterable[nn.Module], *, seed: int) -> None:
 def trained_state(part: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a model: all of it, or its adapters alone."""
     state = part.state_dict()
-    adapters = {name: tensor for name, tensor in state.items() if is_adapter(name)}
-    return adapters or state
+    return {name: tensor for name, tensor in state.items() if is_adapter(name)} or state

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 COLUMNS, ROWS = "colwise", "rowwise"
 """Cuts of `base_model_tp_plan` that the worker makes."""
-_WHOLE = "the worker trains it as `transformers` computes it"
 
 
 def support_of(config: PretrainedConfig, *, adapted: bool) -> ModelSupport:
@@ -22,7 +21,7 @@ def support_of(config: PretrainedConfig, *, adapted: bool) -> ModelSupport:
     decoder = adaptable_decoder(config) if adapted else decoder_config(config)
     uncut, key_heads = {}, 0
     if decoder is None:
-        uncut = dict.fromkeys(("pp", "cp", "ep"), _WHOLE)
+        uncut = dict.fromkeys(("pp", "cp", "ep"), "the worker trains it as `transformers` computes it")
         if reason := _no_tensor_parallel(config):
             uncut["tp"] = reason
         else:

@@ -22,21 +22,8 @@ from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import MixtureOfExperts
+from trainworks.worker.parallel import data_parallel, model_parallel
 from trainworks.worker.parallel.blocks import offload_activations, recompute, use_float8
-from trainworks.worker.parallel.data_parallel import (
-    DTYPES,
-    LastGradient,
-    check_batch_norm,
-    note_collectives,
-    replicate,
-    shard,
-)
-from trainworks.worker.parallel.model_parallel import (
-    apply_context_parallel,
-    apply_expert_parallel,
-    apply_tensor_parallel,
-    balance_sequences,
-)
 from trainworks.worker.timing import Timeline, all_reduce, note_waits
 
 if TYPE_CHECKING:
@@ -92,21 +79,21 @@ class Parallel:
         self._device = setup.device
         self._timeline = setup.timeline
         sharded = isinstance(parts[0], FSDPModule)
-        self._autocast_dtype = None if sharded else DTYPES.get(setup.precision)
+        self._autocast_dtype = None if sharded else data_parallel.DTYPES.get(setup.precision)
         self._module = parts[0]
         self._balances = [
             module.balance for part in parts for module in part.modules() if isinstance(module, MixtureOfExperts)
         ]
-        self._last_gradient: LastGradient | None = None
+        self._last_gradient: data_parallel.LastGradient | None = None
         layout = setup.mesh.layout
         if layout.tp * layout.cp * layout.ep * layout.pp > 1:
             note_waits(setup.timeline, pipelined=layout.pp > 1)
         if sharded and setup.device.type == "cpu":
             for part in parts:
-                note_collectives(part, setup.timeline)
+                data_parallel.note_collectives(part, setup.timeline)
         if not sharded and layout.dp_replicate > 1 and any(each.requires_grad for each in parts[0].parameters()):
-            self._last_gradient = LastGradient(parts[0], setup.timeline)
-            self._module = replicate(parts[0], setup.device, layout)
+            self._last_gradient = data_parallel.LastGradient(parts[0], setup.timeline)
+            self._module = data_parallel.replicate(parts[0], setup.device, layout)
 
     def gradients(self, x: Any, labels: Any, *, scale: Tensor | float, weights: Tensor | None = None) -> Tensor:
         """Forward and backward of one step; gradients are summed over the ranks, as a mean over data-parallel ranks.
@@ -283,7 +270,7 @@ def distribute_decoder(
         if setup.compiled and setup.device.type != "cpu" and part.output is not None:
             part.output.compile_loss()
         if _is_sharded(setup, experts=config.experts):
-            shard(part, part.blocks, mesh, precision=setup.precision, device=setup.device)
+            data_parallel.shard(part, part.blocks, mesh, precision=setup.precision, device=setup.device)
     for part in parts:
         part.to_empty(device=_home(setup))
     first_weights(parts)
@@ -312,21 +299,23 @@ def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setu
     _prepare_blocks(blocks, setup)
     model.to(_home(setup))
     if _is_sharded(setup, experts=0):
-        check_batch_norm(model, setup.precision)
-        shard(model, blocks, setup.mesh, precision=setup.precision, device=setup.device)
+        data_parallel.check_batch_norm(model, setup.precision)
+        data_parallel.shard(model, blocks, setup.mesh, precision=setup.precision, device=setup.device)
     return Parallel([model], setup)
 
 
 def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
     layout = mesh.layout
     if layout.tp > 1:
-        apply_tensor_parallel(part, mesh.tp, sequence_parallel=layout.sequence_parallel)
+        model_parallel.apply_tensor_parallel(part, mesh.tp, sequence_parallel=layout.sequence_parallel)
     if layout.cp > 1:
-        apply_context_parallel(part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp))
+        model_parallel.apply_context_parallel(
+            part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp)
+        )
     if layout.ep > 1:
-        apply_expert_parallel(part, mesh.ep)
+        model_parallel.apply_expert_parallel(part, mesh.ep)
     if part.config.balance_loss and layout.cp * layout.tp > 1:
-        balance_sequences(part, mesh)
+        model_parallel.balance_sequences(part, mesh)
 
 
 def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
@@ -349,7 +338,9 @@ def _is_sharded(setup: Setup, *, experts: int) -> bool:
     if layout.offload_optimizer or layout.dp_shard * layout.cp > 1:
         return True
     cut = layout.tp * layout.pp > 1
-    return cut and (layout.dp_replicate > 1 or setup.precision in DTYPES or (experts > 0 and layout.tp > 1))
+    return cut and (
+        layout.dp_replicate > 1 or setup.precision in data_parallel.DTYPES or (experts > 0 and layout.tp > 1)
+    )
 
 
 def _home(setup: Setup) -> torch.device:
@@ -370,5 +361,5 @@ def _pipeline(stages: dict[int, Decoder], config: DecoderConfig, setup: Setup, p
         boundary=(layout.micro_batch, stretch // split, config.hidden),
         tokens=(layout.micro_batch, stretch),
         vocabulary=config.vocabulary,
-        dtype=DTYPES.get(setup.precision, torch.float32),
+        dtype=data_parallel.DTYPES.get(setup.precision, torch.float32),
     )

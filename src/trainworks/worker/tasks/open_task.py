@@ -243,8 +243,7 @@ class ModuleTask:
 
     def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
         """The first items: only they are sure to be something that the module can take."""
-        count = num_micro_batches * self._micro_batch
-        first = np.arange(count) % len(self.dataset)
+        first = np.arange(num_micro_batches * self._micro_batch) % len(self.dataset)
         arrays = self.dataset.gather(first, first)
         shape = (num_micro_batches, self._micro_batch)
         return {name: torch.from_numpy(array).view(*shape, *array.shape[1:]) for name, array in arrays.items()}

@@ -145,7 +145,6 @@ def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:
     model = workload.model
     if model.hf is not None:
         return loaded_config(model)
-    dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), model.dropout)
     return AutoConfig.for_model(
         "bert",
         vocab_size=vocabulary,
@@ -155,7 +154,7 @@ def _bert_config(workload: Workload, vocabulary: int) -> PretrainedConfig:
         intermediate_size=model.feed_forward or 4 * (model.hidden or 0),
         max_position_embeddings=workload.data.sequence_length,
         tie_word_embeddings=model.tie_embeddings,
-        **dropout,
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), model.dropout),
     )
 
 

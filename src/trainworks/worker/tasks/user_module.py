@@ -49,8 +49,7 @@ class UserModule:
 
     def place_of(self, name: str) -> str:
         """`file:line` of one of its functions."""
-        function = inspect.unwrap(getattr(self._module, name))
-        code = getattr(function, "__code__", None)
+        code = getattr(inspect.unwrap(getattr(self._module, name)), "__code__", None)
         return f"{self._module.__file__}:{code.co_firstlineno if code else 1}"
 
 

@@ -19,8 +19,7 @@ def upgrade() -> None:
     op.add_column("nodes", sa.Column("uid", sa.BigInteger))
     connection = op.get_bind()
     for (owner,) in connection.execute(sa.text("SELECT DISTINCT owner FROM jobs")).all():
-        uid = _uid_of(owner)
-        values = {"owner": owner, "uid": uid}
+        values = {"owner": owner, "uid": _uid_of(owner)}
         connection.execute(sa.text("UPDATE jobs SET uid = :uid WHERE owner = :owner"), values)
         asked = "UPDATE jobs SET asked_by = :uid WHERE owner = :owner AND asked_to_end IS NOT NULL"
         connection.execute(sa.text(asked), values)

@@ -128,10 +128,9 @@ def _read_nvbandwidth(output: ToolOutput) -> list[Measurement]:
 
 
 def _read_nvbandwidth_json(output: ToolOutput) -> list[Measurement]:
-    cases = (output.data or {})["nvbandwidth"].get("testcases", ())
     found = [
         one
-        for case in cases
+        for case in (output.data or {})["nvbandwidth"].get("testcases", ())
         for row, values in enumerate(case.get("bandwidth_matrix", ()))
         for one in _copies(output, case["name"], row, values)
     ]
@@ -161,8 +160,7 @@ def _copies(output: ToolOutput, case: str, row: int, values: Sequence[str | floa
             yield Measurement(Quantity.HOST_LINK, float(value) * 1e9, f"gpu{column}", tool, conditions)
         elif _PAIR.fullmatch(case):
             of = conditions | {"transport": "scale-up"}
-            name = f"gpu{row} <-> gpu{column}"
-            yield Measurement(Quantity.LINK_BANDWIDTH, float(value) * 1e9, name, tool, of)
+            yield Measurement(Quantity.LINK_BANDWIDTH, float(value) * 1e9, f"gpu{row} <-> gpu{column}", tool, of)
 
 
 NVBANDWIDTH_JSON_READER = OutputReader("nvbandwidth", "nvbandwidth", _read_nvbandwidth_json)
