@@ -68,11 +68,12 @@ class Comparison(ReportPart):
     energy_interval: tuple[float, float] | None = None
     """Range of the planned energy, Wh."""
     cost: Difference
-    """Price of the accelerators for the planned run time, and for the time that the run held them; without a price None,
-    and measured once the run is complete."""
+    """Price of the accelerators for the planned run time, and for the time that the run held them; None without one.
+    It is measured once the run is complete."""
     failures: Difference
-    """planned = nodes * run time / node MTTF, of the catalogue; measured are the restarts of the complete run. One run has
-    whole failures, so there is no relative difference."""
+    """planned = nodes * run time / node MTTF, by the catalogue; measured = restarts of the complete run.
+
+    One run has whole failures: the relative difference is None."""
     checkpoint_size: Difference
     checkpoint_stall: Difference
     """Median stall of one checkpoint; the plan does not predict it."""
