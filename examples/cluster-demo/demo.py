@@ -168,7 +168,7 @@ def order() -> None:
 def accept() -> None:
     """A node with a slow link is found, taken out, repaired, measured and given back."""
     run("scp -q key deploy@login1:.ssh/id_ed25519; scp -q repair.yaml deploy@login1:")
-    run("ssh deploy@login1 'echo StrictHostKeyChecking accept-new > .ssh/config'")
+    run("ssh deploy@login1 'printf \"StrictHostKeyChecking accept-new\\nLogLevel ERROR\\n\" > .ssh/config'")
     run(f"ssh deploy@{SLOW} 'sudo tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms'  # a bad cable")
     bench = "cd /shared/alice && trainworks bench network --cluster slurm --nodes 4"
     run(f"ssh alice@login1 'mkdir -p /shared/alice && {bench} --json > bench.json'", lambda code, printed: code == 1)
