@@ -172,7 +172,7 @@ def accept() -> None:
     run(f"ssh deploy@{SLOW} 'sudo tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms'  # a bad cable")
     bench = "cd /shared/alice && trainworks bench network --cluster slurm --nodes 4"
     run(f"ssh alice@login1 'mkdir -p /shared/alice && {bench} --json > bench.json'", lambda code, printed: code == 1)
-    is_slow = re.compile(rf"^{SLOW} ", re.M)
+    is_slow = re.compile(rf"^{SLOW}  ", re.M)  # the node, and not one of its links
     run(
         "ssh alice@login1 'cd /shared/alice && trainworks bench --resume bench-network-1 | sed -n 1,/^Links/p'",
         lambda code, printed: is_slow.search(printed) is not None,
@@ -202,12 +202,16 @@ def lose_a_node() -> None:
     print(f"page: {page}\n# {time.monotonic() - started:.0f} s\n", flush=True)
     if page != f"firing NodeDown gpu{dies}":
         raise SystemExit(f"not as the demonstration says: `firing NodeDown gpu{dies}` is paged")
+    run("ssh alice@login1 'cd /shared/alice && trainworks ps'", lambda code, printed: "Slurm still ends" in printed)
     alerts = "amtool alert query --alertmanager.url=http://localhost:9093 -o json > alerts.json"
     run(
         f"ssh deploy@login1 '{alerts}; sudo trainworks repair slurm --policy repair.yaml --from alerts.json --yes'",
         lambda code, printed: re.search(rf"gpu{dies} +out", printed) is not None,
     )
-    run("ssh alice@login1 'cd /shared/alice && trainworks ps'")
+    run(
+        "ssh alice@login1 'cd /shared/alice && trainworks ps'",
+        lambda code, printed: "RUNNING" in printed and f"gpu{dies}" not in printed,
+    )
     run("ssh alice@login1 'cd /shared/alice && trainworks wait; trainworks ps --all'")
     if not Pager.pages.empty():
         raise SystemExit(f"not as the demonstration says: it pages once, and then came `{Pager.pages.get()}`")

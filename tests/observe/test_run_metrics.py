@@ -99,7 +99,8 @@ def test_cost_and_deadline_come_from_the_run_file(running: RunningRun, metrics: 
     resolved = running.run_dir.read_resolved()
     goals = {"goal": {"deadline": "1h", "budget": "50 USD"}, "cluster": {"usd_per_accelerator_hour": 2.0}}
     run_file = RunFile.model_validate(resolved.run_file.model_dump(exclude_unset=True) | goals)
-    running.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    processes = resolved.processes.model_copy(update={"device": "cuda"})
+    running.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file, "processes": processes}))
     run = of("stdlib-lm-1", read(metrics, clock, after_s=1800))
     assert run["cost_usd"] == pytest.approx(2.0 * 2 * 0.5)
     assert (run["budget_usd"], run["deadline_timestamp_seconds"]) == (50, LAUNCH_AT + 3600)

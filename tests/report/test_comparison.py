@@ -16,6 +16,7 @@ from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.resolved import PlannedLayout
 from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.comparison import warmup_steps
+from trainworks.report.runs.part import format_amount
 from trainworks.report.wording import comparison_rows
 
 RunStart = Callable[..., Any]
@@ -211,6 +212,27 @@ def test_the_bill_holds_the_held_time_and_restarts_against_the_plan(start_run: R
     assert failures.planned == pytest.approx(40 / usual_node_mttf(accelerator("H100-SXM-80GB")).value)
     assert cost.planned == pytest.approx(4 * 40 / 3600)  # 30 s of steps and 10 s around them
     assert cost.measured == pytest.approx(4 * ledger.held_s / 3600)
+
+
+def test_failures_count_over_all_submissions(start_run: RunStart) -> None:
+    """A restart, an end for good that a user resumed, and no stop."""
+    run = start_run().launch().event("ranks_started").steps(100).fail(cause="killed").event("ranks_started")
+    run.steps(50).status("FAILED").launch().event("ranks_started").steps(50).status("STOPPED").launch().steps(100)
+    assert run.report().comparison.failures.measured == 2
+
+
+def test_ranks_on_cpus_have_no_price(start_run: RunStart) -> None:
+    resolved = priced(start_run().launch()).run_dir.read_resolved()
+    on_cpus = resolved.processes.model_copy(update={"device": "cpu"})
+    assert resolved.usd_per_hour == 4
+    assert resolved.model_copy(update={"processes": on_cpus}).usd_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.004, "< 0.01"), (1.26, "1.3"), (123.4, "123"), (4160, "4,160")]
+)
+def test_a_count_reads_well(value: float, text: str) -> None:
+    assert format_amount(value, "count") == text
 
 
 @pytest.mark.parametrize("steps", [299, 300])

@@ -193,7 +193,8 @@ class Supervisor:
         if self._stop_deadline is None:
             grace_s = self._resolved.run_file.job.grace + 2 * self._resolved.longest_pause_s
             if self._resolved.is_workload and self._state is not JobState.RUNNING:  # it has nothing to save
-                grace_s = _LOST_PEER_S if self._lost_a_peer else 0.0  # an agent that is killed now cannot tell of it
+                has_peers = self._lost_a_peer and self._resolved.processes.nodes > 1
+                grace_s = _LOST_PEER_S if has_peers else 0.0  # an agent that is killed now cannot say that it was lost
             self._stop_deadline = self._clock.now() + grace_s
             self._nodes.ask_to_stop()
         if self._stop_signals > 1 or self._clock.now() > self._stop_deadline:

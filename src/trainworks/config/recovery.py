@@ -52,7 +52,8 @@ class Recover(Spec):
     """Leave out a node that slows every step by a fifth or more: on Slurm the job gets another one; elsewhere it goes
     on with fewer nodes if `job.min_nodes` allows it and steps get faster. Such a node is named in any case."""
     node_mttf: DurationS | None = None
-    """Mean time to failure of one node, for `checkpoint.every: auto`; by default that of a published fleet."""
+    """Mean time to failure of one node, for `checkpoint.every: auto` and for the failures that the report expects;
+    by default that of a published fleet."""
     hang_timeout: AutoDurationS = "auto"
     """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
     the last checkpoint. `auto` is 20 median steps, at least 10 s."""

@@ -210,9 +210,11 @@ class ResolvedRun(Result, Spec):
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of the accelerators of all ranks; None without a price in the run file, or without accelerators."""
-        price, accelerators = self.run_file.cluster.usd_per_accelerator_hour, self.processes.num_accelerators
-        return price * accelerators if price is not None and accelerators else None
+        """Price of the accelerators of all ranks; None without a price in the run file, or for ranks on CPUs alone."""
+        price, processes = self.run_file.cluster.usd_per_accelerator_hour, self.processes
+        if price is None or (processes.device == "cpu" and not processes.accelerators_per_node):
+            return None
+        return price * processes.num_accelerators
 
     @property
     def is_workload(self) -> bool:

@@ -121,6 +121,21 @@ def restarts_used(events: Sequence[Event], window_s: float = math.inf) -> int:
     return sum(not at < last - window_s for at in count.at)
 
 
+def failures_survived(events: Sequence[Event]) -> int:
+    """Failures of a run over all its submissions: the restarts of each, and its end if it failed and a user resumed it.
+
+    A turn that was preempted, found no capacity or left an unfit node costs no restart, and does not count here.
+    """
+    count, total, state = _Count(), 0, ""
+    for event in events:
+        if event["kind"] == "state":
+            state = event["state"]
+        elif event["kind"] == "submitted" and not event.get("restarts"):
+            total += len(count.at) + (state == "FAILED")
+        count.take(event)
+    return total + len(count.at)
+
+
 def restarts_counted(events: Sequence[Event], *, waits: bool, cause: str | None = None) -> int:
     """Restarts of a job as its row counts them: those used, and the one that it waits for in the queue.
 

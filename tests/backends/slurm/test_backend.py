@@ -36,6 +36,7 @@ def row(
     word: str,
     *,
     restarts: int = 0,
+    used: str = "1:30",
     code: int = 0,
     start: str = "N/A",
     end: str = "N/A",
@@ -43,7 +44,8 @@ def row(
     tag: str = "",
     why: str = "None",
 ):
-    return f"{job:20}|{word:20}|{restarts:<8}|{code:<16}|{start:24}|{end:24}|{nodes:40}|{tag:60}|{why:60}\n"
+    times = f"{used:24}|{code:<16}|{start:24}|{end:24}"
+    return f"{job:20}|{word:20}|{restarts:<8}|{times}|{nodes:40}|{tag:60}|{why:60}\n"
 
 
 def backend_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmBackend:

@@ -257,7 +257,7 @@ def _queued(line: str) -> tuple[str, JobStatus]:
     job, word, restarts, used, code, starts, ends, nodes, comment, reason = parts
     why = reason if reason not in ("None", "") else None
     state = _ended(job_state(word, why))
-    if word == "COMPLETING" and int(restarts or 0) and used == "0:00":  # requeued, and a lost node does not answer yet
+    if word == "COMPLETING" and int(restarts or 0) and used == "0:00":  # requeued, and its nodes have not ended
         state, why, starts = JobState.QUEUED, f"Slurm still ends its last turn on {nodes}", ""
     return job, JobStatus(
         state=state,

@@ -112,7 +112,9 @@ class RunSnapshot:
     def cost_usd(self) -> float | None:
         """Price of the accelerators for the time that the run held them.
 
-        cost = USD per accelerator hour * accelerators * (wall clock - idle) / 3600; None without a price or a ledger
+        cost = USD per accelerator hour * accelerators * (wall clock - idle) / 3600
+
+        None without a price, without accelerators or without a ledger.
         """
         if self.resolved.usd_per_hour is None or not self.spent_s:
             return None

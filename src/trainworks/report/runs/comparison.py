@@ -19,7 +19,7 @@ from trainworks.record.ledger import Ledger
 from trainworks.record.metric_columns import Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
-from trainworks.recover.restarts import restarts_used
+from trainworks.recover.restarts import failures_survived
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity
 
@@ -35,7 +35,7 @@ class Difference(ReportPart):
     planned: float | None
     measured: float | None
     relative: float | None
-    """(measured - planned) / planned; None where one of them is missing or the plan says zero."""
+    """(measured - planned) / planned; None where one of them is missing, the plan says zero, or both are counts."""
 
 
 class Comparison(ReportPart):
@@ -69,11 +69,12 @@ class Comparison(ReportPart):
     """Range of the planned energy, Wh."""
     cost: Difference
     """Price of the accelerators for the planned run time, and for the time that the run held them; None without one.
-    It is measured once the run is complete."""
+    It is measured once the run is complete, as the run time is."""
     failures: Difference
-    """planned = nodes * run time / node MTTF, by the catalogue; measured = restarts of the complete run.
+    """planned = nodes * run time / node MTTF, by the run file or the catalogue.
 
-    One run has whole failures: the relative difference is None."""
+    It is measured once the run is complete, as the run time is, over all submissions. One run has whole failures: the
+    relative difference is None."""
     checkpoint_size: Difference
     checkpoint_stall: Difference
     """Median stall of one checkpoint; the plan does not predict it."""
@@ -129,7 +130,7 @@ def build_comparison(
     usd_per_s = None if usd_per_hour is None else usd_per_hour / HOUR_S
     planned_usd = None if usd_per_s is None else usd_per_s * plan.run_time_s
     expected = None if failures_per_s is None else failures_per_s * plan.run_time_s
-    restarts = float(restarts_used(history.events)) if is_complete else None
+    survived = float(failures_survived(history.events)) if is_complete else None
     return Comparison(
         num_steps=len(steady),
         num_warmup_steps=skipped,
@@ -151,7 +152,7 @@ def build_comparison(
         energy=energy,
         energy_interval=energy_interval,
         cost=_difference("cost", "USD", planned_usd, usd_per_s * ledger.held_s if usd_per_s and is_complete else None),
-        failures=Difference(name="failures", unit="count", planned=expected, measured=restarts, relative=None),
+        failures=Difference(name="failures", unit="count", planned=expected, measured=survived, relative=None),
         checkpoint_size=size,
         checkpoint_stall=stall,
         findings=(

@@ -44,7 +44,7 @@ def format_amount(value: float | None, unit: str) -> str:
     if unit == "Wh":
         return format_quantity(value, unit)
     if unit == "count":
-        return f"{value:.2g}" if value >= 0.01 or not value else "< 0.01"
+        return f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value >= 0.01 or not value else "< 0.01"
     return {"s": format_duration, "bytes": format_bytes, "per_s": format_count, "USD": format_usd}[unit](value)
 
 

@@ -334,7 +334,7 @@ def _comparison(
     if resolved.plan is None or ledger is None:
         return None
     names = filter(None, (known_accelerator(each.name) for each in resolved.host.accelerators))
-    node_mttf = usual_node_mttf(next(map(accelerator, names), None))
+    node_mttf = usual_node_mttf(next(map(accelerator, names), None), resolved.run_file.recover.node_mttf)
     return build_comparison(
         resolved.plan,
         history,
