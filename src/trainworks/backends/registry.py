@@ -66,7 +66,8 @@ def clusters_here() -> list[str]:
 
 def local_backend(store: JobStore | None = None) -> Backend:
     """Create the backend of this machine's queue, without a run file; imported here, as a list of jobs does without."""
-    return cast("Callable[[JobStore | None], Backend]", backend_class("local"))(store)
+    create = cast("Callable[[JobStore | None], Backend]", backend_class("local"))
+    return create(store)
 
 
 def shares_files(name: str) -> bool:

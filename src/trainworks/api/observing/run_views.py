@@ -82,7 +82,8 @@ class RunView:
         with self._lock:
             record, metrics, start_s = self._record(), self.all_metrics(), time.monotonic()
             if self._report is None or (record != self._report_of and start_s >= self._report_due):
-                self._report = build_report(self.run.run_dir, time.time(), state=str(self.run.state), metrics=metrics)
+                state = str(self.run.state)  # it may ask a cluster for seconds
+                self._report = build_report(self.run.run_dir, time.time(), state=state, metrics=metrics)
                 self._report_of = record
                 self._report_due = time.monotonic() + (time.monotonic() - start_s) / _REPORT_SHARE
             return self._report

@@ -70,7 +70,8 @@ def _items(design: NetworkDesign, prices: NetworkPrices, plan: Sequence[Cable]) 
     name = switch.name if switch else "switch"
     known = None if switch is None or switch.price_usd is None else switch.price_usd
     nic_gbps = design.endpoint_bytes_per_s * _GBPS
-    nic = _price("NIC", prices.nic_usd) or fact("price of a NIC", 0.0, "USD", source="in the price of the node")
+    nic = _price("NIC", prices.nic_usd)
+    nic = fact("price of a NIC", 0.0, "USD", source="in the price of the node") if nic is None else nic
     rows = [
         ("switch", name, design.num_switches, _price("switch", prices.switch_usd, known, name)),
         ("NIC", f"NIC of {nic_gbps:g} Gb/s", design.endpoints, nic),

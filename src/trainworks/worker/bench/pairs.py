@@ -288,7 +288,8 @@ def _tcp_rates(connection: socket.socket, *, full: bool, first: bool) -> tuple[f
     if first:
         _send(connection, seconds)
         return float(_exactly(connection, 32)), _receive(connection)
-    connection.sendall(f"{_receive(connection):<32.1f}".encode())
+    received = _receive(connection)
+    connection.sendall(f"{received:<32.1f}".encode())
     _send(connection, seconds)
     return 0.0, 0.0
 
