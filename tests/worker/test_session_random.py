@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.worker.ranks import on_ranks
@@ -46,3 +47,22 @@ def test_other_ranks_draw_anew_and_each_for_itself(tmp_path: Path) -> None:
     first, second = on_ranks(2, draws, str(run_dir.path), 4, None)
     assert len(first) == len(second) == 3
     assert not set(first) & set(second)
+
+
+def gloo_threads(folder: str) -> tuple[int, int]:
+    """Threads of process groups before a loop and after it."""
+    tasks = Path("/proc/self/task")
+
+    def count() -> int:
+        return sum("gloo" in (task / "comm").read_text(encoding="utf-8") for task in tasks.iterdir())
+
+    dist.barrier()  # the group of all ranks starts its threads
+    before = count()
+    draws(folder, 4, None)
+    return before, count()
+
+
+def test_a_loop_leaves_no_thread_that_ends_with_python(tmp_path: Path) -> None:
+    """A thread that releases a tensor while Python ends aborts the process, about once in forty loops under load."""
+    for before, after in on_ranks(2, gloo_threads, str(create_run_dir(tmp_path, "whole").path)):
+        assert before == after > 0
