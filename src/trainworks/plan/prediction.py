@@ -93,7 +93,7 @@ def predictions(
     selection_s = (factor - 1) * times.total_s
     seconds = times.total_s + selection_s
     low, high = interval_s(parts * factor, belief)
-    flops = global_batch * job.flops_per_sequence
+    tokens, flops = global_batch * job.tokens_per_sample, global_batch * job.flops_per_sequence
     peak = job.cluster.accelerator.peak_flops_per_s[job.precision]  # type: ignore[index]
     return [
         Prediction(
@@ -103,7 +103,7 @@ def predictions(
             high_s=float(high[index]),
             step_time=times.terms(index),
             selection_s=float(selection_s[index]),
-            tokens_per_s=global_batch * job.tokens_per_sample / float(seconds[index]),
+            tokens_per_s=tokens / float(seconds[index]),
             mfu=flops / (float(seconds[index]) * peak * float(layouts.world_size[index])),
             memory=memories.terms(index),
             stage=round(float(memories.stage[index])),

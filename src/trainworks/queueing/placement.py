@@ -97,7 +97,7 @@ class NodeIndex:
         if shape.same_rack:
             racks = {
                 index: f"node {node.name}" if node.rack is None else f"rack {node.rack}"
-                for index, node in {index: self.nodes[index] for index in candidates}.items()
+                for index, node in ((index, self.nodes[index]) for index in candidates)
             }
             together = Counter(racks.values())
             candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]

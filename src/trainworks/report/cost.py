@@ -117,7 +117,7 @@ def _offers(report: CostReport) -> Table:
                 *(format_short_usd(line.costs[each].value) if each in line.costs else "-" for each in CONTRACTS),
                 " to ".join(map(format_short_usd, line.spot_range)) if line.spot_range else "",
                 "" if line.discount is None else f"{line.discount.value:.0%}",
-                ("never" if pays is None or not fits_in_year(pays) else f"{pays.value:,.0f} h"),
+                "never" if pays is None or not fits_in_year(pays) else f"{pays.value:,.0f} h",
                 *([] if count is None else [f"{usd_per_million(line.first, count, noun).value:.3g}"]),
             ]
         )

@@ -12,13 +12,15 @@ from trainworks.observe.following import TRACKER_LIBRARIES, check_library
 from trainworks.record.run_dir import RunDir
 
 _NOTIFY = "trainworks.api.observing.notify"
+_TRACK = "trainworks.api.observing.track"
+_COPIER = "trainworks.observe.copies.copier"
 
 
 def observers_of(run_file: RunFile) -> tuple[tuple[str, str], ...]:
     """Module and name of every process that the supervisor starts to report a run."""
     messages = ((_NOTIFY, "notify"),) if run_file.notify else ()
-    copiers = (("trainworks.observe.copies.copier", str(number)) for number in range(len(run_file.checkpoint.copies)))
-    return (*(("trainworks.api.observing.track", name) for name in run_file.track.names), *messages, *copiers)
+    copiers = ((_COPIER, str(number)) for number in range(len(run_file.checkpoint.copies)))
+    return (*((_TRACK, name) for name in run_file.track.names), *messages, *copiers)
 
 
 def check_observers(run_file: RunFile) -> None:

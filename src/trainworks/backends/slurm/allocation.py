@@ -99,6 +99,7 @@ class StepHosts:
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """`srun` of one task on one node, which shares the resources of the job there with earlier steps."""
+        arguments = command[command.index("-m") + 1 :]
         return [
             "srun",
             "--nodes=1",
@@ -112,7 +113,7 @@ class StepHosts:
             f"--job-name=node-{node}",
             *self._step.options,
             *self._step.python,
-            *process.python_module("trainworks.backends.slurm.node", *command[command.index("-m") + 1 :])[1:],
+            *process.python_module("trainworks.backends.slurm.node", *arguments)[1:],
         ]
 
     def killed_by(self, exit_code: int) -> int | None:
