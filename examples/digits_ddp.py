@@ -12,6 +12,7 @@ so; a restart, and `trainworks resume`, run this script from its first line.
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a process group: see the end of main
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
@@ -72,7 +73,9 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"test accuracy {accuracy(model.module, test):.1%}")
     dist.barrier()
-    del model  # DDP before its process group, which torch aborts over now and then
+    # A gloo thread that still releases a tensor while Python ends aborts the process. The threads end with the last
+    # reference to their group, which DDP holds, and torch.distributed.nn if it is first imported after the group's start.
+    del model
     dist.destroy_process_group()
 
 

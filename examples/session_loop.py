@@ -41,4 +41,5 @@ if training.is_finished and rank == 0:
     with torch.no_grad():
         right = (net.eval()(images).argmax(1) == labels).float().mean().item()
     print(f"{right:.1%} of the digits are read right")
+del model  # DDP holds the group, and a thread of the group that runs on while Python ends may abort the process
 dist.destroy_process_group()

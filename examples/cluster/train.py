@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a process group, or its functions hold that and its threads to the end
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -124,7 +125,7 @@ def main() -> None:
         save(asked.to, {name: part.state_dict() for name, part in parts.items()} | {"epoch": epoch})
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {loss.item() / dist.get_world_size():.4f}", flush=True)
-    del model
+    del model  # DDP holds the process group
     dist.destroy_process_group()
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.launcher import Program, finished, interrupt, output, wait_until
+from tests.ports import free_port
+from trainworks.host.network import LOOPBACK
+from trainworks.record.runs_folder import create_run_dir
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
 
@@ -41,6 +44,36 @@ MPI_WAITS = (
     "import os, time; from mpi4py import MPI; world = MPI.COMM_WORLD; world.Barrier()\n"
     "print(f'up {world.rank} {os.getpid()} .', flush=True)\nwhile True: world.Barrier(); time.sleep(0.05)\n"
 )
+
+
+SCRIPTS = {"digits_ddp.py": [], "cluster/train.py": ["--epochs", "1", "--to", "digits.pt"], "session_loop.py": []}
+THREADS_LEFT = """\
+import runpy, sys
+from pathlib import Path
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(*(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")), sep=",")
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_of_the_examples_ends_its_process_group_before_python_ends(examples: Program, script: str) -> None:
+    """A gloo thread that releases a tensor while Python ends aborts the process, once in some dozens of busy runs."""
+    for package in ("torch", "sklearn"):
+        pytest.importorskip(package)
+    run = create_run_dir(examples.folder, "loop")
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    ended = subprocess.run(
+        [sys.executable, "-c", THREADS_LEFT, f"examples/{script}", *SCRIPTS[script]],
+        cwd=examples.folder,
+        env=examples.env | alone | {"TRAINWORKS_RUN_DIR": str(run.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    threads = ended.stdout.splitlines()[-1]
+    assert "python" in threads and "gloo" not in threads
 
 
 @pytest.fixture
