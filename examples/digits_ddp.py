@@ -74,7 +74,7 @@ def main() -> None:
         print(f"test accuracy {accuracy(model.module, test):.1%}")
     dist.barrier()
     # A gloo thread that still releases a tensor while Python ends aborts the process. The threads end with the last
-    # reference to their group, which DDP holds, and torch.distributed.nn if it is first imported after the group's start.
+    # reference to their group. DDP holds one, and torch.distributed.nn if it is imported after the start of the group.
     del model
     dist.destroy_process_group()
 

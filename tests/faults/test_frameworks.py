@@ -62,7 +62,8 @@ def test_a_script_of_the_examples_ends_its_process_group_before_python_ends(exam
     for package in ("torch", "sklearn"):
         pytest.importorskip(package)
     run = create_run_dir(examples.folder, "loop")
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(free_port())}
     ended = subprocess.run(
         [sys.executable, "-c", THREADS_LEFT, f"examples/{script}", *SCRIPTS[script]],
         cwd=examples.folder,
