@@ -213,5 +213,5 @@ def test_a_dry_run_shows_the_job_and_its_yardstick_and_starts_nothing(tmp_path: 
     assert shown.exit_code == 0 and not runs.exists()
     assert "#SBATCH --nodes=3\n" in shown.stdout and "#SBATCH --gres=gpu:A100-SXM-80GB:8\n" in shown.stdout
     assert "measures compute, network on 3 nodes, held against 4 nodes of DGX A100" in " ".join(shown.stderr.split())
-    with pytest.raises(UsageError, match="shows a new benchmark"):
+    with pytest.raises(UsageError, match="is for a new benchmark"):
         CliRunner().invoke(app, ["bench", "--resume", "bench-1", *options], catch_exceptions=False)

@@ -18,8 +18,9 @@ from trainworks.api.launching.prepared_run import PreparedRun, prepare
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.run_handle import Run, find_run
-from trainworks.api.run_request import RunRequest
+from trainworks.api.run_request import RunRequest, read_run
 from trainworks.api.runs import Launch, create_launch, prepare_resume
+from trainworks.api.runs import run as start_run
 from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import ClusterDescription
@@ -38,10 +39,19 @@ from trainworks.measure.bench.measurement import Quantity
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
 from trainworks.measure.bench.outliers import read_cables
 from trainworks.measure.bench.readers.registry import read_file
-from trainworks.measure.bench.verdict import Judged
+from trainworks.measure.bench.short_training import (
+    STEPS,
+    PlannedStep,
+    ShortTraining,
+    judge_training,
+    read_training,
+    write_training,
+)
+from trainworks.measure.bench.verdict import BenchVerdict, Judged
 from trainworks.record.measured.bench import BenchKind, BenchRequest, BenchSetting
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.measured.measurement_store import append_measurement, measurement_file, read_measurements
+from trainworks.report.runs.outcome import failure_of
 
 _PROGRAM = "trainworks.measure.bench.node"
 KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
@@ -59,6 +69,7 @@ def bench(
     expect: str | None = None,
     cables: Path | str | None = None,
     resume: str | None = None,
+    train: bool = False,
     folder: Path | str = "runs",
     progress: Progress | None = None,
 ) -> BenchReport:
@@ -80,6 +91,8 @@ def bench(
             what the nodes show of their processors.
         cables: cable plan that names the cables of slow links, as `trainworks network --cables` writes it.
         resume: run of a benchmark to continue or to show; what it has measured is not measured again.
+        train: then train the workload of the run file of `cluster` for 30 steps, and hold the step time against its
+            plan. A cluster that the benchmark does not accept trains nothing.
         folder: folder of all runs.
         progress: receives a line for every finished part.
 
@@ -98,6 +111,7 @@ def bench(
         True
     """
     plan = read_cables(Path(cables)) if cables is not None else {}
+    trial = shortened(cluster, folder) if train and resume is None else None
     if resume is not None:
         yardstick = described_hardware(expect) if expect is not None else None
         found = find_run(resume, folder)
@@ -123,8 +137,10 @@ def bench(
     report = build_bench_report(run.id, records, yardstick, _needs(expect or cluster, measured_paths(records)), plan)
     _check_measured(report)
     if is_new and yardstick is not None and measured_rates(report.judged):
-        return replace(report, learned=learn_from(report.judged, yardstick))
-    return report
+        report = replace(report, learned=learn_from(report.judged, yardstick))
+    if trial is not None:
+        write_training(run.path, _trained(trial, report, Path(folder), progress))
+    return replace(report, training=read_training(run.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +188,57 @@ def bench_job(
     prepared = prepare(_job(run_file, request, kinds, nodes), folder=Path(folder), queued=False)
     prepared.check()
     return BenchJob(prepared, chosen, yardstick)
+
+
+def shortened(cluster: str | None, folder: Path | str) -> RunRequest:
+    """The workload of a run file, for a few steps and without what only its whole length has; checked, not started.
+
+    Raises:
+        ArgumentError: there is no workload to train.
+        RunFileError: the run file has problems.
+        UsageError: its cluster cannot run it.
+    """
+    is_run = cluster is not None and is_run_description(cluster) and not is_stack_file(cluster)
+    request = read_run(cluster) if cluster is not None and is_run else None
+    if request is None or request.run_file.workload is None:
+        hint = "give the run file of a workload: `--cluster run.yaml`"
+        raise ArgumentError("a training needs a workload", argument="train", hint=hint)
+    run_file = request.run_file
+    data = run_file.model_dump(mode="json", exclude_unset=True)
+    data["workload"]["train_for"] = f"{STEPS} steps"
+    data["recover"] = {"max_restarts": 0}
+    for of_the_whole in ("goal", "profile", "notify", "track", "resume"):
+        data.pop(of_the_whole, None)
+    short = replace(request, run_file=RunFile.model_validate(data | {"name": f"{run_file.name}-trial"}))
+    prepare(short, folder=Path(folder), queued=False).check()
+    return short
+
+
+def _trained(trial: RunRequest, report: BenchReport, folder: Path, progress: Progress | None) -> ShortTraining:
+    """Train for a few steps, and judge the step time by the plan before submission, or else by that on the nodes."""
+    if not report.is_accepted:
+        reason = "nothing trained: the benchmark is not accepted"
+        return ShortTraining(run="", verdict=BenchVerdict.NO_EXPECTATION, reason=reason)
+    run = start_run(trial, folder=folder, wait=False)
+    if progress:
+        progress(f"{run.id}: {STEPS} steps")
+    if (failure := failure_of(run.run_dir, run.wait())) is not None:
+        return ShortTraining(run=run.id, verdict=BenchVerdict.FAIL, reason=failure.message)
+    forecast, plan, comparison = run.resolved.forecast, run.resolved.plan, run.report().comparison
+    step_s = comparison.step_time.measured if comparison else None
+    if plan is None or plan.expected is None or step_s is None:
+        reason = "its nodes sent no steps back"
+        return ShortTraining(run=run.id, verdict=BenchVerdict.NO_EXPECTATION, reason=reason)
+    if forecast is not None:
+        planned = PlannedStep(
+            cluster=forecast.cluster, step_s=forecast.step_s, low_s=forecast.low_s, high_s=forecast.high_s
+        )
+    else:
+        ends = plan.expected
+        planned = PlannedStep(cluster="", step_s=plan.step_time.total_s, low_s=ends.low_s, high_s=ends.high_s)
+    shared = (run.others_share() or 0.0) > run.resolved.planned_others_share
+    is_busy = shared or any(record.is_busy for record in report.records)
+    return judge_training(run.id, planned, step_s, is_busy=is_busy)
 
 
 def _check_measured(report: BenchReport) -> None:

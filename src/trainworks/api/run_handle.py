@@ -27,6 +27,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import find_run as find_run_dir
 from trainworks.record.runs_folder import list_runs
 from trainworks.record.status import RunStatus
+from trainworks.record.usage import others_share
 from trainworks.report.runs.outcome import failure_of, resume_command
 from trainworks.report.runs.run_progress import Progress, RunFollower
 
@@ -154,6 +155,11 @@ class Run:
             if not self.path.is_dir():
                 raise EnvironmentProblem(f"the run directory `{self.path}` was deleted", hint="its job: trainworks ps")
             SystemClock().sleep(poll_s)
+
+    def others_share(self) -> float | None:
+        """Share of the cores' time, 0 to 1, of other programs on the busiest node of the run; None if unknown."""
+        usages = {node: self.run_dir.read_usage(node) for node in range(self.resolved.processes.nodes)}
+        return others_share({node: usage for node, usage in usages.items() if usage is not None}, {})
 
     def pending_copies(self) -> list[str]:
         """Places of `checkpoint.copies` that lack the newest checkpoint; a process of the run still copies it."""

@@ -98,13 +98,18 @@ def joined_nodes(stack: Stack, groups: Sequence[NodeGroup]) -> ClusterDescriptio
 def node_of(group: NodeGroup) -> Node | None:
     """A node of a group as the catalogue knows it: its machine, or one with its accelerators; None without any.
 
+    Sockets and memory are those of `hardware`, whose processors no catalogue knows.
+
     Raises:
         UsageError: the catalogue does not have the machine or the accelerators.
     """
     if group.machine is not None:
         return node(group.machine)
-    found = group.hardware.accelerators if group.hardware else None
-    return None if found is None else node_of_accelerators(accelerator(found.name), found.count)
+    described = group.hardware
+    if described is None or (found := described.accelerators) is None:
+        return None
+    shown = {"processor": None, "processors": described.sockets, "host_memory_bytes": described.memory, "vcpus": None}
+    return node_of_accelerators(accelerator(found.name), found.count).model_copy(update=shown)
 
 
 def fabric_design(stack: Stack) -> FabricDesign | None:

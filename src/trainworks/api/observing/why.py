@@ -26,7 +26,6 @@ from trainworks.record.metric_columns import MetricColumns, read_columns
 from trainworks.record.profile import ProfileRequest, write_request
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.usage import others_share
 from trainworks.report.runs.run_progress import RunFollower
 
 __all__ = ["Diagnosis", "diagnosis_of", "why"]
@@ -64,14 +63,13 @@ def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
     """
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
     history = read_history(run_dir, created_at=resolved.created_at, now=time.time(), state=str(state), metrics=metrics)
-    usages = {node: run_dir.read_usage(node) for node in range(resolved.processes.nodes)}
     facts = RunFacts(
         resolved=resolved,
         history=history,
         ledger=build_ledger(history),
         nccl=_transport(run_dir) if resolved.processes.nodes > 1 else NcclTransport(),
         prices=_prices(resolved),
-        others_share=others_share({node: usage for node, usage in usages.items() if usage is not None}, {}),
+        others_share=found.others_share(),
     )
     return diagnose(facts, state=state)
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trainworks.cli.options import AsJson, option_errors
+from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import print_or_write, show
 from trainworks.errors import UsageError
+from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
     from trainworks.deploy.playbook import PlaybookRun, TaskResult
@@ -38,6 +39,12 @@ def deploy_command(
     wait_s: Annotated[
         int, typer.Option("--wait", min=1, metavar="SECONDS", help="With `apply`: longest wait for jobs of a batch.")
     ] = 3600,
+    bench: Annotated[
+        Path | None,
+        typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
+    runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
     """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
@@ -47,8 +54,11 @@ def deploy_command(
     `apply` renders, then runs the project over ssh, servers first, then rack by rack: it drains nodes before, checks
     and resumes them after, and stops at the first that fails, with 1. `diff` reports what would change; 1 is drift.
 
-    `verify` compares what the nodes run with the stack; it exits with 1 if something differs.
+    `verify` compares what the nodes run with the stack; it exits with 1 if something differs. `--bench` goes on: it
+    measures every compute node and trains the workload for 30 steps, each held against its plan. 1 is not accepted.
     """
+    if bench is not None and (step != "verify" or limit is not None):
+        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
     from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
 
     if step == "check":
@@ -60,6 +70,20 @@ def deploy_command(
     with option_errors("--into", into):
         if step == "render":
             print_or_write(render_stack(stack_file), into)
+        elif bench is not None:
+            from trainworks.api.acceptance import accept_cluster
+
+            with option_errors(positional={"run_file": "--bench"}):
+                accepted = accept_cluster(
+                    stack_file,
+                    into,
+                    bench,
+                    full=full,
+                    folder=runs_folder(runs),
+                    progress=lambda line: say(line, err=True),
+                )
+            show(accepted, as_json=as_json)
+            raise typer.Exit(int(accepted.verdict != "accepted"))
         elif step == "verify":
             verified = verify_stack(stack_file, into, limit=limit)
             show(verified, as_json=as_json)

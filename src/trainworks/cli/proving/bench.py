@@ -41,6 +41,9 @@ def bench_command(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Continue a benchmark, or show a finished one.")
     ] = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Then train the workload of `--cluster` for 30 steps, against its plan.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the job, and what its figures will be held against.")
     ] = False,
@@ -64,6 +67,7 @@ def bench_command(
             "--set": settings,
             "--cables": cables,
             "--resume": resume,
+            "--train": train,
             "--dry-run": dry_run,
         }
         if given := [name for name, value in measuring.items() if value]:
@@ -77,8 +81,9 @@ def bench_command(
         raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")
     if not kinds and resume is None:
         raise UsageError("nothing to measure", hint="`trainworks bench all`, or one of its parts")
-    if dry_run and resume is not None:
-        raise UsageError("`--dry-run` shows a new benchmark", place="--dry-run", hint="leave out `--resume`")
+    if resume is not None and (dry_run or train):
+        option = "--dry-run" if dry_run else "--train"
+        raise UsageError(f"`{option}` is for a new benchmark", place=option, hint="leave out `--resume`")
     job: dict[str, Any] = {
         "cluster": cluster,
         "nodes": nodes,
@@ -90,17 +95,17 @@ def bench_command(
         "folder": runs_folder(runs),
     }
     if dry_run:
-        return _show_job(kinds or (), job)
+        return _show_job(kinds or (), job, train=train)
     check_writable(html, "--html")
     with option_errors(positional={"kinds": "WHAT"}):
         report = trainworks.bench(
-            *(kinds or ()), **job, cables=cables, resume=resume, progress=lambda line: say(line, err=True)
+            *(kinds or ()), **job, cables=cables, resume=resume, train=train, progress=lambda line: say(line, err=True)
         )
     show(report, as_json=as_json, plot=html)
     raise typer.Exit(0 if report.is_accepted else 1)
 
 
-def _show_job(kinds: Sequence[str], options: Mapping[str, Any]) -> None:
+def _show_job(kinds: Sequence[str], options: Mapping[str, Any], *, train: bool) -> None:
     """Print the job; on stderr what it measures, and against which hardware."""
     from trainworks.api.bench import bench_job
 
@@ -111,6 +116,8 @@ def _show_job(kinds: Sequence[str], options: Mapping[str, Any]) -> None:
     nodes = "1 node" if count == 1 else f"{count} nodes"
     against = job.yardstick.name if job.yardstick else "what the nodes show of their processors"
     say(f"measures {', '.join(job.kinds)} on {nodes}, held against {against}", err=True)
+    if train:
+        say(f"then trains on them: `trainworks submit {options['cluster']} --dry-run` shows that job", err=True)
 
 
 def _read(

@@ -12,9 +12,13 @@ from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
+from trainworks.measure.bench.short_training import ShortTraining
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, clear_blame, judge
 from trainworks.record.measured.bench import unique_names
 from trainworks.results import Result
+
+_ON_ACCELERATORS = frozenset({"compute", "memory", "collectives"})
+"""Kinds of measurements that use the accelerators of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,10 @@ class BenchReport(Result):
     """The worst first."""
     learned: Path | None = None
     """File with the rates that plans of this kind of cluster use from now on."""
+    lacking: tuple[str, ...] = ()
+    """Nodes with fewer accelerators than the hardware that figures are held against, where those were to measure."""
+    training: ShortTraining | None = None
+    """What a workload did on the nodes afterwards; None where none was to train."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -46,8 +54,10 @@ class BenchReport(Result):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether nothing is an outlier, fails or is impossible."""
-        return not self.outliers and all(each.verdict is BenchVerdict.WEAK for each in self.wrong)
+        """Whether nothing is an outlier, lacks, fails or is impossible, and a training has not failed."""
+        has_failed = self.training is not None and self.training.verdict is BenchVerdict.FAIL
+        is_weak = all(each.verdict is BenchVerdict.WEAK for each in self.wrong)
+        return is_weak and not (self.outliers or self.lacking or has_failed)
 
     @property
     def skipped(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -94,7 +104,15 @@ def build_bench_report(
         for each in find_outliers(each.measurement for each in judged)
         if not _is_lowered(each.measurement, each.subject, named, busy)
     )
-    return BenchReport(run, cluster.name if cluster else "", tuple(records), judged, outliers)
+    if cluster is None:
+        return BenchReport(run, "", tuple(records), judged, outliers)
+    lacking = tuple(
+        f"{record.name} shows {len(record.host.accelerators)} of {cluster.accelerators_per_node} accelerators"
+        for record in records
+        if _ON_ACCELERATORS.intersection(record.request.kinds)
+        and len(record.host.accelerators) < cluster.accelerators_per_node
+    )
+    return BenchReport(run, cluster.name, tuple(records), judged, outliers, lacking=lacking)
 
 
 def _is_lowered(measurement: Measurement, subject: str, nodes: Sequence[str], busy: frozenset[str]) -> bool:

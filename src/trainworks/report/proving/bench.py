@@ -26,7 +26,7 @@ from trainworks.report.rendering.document import (
     right,
 )
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.units import format_quantity
+from trainworks.units import format_duration, format_quantity
 
 _TITLES = {
     Quantity.GEMM: "Compute",
@@ -68,6 +68,7 @@ def document(report: BenchReport) -> Document:
     about.append(Text(f"verdicts  {verdicts or 'none'}"))
     if report.learned:
         about.append(Text(f"learned   plans of this kind of cluster use the measured rates: {report.learned}"))
+    about += [Text(f"lacking   {each}", style="bad") for each in report.lacking]
     about += [
         Text(
             f"busy      other programs used {record.others_share:.0%} of the cores of {record.name} meanwhile: "
@@ -86,6 +87,11 @@ def document(report: BenchReport) -> Document:
     sections.append(
         Section("Collectives", [block for each in _group_by_operation(report) for block in _collectives(*each)])
     )
+    if (training := report.training) is not None:
+        step = "" if training.step_s is None else f"{format_duration(training.step_s)} a step"
+        row: Row = Row([Styled(training.verdict.value, _STYLES[training.verdict]), training.run, step, training.reason])
+        columns = [*left("verdict", "run"), *right("measured"), Column("plan", wrap=True)]
+        sections.append(Section("Training", [Table(columns, [row])]))
     skipped = [[part, reason, ", ".join(names)] for part, reason, names in report.skipped]
     sections.append(
         Section("Not measured", [Table(left("part", "reason", "nodes", wrap=True), skipped)] * bool(skipped))
@@ -103,6 +109,7 @@ def _(report: BenchReport) -> Mapping[str, object]:
         "expected": report.expected,
         "learned": str(report.learned) if report.learned else None,
         "accepted": report.is_accepted,
+        "lacking": report.lacking,
         "measurements": [
             {
                 **asdict(each.measurement),
@@ -124,6 +131,7 @@ def _(report: BenchReport) -> Mapping[str, object]:
             }
             for each in report.outliers
         ],
+        "training": report.training.model_dump(mode="json") if report.training else None,
         "skipped": [{"part": part, "reason": reason, "nodes": names} for part, reason, names in report.skipped],
         "nodes": [
             {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainworks.report.rendering.document import Document
 
 _SUBJECTS = {
+    "Acceptance": "proving.acceptance",
     "AccuracyReport": "score",
     "BenchReport": "proving.bench",
     "BenchVerdicts": "proving.bench",
