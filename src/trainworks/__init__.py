@@ -50,7 +50,7 @@ _PUBLIC = {
     "plan": "plan",
     "prune_checkpoints": "checkpointing.checkpoints",
     "prune_environments": "env",
-    "read_bench": "bench",
+    "read_bench": "proving.read_bench",
     "release": "jobs",
     "remove": "retention",
     "repair": "proving.repair",

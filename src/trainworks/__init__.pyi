@@ -1,5 +1,4 @@
 from trainworks.api.bench import bench as bench
-from trainworks.api.bench import read_bench as read_bench
 from trainworks.api.calibrate import calibrate as calibrate
 from trainworks.api.capacity import capacity as capacity
 from trainworks.api.catalog import catalog as catalog
@@ -36,6 +35,7 @@ from trainworks.api.plan import plan as plan
 from trainworks.api.proving.drill import drill as drill
 from trainworks.api.proving.health import fleet_health as fleet_health
 from trainworks.api.proving.health import health as health
+from trainworks.api.proving.read_bench import read_bench as read_bench
 from trainworks.api.proving.repair import repair as repair
 from trainworks.api.proving.repair import repair_history as repair_history
 from trainworks.api.proving.review import review as review

@@ -28,6 +28,8 @@ from trainworks.measure.bench.node_record import (
     records_in,
     write_record,
 )
+from trainworks.measure.bench.short_training import PlannedStep, judge_training
+from trainworks.measure.bench.verdict import BenchVerdict
 from trainworks.record.measured.bench import BenchSetting
 
 NODE = [sys.executable, "-m", "trainworks.measure.bench.node"]
@@ -215,3 +217,91 @@ def test_a_dry_run_shows_the_job_and_its_yardstick_and_starts_nothing(tmp_path: 
     assert "measures compute, network on 3 nodes, held against 4 nodes of DGX A100" in " ".join(shown.stderr.split())
     with pytest.raises(UsageError, match="is for a new benchmark"):
         CliRunner().invoke(app, ["bench", "--resume", "bench-1", *options], catch_exceptions=False)
+
+
+SMALL = """\
+name: small
+workload:
+  task: causal-lm
+  model: {architecture: llama, layers: 1, hidden: 32, heads: 2}
+  data: {source: text.txt, sequence_length: 32, vocabulary: 300}
+  global_batch: 2
+  train_for: 4000 steps
+  optimizer: {schedule: cosine, warmup: 2000 steps}
+cluster: {engine: local, processes_per_node: 1}
+goal: {deadline: 1d}
+profile: 3000:3010
+recover: {max_restarts: 3}
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run file of a workload of many steps, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("A sentence that a model may learn by heart. " * 400)
+    (tmp_path / "run.yaml").write_text(SMALL)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_workload_trains_after_the_benchmark_and_answers_for_its_plan(small: Path) -> None:
+    report = trainworks.bench("storage", cluster="run.yaml", train=True)
+    training = report.training
+    assert training is not None and training.planned is not None and training.step_s is not None, training
+    run = trainworks.find_run(training.run)
+    assert run.state == "SUCCEEDED"
+    resolved = run.resolved
+    assert resolved.plan is not None and resolved.plan.num_steps == 30
+    assert (training.planned.step_s, training.planned.cluster) == (resolved.plan.step_time.total_s, "")
+    assert report.is_accepted is (training.verdict is not BenchVerdict.FAIL)
+    shown = CliRunner().invoke(app, ["bench", "--resume", report.run, "--json"])
+    assert json.loads(shown.stdout)["training"] == training.model_dump(mode="json")
+    assert "a step planned (80 %:" in " ".join(
+        CliRunner().invoke(app, ["bench", "--resume", report.run]).stdout.split()
+    )
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_not_accepted_and_says_why(small: Path) -> None:
+    (small / "text.txt").write_text("too short")
+    report = trainworks.bench("storage", cluster="run.yaml", train=True)
+    assert report.training is not None
+    assert report.training.verdict is BenchVerdict.FAIL and not report.is_accepted
+    assert "text" in report.training.reason
+
+
+def test_a_node_without_the_expected_accelerators_is_not_accepted_and_trains_nothing(small: Path) -> None:
+    report = trainworks.bench("memory", cluster="run.yaml", expect="8x H100", train=True)
+    assert [each.partition(" shows ")[2] for each in report.lacking] == ["0 of 8 accelerators"]
+    assert not report.is_accepted
+    assert report.training is not None and report.training.reason == "nothing trained: the benchmark is not accepted"
+    assert len(list(small.glob("runs/*"))) == 1
+
+
+@pytest.mark.parametrize("cluster", [None, "slurm", "command.yaml"])
+def test_a_training_needs_the_run_file_of_a_workload(small: Path, cluster: str | None) -> None:
+    (small / "command.yaml").write_text("run: python train.py\n")
+    with pytest.raises(ArgumentError, match="a training needs a workload"):
+        trainworks.bench("memory", cluster=cluster, train=True)
+    assert not (small / "runs").exists()
+
+
+def test_a_slow_step_is_judged_on_the_scale_of_its_plan() -> None:
+    planned = PlannedStep(cluster="", step_s=1.0, low_s=0.8, high_s=1.2)
+    found = [judge_training("r", planned, step_s, is_busy=False).verdict for step_s in (0.1, 1.2, 1.43, 1.45)]
+    assert found == [BenchVerdict.PASS, BenchVerdict.PASS, BenchVerdict.WEAK, BenchVerdict.FAIL]
+    assert judge_training("r", planned, 9.0, is_busy=True).verdict is BenchVerdict.BUSY
+    assert judge_training("r", planned, 1.1, is_busy=True).verdict is BenchVerdict.PASS
+
+
+def test_what_only_a_workload_has_is_no_part_of_its_benchmark(small: Path) -> None:
+    more = "software: torchtitan\nlayout: {dp_shard: 16}\nguard: {spike: skip}\ncheckpoint: {memory_every: 10}\n"
+    written = SMALL.replace("{max_restarts: 3}", "{hang_timeout: 10m}").replace(
+        "{engine: local, processes_per_node: 1}", "{engine: slurm, of: 2 nodes of DGX H100, nodes: 2}"
+    )
+    (small / "run.yaml").write_text(written + more)
+    shown = CliRunner().invoke(app, ["bench", "all", "--cluster", "run.yaml", "--train", "--dry-run"])
+    assert shown.exit_code == 0, shown.exception
+    assert "#SBATCH --gres=gpu:H100-SXM-80GB:8\n" in shown.stdout
+    assert "held against 2 nodes of DGX H100" in shown.stderr and "submit run.yaml --dry-run" in shown.stderr

@@ -13,6 +13,7 @@ from trainworks.measure.bench.bench_report import BenchReport, build_bench_repor
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import BenchPart, NodeRecord
 from trainworks.measure.bench.verdict import BenchVerdict
+from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.measured.bench import BenchRequest
 
 NODES = ("a", "b", "c", "d", "e")
@@ -29,7 +30,8 @@ def node(index: int, value: float, quantity: Quantity = HOST, load: float | None
     request = BenchRequest(kinds=("memory",))
     processors = Processors("", 1, 1, 0, None, is_virtual=True)
     parts = {"memory/x": BenchPart((figure,))}
-    host = probe_host(Path.cwd())
+    gpu = AcceleratorFacts(index=0, name="A100", memory_bytes=1, compute_capability=(8, 0), power_limit_w=None)
+    host = probe_host(Path.cwd()).model_copy(update={"accelerators": (gpu,) * CLUSTER.accelerators_per_node})
     return NodeRecord(index, NODES[index], host, processors, {}, request, NODES, parts, load, is_complete=True)
 
 

@@ -20,11 +20,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from trainworks.api.bench import accept_cluster
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.stack_cluster import read_cluster
 from trainworks.cli.app import app
 from trainworks.config.run_file import RunFile
 from trainworks.config.stack_parts.words import FILL_IN
+from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
 from trainworks.units import parse_duration
 
 LLAMA_405B = "{architecture: llama, layers: 126, hidden: 16384, heads: 128, kv_heads: 8, feed_forward: 53248}"
@@ -319,3 +321,13 @@ def test_the_plan_gives_the_step_and_the_chance_of_the_proposal(chain: Chain) ->
     assert best["layout"] == chosen["layout"]
     assert sum(best["terms_s"].values()) == pytest.approx(sum(chosen["terms_s"].values()), rel=1e-3)
     assert best["memory"] == chosen["memory"]
+
+
+def test_an_acceptance_takes_the_run_file_and_the_stack_as_they_are(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node is reached: the first one differs from its stack, after which nothing is measured."""
+    drift = ClusterVerification("hall", (NodeVerdict("gpu1", "clock", "fail", "1 s off", "synchronised"),))
+    monkeypatch.chdir(chain.folder)
+    found = accept_cluster("stack.yaml", "run.yaml", lambda: drift)
+    assert (found.verdict, len(found.nodes)) == ("not accepted", chain.whole.num_nodes)

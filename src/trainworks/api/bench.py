@@ -5,6 +5,7 @@ Verdicts say whether the figures are as good as the hardware, and the planner le
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from trainworks import __version__
 from trainworks.agent.environments.files import without_packages
 from trainworks.api.inputs import argument, load_run
 from trainworks.api.launching.prepared_run import PreparedRun, prepare
 from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
+from trainworks.api.proving.read_bench import learn_from
 from trainworks.api.run_handle import Run, find_run
 from trainworks.api.run_request import RunRequest, read_run
 from trainworks.api.runs import Launch, create_launch, prepare_resume
@@ -24,21 +27,21 @@ from trainworks.api.runs import run as start_run
 from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.stack_cluster import read_cluster
 from trainworks.config.run_description import is_run_description
 from trainworks.config.run_file import Cluster, RunFile
-from trainworks.config.stack import is_stack_file
+from trainworks.config.stack import is_stack_file, load_stack
+from trainworks.deploy.cluster_verification import ClusterVerification
+from trainworks.deploy.hardware import hardware_of
 from trainworks.errors import ArgumentError, EnvironmentProblem
 from trainworks.host import process
-from trainworks.host.folders import data_folder
 from trainworks.jobs.described_nodes import described_cluster
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
-from trainworks.measure.bench.bench_verdicts import BenchVerdicts, judge_all, measured_rates
-from trainworks.measure.bench.expected import Yardstick
+from trainworks.measure.bench.bench_verdicts import measured_rates
 from trainworks.measure.bench.measurement import Quantity
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
 from trainworks.measure.bench.outliers import read_cables
-from trainworks.measure.bench.readers.registry import read_file
 from trainworks.measure.bench.short_training import (
     STEPS,
     PlannedStep,
@@ -47,13 +50,17 @@ from trainworks.measure.bench.short_training import (
     read_training,
     write_training,
 )
-from trainworks.measure.bench.verdict import BenchVerdict, Judged
+from trainworks.measure.bench.verdict import BenchVerdict
 from trainworks.record.measured.bench import BenchKind, BenchRequest, BenchSetting
-from trainworks.record.measured.measurement import ClusterMeasurement
-from trainworks.record.measured.measurement_store import append_measurement, measurement_file, read_measurements
+from trainworks.report.proving.cluster_verification import Acceptance
 from trainworks.report.runs.outcome import failure_of
 
 _PROGRAM = "trainworks.measure.bench.node"
+_OF_THE_RUN = (
+    *("workload", "layout", "software", "goal", "checkpoint", "recover", "guard", "track", "notify", "profile"),
+    *("framework", "setup"),
+)
+"""Keys of a run file that say what runs, and not where."""
 KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
 Progress = Callable[[str], None]
 
@@ -111,7 +118,7 @@ def bench(
         True
     """
     plan = read_cables(Path(cables)) if cables is not None else {}
-    trial = shortened(cluster, folder) if train and resume is None else None
+    trial = _shortened(cluster, folder) if train and resume is None else None
     if resume is not None:
         yardstick = described_hardware(expect) if expect is not None else None
         found = find_run(resume, folder)
@@ -190,11 +197,11 @@ def bench_job(
     return BenchJob(prepared, chosen, yardstick)
 
 
-def shortened(cluster: str | None, folder: Path | str) -> RunRequest:
-    """The workload of a run file, for a few steps and without what only its whole length has; checked, not started.
+def _shortened(cluster: str | None, folder: Path | str) -> RunRequest:
+    """The workload of a run file, cut to a few steps, without goal, messages and restarts; nothing starts.
 
     Raises:
-        ArgumentError: there is no workload to train.
+        ArgumentError: `cluster` names no workload to train.
         RunFileError: the run file has problems.
         UsageError: its cluster cannot run it.
     """
@@ -319,8 +326,9 @@ def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: 
     command = process.python_module(_PROGRAM, request.model_dump_json(exclude_defaults=True), python=python)
     if request.prints_record:  # an image has a Python of its own
         command[0] = "python"
-    own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "framework": None, "setup": None}
-    job = without_packages(run_file).model_copy(update={**own, "workload": None, "layout": None})
+    reset = {key: RunFile.model_fields[key].get_default() for key in _OF_THE_RUN}
+    own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command)}
+    job = without_packages(run_file).model_copy(update=reset | own)
     return RunRequest(job.with_ranks(nodes, 1), command=command)
 
 
@@ -341,54 +349,77 @@ def _followed(launch: Launch, progress: Progress | None) -> Run:
     return run.check()
 
 
-def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn: bool = False) -> BenchVerdicts:
-    """Read what other benchmark programs printed, and judge it.
+def accept_cluster(
+    stack: Path | str,
+    run_file: Path | str,
+    verify: Callable[[], ClusterVerification],
+    *,
+    full: bool = False,
+    folder: Path | str = "runs",
+    progress: Progress | None = None,
+) -> Acceptance:
+    """Compare the nodes of a stack with it, benchmark all compute nodes, and train a workload on them for 30 steps.
 
-    These are read: nccl-tests and rccl-tests, perftest, OSU micro-benchmarks, fio (JSON and terse), iperf3 (JSON and
-    text), STREAM, HPL, HPCC, mdtest and nvbandwidth (JSON and text).
+    Each part is held against what the plan counts on: the software of the stack, the rates of its hardware, what the
+    workload needs of its storage, and its step time. Nodes that differ from the stack are not measured, and a cluster
+    that the benchmark does not accept trains nothing. What was measured teaches later plans of this kind of cluster.
 
     Args:
-        files: output of one program each.
-        expect: hardware that was measured: a description such as `4 nodes of 8x H100, 8x NDR`, a run file with one, or
-            a stack file.
-            Without it a measurement inside a node is held against the accelerator that the output names.
-        learn: store the measured rates for the plans of this kind of cluster; needs `expect`.
+        stack: path of the stack file.
+        run_file: path of the run file of a workload whose cluster is this one.
+        verify: compares the nodes with the stack, as `verify_stack` does; called once the plan is known to fit.
+        full: sizes for acceptance, up to hours, instead of about a minute.
+        folder: folder of all runs.
+        progress: receives a line for every finished part.
 
     Raises:
-        UsageError: a file is not the complete output of one known program.
-        ArgumentError: `expect` describes no cluster, or `learn` has nothing to learn for or from.
-
-    >>> tuned = read_bench(["tests/data/bench/ib_write_bw.txt"], expect="2 nodes of 8x A100-SXM-80GB, 8x HDR")
-    >>> tuned.judged[-1].verdict.value
-    'pass'
+        ArgumentError: the run file has no workload, its cluster is this machine, or it counts on other nodes than
+            those of the stack.
+        UsageError: as `bench`, and what `verify` raises.
+        RunFileError: the stack file or the run file has problems.
+        EnvironmentProblem: as `bench`, and what `verify` raises.
+        RunFailedError: the benchmark failed.
     """
-    cluster = described_hardware(expect) if expect is not None else None
-    measurements = [measurement for file in files for measurement in read_file(Path(file))]
-    judged = judge_all(measurements, Yardstick(cluster))
-    learned = learn_from(judged, cluster) if learn else None
-    return BenchVerdicts(judged, cluster.name if cluster else "", learned)
-
-
-def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> Path:
-    """Store measured rates for the plans of a kind of cluster, equal ones once; returns the file.
-
-    Raises:
-        ArgumentError: no cluster is described, or no figure tells of a rate that plans use.
-    """
-    if cluster is None:
-        raise ArgumentError(
-            "what was measured teaches the plans of a kind of cluster, and none is described",
-            argument="learn",
-            hint='describe it: `--expect "4 nodes of 8x H100, 8x NDR"`',
+    described, source = load_stack(Path(stack))
+    short = _shortened(str(run_file), folder).run_file
+    if short.cluster.engine == "local":
+        hint = "give a run file with `cluster: {engine: slurm}`"
+        raise ArgumentError("an acceptance measures the nodes of a cluster", argument="run_file", hint=hint)
+    groups = list(described.groups("compute"))
+    has_accelerators = any(hardware_of(group).accelerators for group in groups)
+    if short.cluster.of is not None:
+        _check_same(described_cluster(short), read_cluster(str(stack)))
+    verification = verify()
+    nodes = tuple(name for group in groups for name in group.names)
+    found = None
+    if not verification.failed:
+        found = bench(
+            cluster=str(run_file),
+            nodes=len(nodes),
+            full=full,
+            expect=str(stack) if short.cluster.of is None and has_accelerators else None,
+            train=True,
+            folder=folder,
+            progress=progress,
         )
-    rates = measured_rates(judged)
-    if not rates:
-        raise ArgumentError(
-            "no figure that passed or is weak tells of products, device memory or links",
-            argument="learn",
-            hint="give the output of all_reduce_perf or of ib_write_bw",
-        )
-    folder = data_folder("clusters")
-    measurement = ClusterMeasurement(created_at=time.time(), cluster=cluster, rates=rates)
-    known = any(one.rates == rates and one.cluster == cluster for one in read_measurements(folder, cluster))
-    return measurement_file(folder, cluster) if known else append_measurement(folder, measurement)
+    return Acceptance(
+        created_at=time.time(),
+        trainworks=__version__,
+        stack_sha256=hashlib.sha256(source.text.encode()).hexdigest(),
+        run_file_sha256=hashlib.sha256(Path(run_file).read_bytes()).hexdigest(),
+        verification=verification,
+        nodes=nodes,
+        bench=found,
+    )
+
+
+def _check_same(planned: ClusterDescription, bought: ClusterDescription) -> None:
+    """Refuse a plan that counts on other accelerators or another network than the stack has."""
+    kinds = [
+        (each.accelerator.name, each.accelerators_per_node, each.network, each.node_bytes_per_s, each.oversubscription)
+        for each in (planned, bought)
+    ]
+    if kinds[0] != kinds[1]:
+        said, has = (f"{each.name} over {each.nics}x {each.network}" for each in (planned, bought))
+        hint = "set `cluster.of` to the stack file, and plan again"
+        raise ArgumentError(f"the plan counts on {said}, the stack has {has}", argument="run_file", hint=hint)

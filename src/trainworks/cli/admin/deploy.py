@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -54,11 +55,12 @@ def deploy_command(
     `apply` renders, then runs the project over ssh, servers first, then rack by rack: it drains nodes before, checks
     and resumes them after, and stops at the first that fails, with 1. `diff` reports what would change; 1 is drift.
 
-    `verify` compares what the nodes run with the stack; it exits with 1 if something differs. `--bench` goes on: it
-    measures every compute node and trains the workload for 30 steps, each held against its plan. 1 is not accepted.
+    `verify` compares what the nodes run with the stack; it exits with 1 if something differs. With `--bench`
+    it then measures every compute node and trains the workload for 30 steps, and holds both against the plan.
     """
     if bench is not None and (step != "verify" or limit is not None):
         raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
+    from trainworks.api.bench import accept_cluster
     from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
 
     if step == "check":
@@ -71,13 +73,11 @@ def deploy_command(
         if step == "render":
             print_or_write(render_stack(stack_file), into)
         elif bench is not None:
-            from trainworks.api.acceptance import accept_cluster
-
             with option_errors(positional={"run_file": "--bench"}):
                 accepted = accept_cluster(
                     stack_file,
-                    into,
                     bench,
+                    partial(verify_stack, stack_file, into),
                     full=full,
                     folder=runs_folder(runs),
                     progress=lambda line: say(line, err=True),

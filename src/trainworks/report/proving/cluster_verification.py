@@ -1,13 +1,17 @@
-"""What the nodes of a cluster run, against its stack."""
+"""What the nodes of a cluster run, against its stack; and the acceptance of the cluster, with a benchmark of them."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from trainworks.deploy.verification import ClusterVerification, NodeVerdict
+from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
+from trainworks.measure.bench.bench_report import BenchReport
+from trainworks.measure.bench.verdict import BenchVerdict
 from trainworks.report.rendering.document import Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.renderer import build_document, to_json
+from trainworks.results import Result
 
 
 @build_document.register
@@ -50,4 +54,72 @@ def _(cluster: ClusterVerification) -> Mapping[str, object]:
         "cluster": cluster.cluster,
         "failed": cluster.failed,
         "verdicts": [asdict(verdict) for verdict in cluster.verdicts],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance(Result):
+    """What was found, and what it was held against; its JSON is the record to sign."""
+
+    created_at: float
+    """Seconds since the epoch."""
+    trainworks: str
+    """Version that judged."""
+    stack_sha256: str
+    run_file_sha256: str
+    verification: ClusterVerification
+    nodes: tuple[str, ...]
+    """Compute nodes of the stack."""
+    bench: BenchReport | None = None
+    """None where nodes are not as the stack says, which ends an acceptance."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Compute nodes that the benchmark did not measure completely."""
+        records = self.bench.records if self.bench else ()
+        measured = {record.name for record in records if record.is_complete}
+        return tuple(name for name in self.nodes if name not in measured)
+
+    @property
+    def verdict(self) -> str:
+        """`accepted`, `not accepted`, or `no verdict` where other programs used the nodes meanwhile."""
+        bench = self.bench
+        if bench is None or self.verification.failed or self.missing or not bench.is_accepted:
+            return "not accepted"
+        verdicts = [each.verdict for each in bench.judged]
+        verdicts += [bench.training.verdict] if bench.training else []
+        return "no verdict" if BenchVerdict.BUSY in verdicts else "accepted"
+
+
+@build_document.register
+def acceptance_document(found: Acceptance) -> Document:
+    """The verdict, then the documents of its parts."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.created_at))
+    about = [
+        Text(f"verdict   {found.verdict}", style="good" if found.verdict == "accepted" else "bad"),
+        Text(f"at        {at}, by trainworks {found.trainworks}"),
+        Text(f"stack     sha256 {found.stack_sha256}"),
+        Text(f"run file  sha256 {found.run_file_sha256}"),
+    ]
+    if found.bench is None:
+        about.append(Text("not measured: nodes are not as the stack says", style="bad"))
+    elif found.missing:
+        about.append(Text(f"not measured: {', '.join(found.missing)}", style="bad"))
+    parts = [build_document(found.verification)] + ([build_document(found.bench)] if found.bench else [])
+    sections = [Section("", about), *(section for part in parts for section in part.sections)]
+    badge = None if found.verdict == "accepted" else Styled(found.verdict, "bad")
+    return Document(f"Acceptance of {found.verification.cluster}", "deploy verify --bench", sections, badge=badge)
+
+
+@to_json.register
+def _(found: Acceptance) -> Mapping[str, object]:
+    return {
+        "verdict": found.verdict,
+        "created_at": found.created_at,
+        "trainworks": found.trainworks,
+        "stack_sha256": found.stack_sha256,
+        "run_file_sha256": found.run_file_sha256,
+        "missing": found.missing,
+        "verification": to_json(found.verification),
+        "bench": to_json(found.bench) if found.bench else None,
     }

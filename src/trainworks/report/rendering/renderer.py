@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainworks.report.rendering.document import Document
 
 _SUBJECTS = {
-    "Acceptance": "proving.acceptance",
+    "Acceptance": "proving.cluster_verification",
     "AccuracyReport": "score",
     "BenchReport": "proving.bench",
     "BenchVerdicts": "proving.bench",
