@@ -13,10 +13,10 @@ from collections.abc import Mapping
 
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.software import ImageRecipe
+from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 
 _INDEX = "https://download.pytorch.org/whl"
-_USER = 1000
 
 
 def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> dict[str, str]:
@@ -51,53 +51,12 @@ def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> d
             raise ArgumentError(f"{recipe.lock} has no torch", argument=argument, hint=hint)
         folder = f"images/{recipe.name}"
         files |= {
-            f"{folder}/Containerfile": _containerfile(recipe),
+            f"{folder}/Containerfile": render("images/Containerfile", recipe=recipe, index=index_of(recipe)),
             f"{folder}/requirements.lock": lock,
-            f"{folder}/.containerignore": "# the context has the lock file alone: no key and no data get into a layer\n"
-            "*\n!requirements.lock\n",
-            f"{folder}/build.sh": _build(recipe),
+            f"{folder}/.containerignore": render("images/containerignore"),
+            f"{folder}/build.sh": render("images/build.sh", recipe=recipe),
         }
     return files
-
-
-def _containerfile(recipe: ImageRecipe) -> str:
-    lines = [
-        "# the digest, and not the tag, which moves; Python alone: the wheels bring CUDA, cuDNN and NCCL, or ROCm",
-        f"FROM {recipe.base}",
-        "COPY requirements.lock /opt/requirements.lock",
-        "# each file has the hash of the lock, so that no index can put another one in its place",
-        "RUN python3 -m venv /opt/venv \\",
-        "    && /opt/venv/bin/pip install --no-cache-dir --no-deps --require-hashes \\",
-        f"        --index-url {index_of(recipe)} --extra-index-url https://pypi.org/simple \\",
-        "        --requirement /opt/requirements.lock",
-        "ENV PATH=/opt/venv/bin:$PATH",
-        *_accelerator_lines(recipe),
-        "# a user by number, since Kubernetes cannot see whether a name is root",
-        f"USER {_USER}:{_USER}",
-        "WORKDIR /work",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _accelerator_lines(recipe: ImageRecipe) -> list[str]:
-    if recipe.cuda is not None:
-        return [
-            "# the runtime mounts the driver of the node for these: `compute` for CUDA, `utility` for nvidia-smi",
-            "ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-        ]
-    if recipe.rocm is not None:
-        return ["# ROCm has no runtime of its own: start with --device=/dev/kfd --device=/dev/dri --group-add=render"]
-    return []
-
-
-def _build(recipe: ImageRecipe) -> str:
-    return f"""#!/bin/bash
-# Builds localhost/{recipe.name} and prints its digest; write that into `environments` of the stack, and not the name.
-set -euo pipefail
-cd "$(dirname "$0")"
-buildah build ${{BUILDAH_OPTIONS:-}} --timestamp 0 --file Containerfile --tag localhost/{recipe.name} .
-buildah images --digests --filter reference=localhost/{recipe.name}
-"""
 
 
 def index_of(recipe: ImageRecipe) -> str:
@@ -118,48 +77,8 @@ _ROLES = ("base", "fabric", "gpu")
 
 def machine_image_files(stack: Stack) -> dict[str, str]:
     """Files by path; empty without `machine_image`."""
-    return {} if stack.machine_image is None else {"images/machine/node.pkr.hcl": _packer(stack)}
-
-
-def _packer(stack: Stack) -> str:
-    image = stack.machine_image
-    assert image is not None
-    first = next(name for group in stack.groups("compute") for name in group.names)
-    return f"""# packer init . && packer build node.pkr.hcl, in this folder, with QEMU and the keys of your ssh agent
-packer {{
-  required_plugins {{
-    qemu    = {{ source = "github.com/hashicorp/qemu", version = "~> 1.1" }}
-    ansible = {{ source = "github.com/hashicorp/ansible", version = "~> 1.1" }}
-  }}
-}}
-
-source "qemu" "node" {{
-  # a cloud image is a drive, and no installer; the checksum is of the file, whose name stays while it changes
-  iso_url      = "{image.source}"
-  iso_checksum = "{image.checksum}"
-  disk_image   = true
-  disk_size    = "{image.disk // 2**20}M"
-  format       = "qcow2"
-  accelerator  = "kvm"
-  headless     = true
-  # cloud-init takes the user of the project from a drive of this label, so that no password is in the image
-  cd_label     = "cidata"
-  cd_content   = {{ "user-data" = file("../../cloud-init/user-data.yaml"), "meta-data" = "instance-id: image" }}
-  ssh_username = "{stack.admin}"
-  ssh_agent_auth   = true
-  # a key of a host in an image would be the key of every node
-  shutdown_command = "sudo sh -c 'cloud-init clean --logs --machine-id; rm -f /etc/ssh/ssh_host_*; shutdown -P now'"
-}}
-
-build {{
-  sources = ["source.qemu.node"]
-  provisioner "ansible" {{
-    playbook_file = "../../site.yaml"
-    # the name of a compute node, whose groups and variables the roles look up
-    host_alias      = "{first}"
-    groups          = ["compute"]
-    # neither mounts nor Slurm: they belong to a node of the cluster, and not to an image
-    extra_arguments = ["--tags", "{",".join(_ROLES)}", "--extra-vars", "@../../group_vars/all.yaml"]
-  }}
-}}
-"""
+    if stack.machine_image is None:
+        return {}
+    node = next(name for group in stack.groups("compute") for name in group.names)
+    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, node=node, roles=_ROLES)
+    return {"images/machine/node.pkr.hcl": packer}

@@ -46,17 +46,6 @@ def topology_lines(stack: Stack) -> list[str]:
     ]
 
 
-def slurm_conf_lines(stack: Stack) -> list[str]:
-    """Lines of slurm.conf for racks, instead of a tree of switches."""
-    assert has_blocks(stack), "a tree of switches has lines of its own"
-    return [
-        "# nodes of one rack reach each other over NVLink, and those of two racks do not",
-        "TopologyPlugin=topology/block",
-        "# a channel of IMEX for each job, so that jobs of one rack cannot map each other's memory",
-        "SwitchType=switch/nvidia_imex",
-    ]
-
-
 def imex_files(stack: Stack) -> dict[str, str]:
     """Addresses of the nodes of each rack as IMEX reads them, by the name of the file."""
     return {f"imex/{rack}.cfg": "".join(f"{at}\n" for at in nodes.values()) for rack, nodes in racks_of(stack).items()}

@@ -14,35 +14,9 @@ from collections.abc import Iterator
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccount, StackUser
+from trainworks.deploy.templating import render
 
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
-_HEAD = r"""#!/bin/bash
-# QOS, accounts and users of `@name@`. `--check` prints what would change, and changes nothing.
-set -euo pipefail
-check=${1:-}
-
-# one field; a list comes in the order of its numbers, and is sorted, so that equal ones are equal
-fields() {
-    sacctmgr --noheader --parsable2 show "$@" | head -n 1 | tr ',' '\n' | LC_ALL=C sort | paste -sd ','
-}
-
-change() {
-    echo "changed: sacctmgr $*"
-    [ "$check" = --check ] || sacctmgr --immediate "$@" > /dev/null
-}
-
-# slurmctld registers its cluster a moment after it starts, and an account belongs to one
-for _ in {1..30}; do
-    [ -z "$(fields cluster where cluster=@name@ format=Cluster)" ] || break
-    sleep 1
-done
-
-# what is there, what is wanted, and the command for it; field by field, since Slurm refuses to set what is set
-ensure() {
-    # shellcheck disable=SC2086  # words of this file
-    [ "$(fields $1)" = "$2" ] || change $3
-}
-"""
 
 
 def accounts_script(stack: Stack) -> str:
@@ -50,11 +24,10 @@ def accounts_script(stack: Stack) -> str:
     slurm = stack.slurm
     named = {account.name for account in slurm.accounts}
     plain = [SlurmAccount(name=user.account) for user in stack.users if user.account not in named]
-    lines = [_HEAD.replace("@name@", stack.name)]
-    lines += [line for qos in slurm.qos for line in _qos(qos)]
+    lines = [line for qos in slurm.qos for line in _qos(qos)]
     lines += [line for each in (*slurm.accounts, *dict.fromkeys(plain)) for line in _account(stack.name, each)]
     lines += [line for user in stack.users for line in _user(stack.name, user)]
-    return "\n".join(lines) + "\n"
+    return render("slurm/accounts.sh", cluster=stack.name, lines=lines)
 
 
 def _qos(qos: QualityOfService) -> Iterator[str]:

@@ -9,10 +9,11 @@ Source: slurm.conf(5) and the power saving guide of Slurm 22.05.
 from __future__ import annotations
 
 import math
-import shlex
+from typing import Literal
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.deploy.hardware import gres_devices, gres_of
+from trainworks.deploy.templating import render
 from trainworks.errors import UsageError
 
 _START_S, _STOP_S, _DOWN_AFTER_S = 600.0, 120.0, 600.0
@@ -99,62 +100,17 @@ def _stop_s(autoscale: Autoscale) -> int:
 
 def resume_program(autoscale: Autoscale) -> str:
     """Program for `ResumeProgram=`: starts nodes, and passes the addresses that the command prints to Slurm."""
-    assert autoscale.slurm is not None
-    set_address = [
-        "    address=${said##*$'\\n'}",
-        '    if [[ -n $address ]] && ! scontrol update NodeName="$NODE" NodeAddr="$address"; then',
-        '        down "has an address that Slurm does not accept: ${address//[^[:print:]]/?}"',
-        "        return",
-        "    fi",
-    ]
-    return _program("ResumeProgram: start nodes for jobs", "start", autoscale, _start_s(autoscale), set_address)
+    return _program("start", autoscale, _start_s(autoscale))
 
 
 def suspend_program(autoscale: Autoscale) -> str:
     """Program for `SuspendProgram=` and `ResumeFailProgram=`: stops nodes."""
-    assert autoscale.slurm is not None
-    return _program("SuspendProgram: stop idle nodes", "stop", autoscale, _stop_s(autoscale), [])
+    return _program("stop", autoscale, _stop_s(autoscale))
 
 
-def _program(title: str, verb: str, autoscale: Autoscale, limit_s: int, then: list[str]) -> str:
+def _program(verb: Literal["start", "stop"], autoscale: Autoscale, limit_s: int) -> str:
     """Plain bash: slurmctld runs it as SlurmUser, with a nearly empty environment."""
     slurm = autoscale.slurm
     assert slurm is not None
     command = slurm.start if verb == "start" else slurm.stop
-    lines = [
-        "#!/bin/bash",
-        f"# {title}",
-        "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        f"log={shlex.quote(slurm.log)}",
-        f"command={shlex.quote(command)}",
-        '{ : >> "$log"; } 2> /dev/null && exec >> "$log" 2>&1',
-        "",
-        'say() { printf \'%s %s %s\\n\' "$(date +%FT%T%z)" "${NODE:--}" "$*"; }',
-        "",
-        "down() {",
-        '    say "$*"',
-        '    scontrol update NodeName="$NODE" State=DOWN Reason="trainworks: $*, see $log"',
-        "}",
-        "",
-        "one() {",
-        "    export NODE=$1",
-        "    local said code address",
-        f"    say {verb}",
-        f'    said=$(timeout --kill-after=10 {limit_s} bash -c "$command" < /dev/null)',
-        "    code=$?",
-        "    if ((code)); then",
-        f'        down "{verb} ended with code $code"',
-        "        return",
-        "    fi",
-        *then,
-        f'    say "{verb} done${{said:+: $said}}"',
-        "}",
-        "",
-        'nodes=$(scontrol show hostnames "$1") || { say "no list of nodes: $1"; exit 1; }',
-        "for node in $nodes; do",
-        f"    while (($(jobs -pr | wc -l) >= {_PARALLEL})); do wait -n; done",
-        '    one "$node" &',
-        "done",
-        "wait",
-    ]
-    return "\n".join(lines) + "\n"
+    return render("slurm/power.sh", verb=verb, command=command, limit_s=limit_s, log=slurm.log, parallel=_PARALLEL)

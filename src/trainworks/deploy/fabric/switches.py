@@ -13,37 +13,50 @@ and the guide to AI networks. Neither program is here to try the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
-from typing import Literal
 
 from trainworks.config.stack import Stack
 from trainworks.deploy.fabric.network import design_of_fabric
+from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.plan.network.addresses import rail_addresses, switch_address
 from trainworks.plan.network.cables import cable_plan
 from trainworks.plan.network.design import NetworkDesign
 
-# Numbers that hosts, switches, NCCL and UCX have to agree on, so that RoCE loses no packet. Source: NVIDIA Cumulus
-# Linux, RDMA over Converged Ethernet, whose lossless mode has these code points and priorities.
-DSCP = 26
-"""Code point of RDMA packets."""
-PRIORITY = 3
-"""Priority that PFC pauses, and no other."""
-CNP_DSCP, CNP_PRIORITY = 48, 6
-"""Congestion notifications: they overtake what they are to slow down."""
-TRAFFIC_CLASS = DSCP << 2 | 0b10
-"""The byte of the IP header: the code point, and the bit that says that the sender understands ECN."""
-GID_INDEX = 3
-"""Entry of an adapter's table with RoCE v2 and its IPv4 address, where it has one address: 0 and 1 are of IPv6."""
-HOST_MTU, SWITCH_MTU = 9000, 9216
-"""Largest packets: RDMA takes 4096 of it; a switch carries more than a host sends."""
-ECN_MIN_KB, ECN_MAX_KB = 150, 1500
-"""Queue from which packets are marked, and from which all are."""
-
 _TOPOLOGIES = ("star", "rail-optimised", "rail-only", "spine-leaf")
 """Topologies of at most two tiers, in which one autonomous system for all spines is right."""
+
+
+@dataclass(frozen=True, slots=True)
+class LosslessEthernet:
+    """Numbers that hosts, switches, NCCL and UCX have to agree on, so that RoCE loses no packet.
+
+    Source: NVIDIA Cumulus Linux, RDMA over Converged Ethernet, whose lossless mode has these code points and
+    priorities.
+    """
+
+    dscp: int = 26
+    """Code point of RDMA packets."""
+    priority: int = 3
+    """Priority that PFC pauses, and no other."""
+    cnp_dscp: int = 48
+    cnp_priority: int = 6
+    """Congestion notifications: they overtake what they are to slow down."""
+    traffic_class: int = dscp << 2 | 0b10
+    """The byte of the IP header: the code point, and the bit that says that the sender understands ECN."""
+    gid_index: int = 3
+    """Entry of an adapter's table with RoCE v2 and its IPv4 address, where it has one address: 0 and 1 are of IPv6."""
+    host_mtu: int = 9000
+    """Largest packet: RDMA takes 4096 of it."""
+    switch_mtu: int = 9216
+    """A switch carries more than a host sends."""
+    ecn_min_kb: int = 150
+    ecn_max_kb: int = 1500
+    """Queue from which packets are marked, and from which all are."""
+
+
+ROCE = LosslessEthernet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +155,10 @@ def has_switch_text(design: NetworkDesign) -> bool:
     return design.topology in _TOPOLOGIES and "core" not in design.switches
 
 
+_ENDINGS = {"cumulus": "nvue.sh", "eos": "eos"}
+"""Endings of the files, and of their templates, by operating system."""
 _LANES = 8
 """Lanes of a port, by which EOS numbers the links of a split one."""
-_EOS_HEADER = 2
-"""EOS counts the packet without its frame, up to 9214 bytes."""
 
 
 def switch_files(stack: Stack) -> dict[str, str]:
@@ -157,106 +170,24 @@ def switch_files(stack: Stack) -> dict[str, str]:
     """
     if stack.fabric is None or stack.fabric.link != "roce" or stack.fabric.switches == "none":
         return {}
-    render, ending = _KINDS[stack.fabric.switches]
+    ending = _ENDINGS[stack.fabric.switches]
     found = switches(stack)
     systems = {each.name: each.asn for each in found}
-    return {f"{each.name}.{ending}": render(each, systems) for each in found}
+    return {f"{each.name}.{ending}": _text(each, ending, systems) for each in found}
 
 
-def _cumulus(switch: SwitchPorts, systems: dict[str, int]) -> str:
-    split = sorted({port.partition("/")[0] for port in _ports(switch)}, key=int) if switch.split > 1 else []
-    ports = [_swp(port) for port in _ports(switch)]
-    router = "nv set vrf default router bgp"
-    lines = [
-        f"# {switch.name}: run it as a script, then `nv config apply`",
-        f"nv set system hostname {switch.name}",
-        *(f"nv set interface swp{port} link breakout {switch.split}x" for port in split),
-        f"nv set interface {','.join(ports)} link mtu {SWITCH_MTU}",
-        "",
-        "# PFC, ECN and buffers by one word; buffers by hand fit one kind of switch alone. As on the hosts, code point",
-        f"# {DSCP} has priority {PRIORITY}, and {CNP_DSCP} has {CNP_PRIORITY}; marks begin at {ECN_MIN_KB} KB",
-        "nv set qos roce mode lossless",
-        "",
-        f"nv set interface lo ip address {switch.loopback}/32",
-        *(f"nv set interface {_swp(port)} ip address {rail.gateway}/31" for port, rail in switch.rails),
-        "",
-        "# each leaf its own autonomous system, all spines one: a path down and up again is a loop, and refused",
-        f"nv set router bgp autonomous-system {switch.asn}",
-        f"nv set router bgp router-id {switch.loopback}",
-        *(f"{router} neighbor {_swp(port)} remote-as external" for port, _, _ in switch.links),
-        f"{router} address-family ipv4-unicast network {switch.loopback}/32",
-        *(f"{router} address-family ipv4-unicast network {rail.gateway}/31" for _, rail in switch.rails),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _eos(switch: SwitchPorts, systems: dict[str, int]) -> str:
-    lines = [
-        f"hostname {switch.name}",
-        "service routing protocols model multi-agent",
-        "ip routing",
-        "! packets of IPv4 over links that have an address of IPv6 alone",
-        "ip routing ipv6 interfaces",
-        "!",
-        f"! code points as the hosts set them: {DSCP} is RDMA, {CNP_DSCP} a notification of congestion",
-        f"qos map dscp {DSCP} to traffic-class {PRIORITY}",
-        f"qos map dscp {CNP_DSCP} to traffic-class {CNP_PRIORITY}",
-        "! a node that pauses without an end would stop the fabric: its port drops until it listens again",
-        "priority-flow-control pause watchdog default timeout 0.2",
-        "priority-flow-control pause watchdog default recovery-time 0.4",
-        "!",
-        "qos profile ROCE",
-        "   qos trust dscp",
-        "   priority-flow-control on",
-        f"   priority-flow-control priority {PRIORITY} no-drop",
-        f"   tx-queue {PRIORITY}",
-        "      ! marks come long before PFC has to pause: adapters slow down, and nothing stands behind them",
-        f"      random-detect ecn minimum-threshold {ECN_MIN_KB} kbytes maximum-threshold {ECN_MAX_KB} kbytes"
-        " max-mark-probability 100 weight 0",
-        f"   tx-queue {CNP_PRIORITY}",
-        "      priority strict",
-        "!",
-        *(
-            line
-            for port, rail in switch.rails
-            for line in _eos_port(switch, port, f"{rail.host} {rail.device}", f"ip address {rail.gateway}/31")
-        ),
-        *(
-            line
-            for port, peer, there in switch.links
-            for line in _eos_port(switch, port, f"{peer} port {there}", "ipv6 enable")
-        ),
-        "interface Loopback0",
-        f"   ip address {switch.loopback}/32",
-        "!",
-        "! each leaf its own autonomous system, all spines one: a path down and up again is a loop, and refused",
-        f"router bgp {switch.asn}",
-        f"   router-id {switch.loopback}",
-        "   maximum-paths 64",
-        "   neighbor FABRIC peer group",
-        *(
-            f"   neighbor interface {_ethernet(switch, port)} peer-group FABRIC remote-as {systems[peer]}"
-            for port, peer, _ in switch.links
-        ),
-        "   address-family ipv4",
-        "      neighbor FABRIC activate",
-        "      neighbor FABRIC next-hop address-family ipv6 originate",
-        f"      network {switch.loopback}/32",
-        *(f"      network {rail.gateway}/31" for _, rail in switch.rails),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _eos_port(switch: SwitchPorts, port: str, description: str, address: str) -> list[str]:
-    return [
-        f"interface {_ethernet(switch, port)}",
-        f"   mtu {SWITCH_MTU - _EOS_HEADER}",
-        "   no switchport",
-        f"   description {description}",
-        f"   {address}",
-        "   service-profile ROCE",
-        "!",
-    ]
+def _text(switch: SwitchPorts, ending: str, systems: dict[str, int]) -> str:
+    ports = _ports(switch)
+    return render(
+        f"fabric/switch.{ending}",
+        switch=switch,
+        systems=systems,
+        ports=[_swp(port) for port in ports],
+        split_ports=sorted({port.partition("/")[0] for port in ports}, key=int) if switch.split > 1 else [],
+        swp=_swp,
+        ethernet=_ethernet,
+        roce=ROCE,
+    )
 
 
 def _ports(switch: SwitchPorts) -> list[str]:
@@ -276,11 +207,3 @@ def _ethernet(switch: SwitchPorts, port: str) -> str:
     number, _, link = port.partition("/")
     lane = (int(link) - 1) * _LANES // switch.split + 1 if link else 1
     return f"Ethernet{number}/{lane}"
-
-
-_Kind = Literal["cumulus", "eos"]
-_KINDS: dict[_Kind, tuple[Callable[[SwitchPorts, dict[str, int]], str], str]] = {
-    "cumulus": (_cumulus, "nvue.sh"),
-    "eos": (_eos, "eos"),
-}
-"""Renderers by operating system, and the ending of the files."""

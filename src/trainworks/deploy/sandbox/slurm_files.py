@@ -10,6 +10,7 @@ from pathlib import Path
 import trainworks
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.deploy.slurm_power import partition_line, power_lines, resume_program, suspend_program
+from trainworks.deploy.templating import render
 
 CLUSTER = "sandbox"
 _SLURMCTLD, _SLURMDBD, _MARIADB, _SLURMD = 0, 1, 2, 10
@@ -130,76 +131,14 @@ def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str,
     if size.cloud:
         autoscale = _autoscale(size.nodes, size.cloud, size.down_after_s, paths.folder)
         files |= {"resume.sh": resume_program(autoscale), "suspend.sh": suspend_program(autoscale)}
-    return files | ({"slurmdbd.conf": _slurmdbd_conf(size, paths, host)} if size.accounting else {})
+    return files | ({"slurmdbd.conf": _render("slurmdbd.conf", size, paths, host)} if size.accounting else {})
 
 
 def _slurm_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
-    lines = [
-        f"ClusterName={CLUSTER}",
-        f"SlurmctldHost={host}(127.0.0.1)",
-        f"SlurmctldPort={size.first_port + _SLURMCTLD}",
-        "SlurmUser=root",
-        "SlurmdUser=root",
-        "AuthType=auth/munge",
-        "# cred_expire is also how long a requeued job waits before it may start again; Slurm's default is 120 s",
-        f"AuthInfo=socket={paths.munge_socket},cred_expire=5",
-        "CredType=cred/munge",
-        f"StateSaveLocation={paths.folder}/state",
-        f"SlurmdSpoolDir={paths.spool}/%n",
-        f"SlurmctldPidFile={paths.pid_file('slurmctld')}",
-        f"SlurmdPidFile={paths.pid_file('slurmd-%n')}",
-        f"SlurmctldLogFile={paths.log('slurmctld')}",
-        f"SlurmdLogFile={paths.log('slurmd-%n')}",
-        "# linuxproc needs nothing of the machine; a process that detached from its task survives it",
-        "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
-        "MpiDefault=none",
-        "ReturnToService=2",
-        f"SlurmdTimeout={size.node_timeout_s}",
-        "MessageTimeout=5",
-        "TCPTimeout=2",
-        "KillWait=5",
-        "JobRequeue=1",
-        "SchedulerType=sched/backfill",
-        "SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,bf_continue",
-        "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
-        "PriorityType=priority/multifactor",
-        "TopologyPlugin=topology/tree",
-        *_accounting(size, paths),
-        "# the nodes are larger than the machine",
-        "SlurmdParameters=config_overrides",
-        *(["GresTypes=gpu"] if size.accelerators else []),
-        "DefMemPerCPU=1000",
-        *(power_settings(size.nodes, size.cloud, size.down_after_s, paths.folder) if size.cloud else []),
-        *_nodes(size, host),
-        # jobs of `train` take the place of those of `spot`
-        f"PartitionName=train Nodes=node[1-{size.nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=10",
-        f"PartitionName=spot Nodes=node[1-{size.nodes}] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _accounting(size: SandboxSize, paths: SlurmPaths) -> list[str]:
-    if not size.accounting:
-        return ["AccountingStorageType=accounting_storage/none", "PreemptType=preempt/partition_prio", _REQUEUE]
-    return [
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        "AccountingStorageHost=127.0.0.1",
-        f"AccountingStoragePort={size.first_port + _SLURMDBD}",
-        "# with a munged of its own, the password is that one's socket",
-        f"AccountingStoragePass={paths.munge_socket}",
-        "AccountingStorageTRES=gres/gpu",
-        "AccountingStorageEnforce=associations,limits,qos",
-        "PreemptType=preempt/qos",
-        _REQUEUE,
-        "PriorityWeightAge=1000",
-        "PriorityWeightQOS=100000",
-        "PriorityWeightFairshare=10000",
-    ]
-
-
-_REQUEUE = "PreemptMode=REQUEUE"
+    power = power_settings(size.nodes, size.cloud, size.down_after_s, paths.folder) if size.cloud else []
+    return _render(
+        "slurm.conf", size, paths, host, cluster=CLUSTER, power_settings=power, node_lines=_nodes(size, host)
+    )
 
 
 def _nodes(size: SandboxSize, host: str) -> list[str]:
@@ -213,24 +152,10 @@ def _nodes(size: SandboxSize, host: str) -> list[str]:
     ]
 
 
-def _slurmdbd_conf(size: SandboxSize, paths: SlurmPaths, host: str) -> str:
-    lines = [
-        "AuthType=auth/munge",
-        f"AuthInfo=socket={paths.munge_socket}",
-        f"DbdHost={host}",
-        "DbdAddr=127.0.0.1",
-        f"DbdPort={size.first_port + _SLURMDBD}",
-        "SlurmUser=root",
-        "StorageType=accounting_storage/mysql",
-        "StorageHost=127.0.0.1",
-        f"StoragePort={size.database_port}",
-        "StorageUser=slurm",
-        "StoragePass=slurm",
-        "StorageLoc=slurm_acct",
-        f"PidFile={paths.pid_file('slurmdbd')}",
-        f"LogFile={paths.log('slurmdbd')}",
-    ]
-    return "\n".join(lines) + "\n"
+def _render(name: str, size: SandboxSize, paths: SlurmPaths, host: str, **values: object) -> str:
+    offsets = {"slurmctld": _SLURMCTLD, "slurmdbd": _SLURMDBD, "mariadb": _MARIADB}
+    ports = {daemon: size.first_port + offset for daemon, offset in offsets.items()}
+    return render(f"sandbox/{name}", size=size, paths=paths, host=host, ports=ports, **values)
 
 
 def power_settings(nodes: int, cloud: int, down_after_s: int, folder: Path) -> list[str]:
