@@ -66,7 +66,27 @@ def test_a_job_has_a_step_with_its_interval_a_memory_a_duration_and_a_price() ->
     assert found.low_s < found.step_s < found.high_s
     assert found.memory_bytes < 80 * 10**9
     assert found.train_s == pytest.approx(found.step_s * 10e9 / (256 * 4096), rel=1e-3)
-    assert planned(cluster={"usd_per_accelerator_hour": 3.0}).usd == pytest.approx(3.0 * 32 * found.train_s / HOUR_S)
+    assert found.finish_s is not None
+    assert found.train_s * found.low_s / found.step_s < found.finish_s[1] < found.train_s * found.high_s / found.step_s
+    priced = planned(cluster={"usd_per_accelerator_hour": 3.0})
+    assert priced.usd == pytest.approx(3.0 * 32 * found.finish_s[1] / HOUR_S)
+
+
+def test_the_price_of_a_job_has_its_failures() -> None:
+    """Four nodes that each fail every six hours interrupt a job of ten hours six times."""
+    often, seldom = (planned(recover={"node_mttf": mttf}) for mttf in ("6h", "10000d"))
+    assert often.step_s == seldom.step_s and often.train_s == seldom.train_s
+    assert often.finish_s is not None and seldom.finish_s is not None
+    assert seldom.finish_s[1] == pytest.approx(seldom.train_s, rel=0.03)
+    assert often.finish_s[1] > 1.1 * seldom.finish_s[1]
+    assert often.usd is not None and seldom.usd is not None
+    assert often.usd / seldom.usd == pytest.approx(often.finish_s[1] / seldom.finish_s[1])
+
+
+def test_a_job_that_fails_too_often_to_advance_is_priced_by_its_steps_alone() -> None:
+    found = planned(recover={"node_mttf": "1m"}, cluster={"usd_per_accelerator_hour": 3.0})
+    assert found.finish_s is None and found.train_s is not None
+    assert found.usd == pytest.approx(3.0 * 32 * found.train_s / HOUR_S)
 
 
 def test_the_scheduler_says_which_accelerator_is_meant() -> None:
@@ -120,13 +140,15 @@ def command(engine: str = "slurm", usd: float | None = None, kind: str = "H100")
     return RunFile.model_validate(words)
 
 
-def test_the_cost_of_a_planned_job_is_the_interval_of_its_step_time() -> None:
+def test_the_cost_of_a_planned_job_is_the_interval_of_its_finish() -> None:
     for run in (run_file(), run_file(cluster={"usd_per_accelerator_hour": 3.0})):
         plan = forecast(run, None, None)
         assert plan is not None
         assert plan.usd is not None
         found = cost(run_file=run, forecast=plan, time_limit_s=1.0)
-        ends = (plan.usd * plan.low_s / plan.step_s, plan.usd * plan.high_s / plan.step_s)
+        assert plan.finish_s is not None
+        low_s, median_s, high_s = plan.finish_s
+        ends = (plan.usd * low_s / median_s, plan.usd * high_s / median_s)
         assert (found.low_usd, found.high_usd) == pytest.approx(ends)
 
 
@@ -146,8 +168,8 @@ def test_a_command_costs_at_most_its_time_limit_by_its_own_price_or_that_of_the_
     offered = forecast(run_file(), None, None)
     assert offered is not None
     assert offered.usd is not None
-    assert offered.train_s is not None
-    listed = offered.usd / offered.train_s * HOUR_S
+    assert offered.finish_s is not None
+    listed = offered.usd / offered.finish_s[1] * HOUR_S
     assert cost(run_file=command(), time_limit_s=HOUR_S).high_usd == pytest.approx(listed)
 
 

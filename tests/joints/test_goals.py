@@ -306,6 +306,7 @@ def test_one_price_of_an_hour_is_behind_every_cost(chain: Chain) -> None:
     assert chain.proposal["cost_usd"] == pytest.approx(usd * hours, rel=1e-3, abs=0.01)
     is_own = chain.run_file.cluster.contract == "own"
     assert is_own is (chain.way != "rented")
+    assert chain.priced["hours"] == pytest.approx(chain.proposal["p50_s"] / 3600, rel=1e-3)  # failures and all
     cost = chain.priced["num_accelerators"] * chain.priced["hours"] * usd
     if is_own:
         assert chain.priced["owning_usd"] == pytest.approx(cost, rel=1e-3)

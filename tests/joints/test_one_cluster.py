@@ -203,7 +203,8 @@ def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
     offered = accelerator_price(cluster, load_catalog().offers.values())
     assert (told.usd is None) == (offered is None or told.train_s is None)
     if offered is not None and told.usd is not None and told.train_s is not None:
-        assert told.usd == pytest.approx(offered.value * cluster.num_accelerators * told.train_s / 3600)
+        assert told.finish_s is not None
+        assert told.usd == pytest.approx(offered.value * cluster.num_accelerators * told.finish_s[1] / 3600)
         hour = trainworks.cost(on=views.text, hours_per_year=1).comparison
         cheapest = min(line.costs["on-demand"].value for line in hour.lines if "on-demand" in line.costs)
         assert cheapest == pytest.approx(offered.value * cluster.num_accelerators)

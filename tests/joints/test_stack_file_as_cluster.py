@@ -155,7 +155,8 @@ def test_a_submitted_run_is_planned_over_the_network_of_its_stack_file(tmp_path:
     forecast, cost = prepared.resolved.forecast, prepared.expected_cost()
     assert isinstance(planned, ClusterPlan) and forecast is not None and cost is not None
     assert forecast.step_s == planned.best[0].step_time_s
-    assert forecast.usd == pytest.approx(cost.usd_per_accelerator_hour * 384 * (forecast.train_s or 0) / 3600)
+    assert forecast.finish_s is not None
+    assert forecast.usd == pytest.approx(cost.usd_per_accelerator_hour * 384 * forecast.finish_s[1] / 3600)
 
 
 @pytest.mark.parametrize("ratio", ["2:1", "4:3", "1.7:1", "1.2345678901:1"])

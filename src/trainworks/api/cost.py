@@ -31,6 +31,7 @@ from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.cost.report import CostReport, notes_of, sentences_of
+from trainworks.plan.sizing.finish import simulated_finish
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import parse_duration, parse_usd
 
@@ -158,13 +159,14 @@ class _PaidRun:
 def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
     run_file, source = described_run(run, on, task="a run is priced")
     plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source)
-    best, workload, (low_s, high_s) = plan.best[0], run_file.workload, plan.run_interval_s
+    best, workload = plan.best[0], run_file.workload
+    low_s, median_s, high_s = simulated_finish(plan.job, best, plan.work, run_file)
     written = source.name if source else "the run file"
     run_time = computed(
         "run time",
-        plan.run_time_s,
+        median_s,
         "s",
-        by=f"`trainworks plan`: {plan.steps:,} steps with {best.layout.describe()}, 80 % interval",
+        by=f"`trainworks goodput`: {plan.steps:,} steps with {best.layout.describe()}, failures and all, 80 % interval",
         low=low_s,
         high=high_s,
     )

@@ -13,14 +13,14 @@ from trainworks.api.inputs import (
     share,
 )
 from trainworks.api.planning.described import plan_cluster
-from trainworks.api.sizing.reliability import interval_s
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.reliability.forecast import GoodputForecast, GoodputJob, GoodputOptions, forecast
 from trainworks.plan.reliability.scenario import spread_of
-from trainworks.plan.storage.run import checkpoint_of
+from trainworks.plan.sizing.finish import interval_s
+from trainworks.plan.storage.demand import checkpoint_of
 from trainworks.plan.trace import fact
 from trainworks.units import format_duration
 

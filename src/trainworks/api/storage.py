@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from trainworks.api.inputs import Quantity, RunInput, described_run, quantity, seconds
 from trainworks.api.planning.described import plan_cluster
-from trainworks.api.sizing.reliability import failures_of, written_interval
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.reliability.goodput import job_interval, job_mttf
+from trainworks.plan.sizing.finish import failures_of, written_interval
 from trainworks.plan.storage.run import StoragePlan, StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, fact
@@ -78,10 +78,10 @@ def storage(
 
 def _interval(plan: ClusterPlan, run_file: RunFile, stall_share: float | None) -> Traced:
     """The checkpoint interval; a synchronous save may stall for a share s of the time, C = 2 s^2 M."""
-    written = written_interval(plan, run_file)
+    written = written_interval(plan.best[0], run_file)
     if written is not None:
         return written
-    failures, step = failures_of(plan, run_file), plan.work.inputs["step_time"]
+    failures, step = failures_of(plan.job, plan.best[0], plan.work, run_file), plan.work.inputs["step_time"]
     if stall_share is not None:
         share = fact("stall share", stall_share, "", source=GIVEN)
         mttf = job_mttf(failures)

@@ -184,13 +184,17 @@ def _(resolved: ResolvedRun) -> Mapping[str, object]:
 @build_document.register
 def forecast_document(forecast: Forecast) -> Document:
     """Layout, step time with its interval, memory and duration."""
+    training = "" if forecast.train_s is None else format_duration(forecast.train_s)
+    if forecast.finish_s is not None:
+        low, median, high = map(format_duration, forecast.finish_s)
+        training += f"; with failures {median} (80 %: {low} to {high})"
     facts = {
         "planned for": f"{forecast.cluster}, by the catalogue; on its nodes the job is planned from measured rates",
         "layout": forecast.layout.describe(),
         "step time": f"{format_duration(forecast.step_s)} (80 %: {format_duration(forecast.low_s)}"
         f" to {format_duration(forecast.high_s)})",
         "memory": f"{format_bytes(forecast.memory_bytes)} per rank",
-        "training": "" if forecast.train_s is None else format_duration(forecast.train_s),
+        "training": training,
     }
     return Document("forecast", "plan", [Section("", [Facts.from_mapping(facts)])])
 

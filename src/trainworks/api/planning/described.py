@@ -6,7 +6,7 @@ On its nodes a job is planned again, from measured rates; the report holds both 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from trainworks.api.anchor import lacking_weights
@@ -35,6 +35,7 @@ from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.shapes.presets import published_shape
+from trainworks.plan.sizing.finish import simulated_finish
 from trainworks.plan.software import Software, planned_software
 from trainworks.plan.space import Fixed
 from trainworks.plan.step_time import TrainingJob
@@ -138,9 +139,13 @@ def forecast(
         model = planned_model(planned, source)
     except TrainworksError:  # its config is where the job runs, and is read there
         return None
-    best = plan_cluster(planned, source, cluster=cluster, model=model, advise=False, learning=learning).best[0]
-    train_s = model.steps * best.step_time_s if is_counted else None
-    price = price_of(run_file, cluster)
+    plan = plan_cluster(planned, source, cluster=cluster, model=model, advise=False, learning=learning)
+    best, price = plan.best[0], price_of(run_file, cluster)
+    train_s, finish_s = model.steps * best.step_time_s if is_counted else None, None
+    if is_counted:
+        with suppress(UsageError):  # it fails too often to advance, which `goodput` and `size` say
+            finish_s = simulated_finish(plan.job, best, plan.work, planned)
+    held_s = finish_s[1] if finish_s else train_s
     return Forecast(
         cluster=cluster.name,
         layout=resolved_of(best.layout, run_file.layout),
@@ -149,7 +154,8 @@ def forecast(
         high_s=best.high_s,
         memory_bytes=best.memory.total_bytes,
         train_s=train_s,
-        usd=None if price is None or train_s is None else price * train_s / HOUR_S * cluster.num_accelerators,
+        finish_s=finish_s,
+        usd=None if price is None or held_s is None else price * held_s / HOUR_S * cluster.num_accelerators,
         usd_per_accelerator_hour=price,
     )
 

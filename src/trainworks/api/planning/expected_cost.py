@@ -44,6 +44,8 @@ def expected_cost(resolved: ResolvedRun, spec: JobSpec, jobs: int = 1) -> Expect
 def _times_s(resolved: ResolvedRun, spec: JobSpec) -> tuple[float | None, float] | None:
     """How long a job holds its nodes: the interval of its plan, else (None, time limit); None if nothing tells."""
     forecast, plan = resolved.forecast, resolved.plan
+    if forecast is not None and forecast.finish_s is not None:
+        return forecast.finish_s[0], forecast.finish_s[2]
     if forecast is not None and forecast.train_s is not None:
         steps = forecast.train_s / forecast.step_s
         return steps * forecast.low_s, steps * forecast.high_s

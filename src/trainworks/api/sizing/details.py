@@ -10,7 +10,7 @@ import numpy as np
 
 from trainworks.api.inputs import Progress
 from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
-from trainworks.api.sizing.reliability import TRIALS, may_meet, mean_run_time_s, simulate_reliability
+from trainworks.api.sizing.reliability import may_meet, mean_run_time_s, simulate_reliability
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_accelerators
 from trainworks.catalog.facts import PYTORCH_VENDORS, Accelerator, Offer
@@ -32,6 +32,7 @@ from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, choose_fabric
 from trainworks.plan.sizing.facility import facility_of, in_whole_racks
+from trainworks.plan.sizing.finish import TRIALS
 from trainworks.plan.sizing.proposal import Alternative
 from trainworks.plan.sizing.result import (
     SHARED_WEEKS,

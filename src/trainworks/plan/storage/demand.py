@@ -23,6 +23,8 @@ from dataclasses import dataclass, fields, replace
 
 from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
+from trainworks.plan.job import AnyJob
+from trainworks.plan.prediction import Prediction
 from trainworks.plan.trace import Traced, fact
 
 Number = float | Traced
@@ -168,6 +170,17 @@ def demand_of(
         nodes=nodes,
         copies=copies_in_drives,
     )
+
+
+def checkpoint_of(job: AnyJob, best: Prediction) -> Traced:
+    """Bytes of a checkpoint of one replica: master weights, moments, and a 16-bit copy where there is one."""
+    parameters = fact("parameters", job.shape.num_parameters, "", source="the model")
+    return checkpoint_size(parameters, copy_bytes=bytes_of_copy(job, best))
+
+
+def bytes_of_copy(job: AnyJob, best: Prediction) -> int:
+    """Bytes of a parameter in the 16-bit copy that a checkpoint has beside the master weights; 0 without one."""
+    return 0 if job.precision in ("fp32", "tf32") or best.layout.zero == 3 else 2
 
 
 def checkpoint_size(num_parameters: Number, *, copy_bytes: int = 2, master_bytes: int = 4) -> Traced:

@@ -14,7 +14,7 @@ from trainworks.plan.assumptions import assumed
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
-from trainworks.plan.storage.demand import Demand, checkpoint_size, demand_of, given
+from trainworks.plan.storage.demand import Demand, bytes_of_copy, demand_of, given
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
 from trainworks.plan.storage.raid import LEVELS, Raid, raid
 from trainworks.plan.storage.systems import StorageVerdict
@@ -27,7 +27,6 @@ _TOKEN_BYTES = 8
 """Bytes of a token on the accelerator: a 64-bit integer."""
 _PIXEL_BYTES = 12
 """Three channels in fp32."""
-_FULL = ("fp32", "tf32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,7 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         interval_s=run.interval,
         epochs=(total / dataset).named("epochs", "", total=total, dataset=dataset),
         restart_copies=fact("replicas that read", layout.dp_replicate, "", source="dp_replicate of the layout"),
-        copy_bytes=_copy_bytes(run.job, run.best),
+        copy_bytes=bytes_of_copy(run.job, run.best),
     )
     needs = node_needs(
         demand,
@@ -95,16 +94,6 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         saving_nodes=max(1, cluster.num_nodes // layout.dp_replicate),
     )
     return demand, needs
-
-
-def checkpoint_of(job: AnyJob, best: Prediction) -> Traced:
-    """Bytes of a checkpoint of one replica: master weights, moments, and a 16-bit copy where there is one."""
-    parameters = fact("parameters", job.shape.num_parameters, "", source="the model")
-    return checkpoint_size(parameters, copy_bytes=_copy_bytes(job, best))
-
-
-def _copy_bytes(job: AnyJob, best: Prediction) -> int:
-    return 0 if job.precision in _FULL or best.layout.zero == 3 else 2
 
 
 def _sample_size(run: StoredRun) -> Traced:
