@@ -307,6 +307,8 @@ def test_one_price_of_an_hour_is_behind_every_cost(chain: Chain) -> None:
     is_own = chain.run_file.cluster.contract == "own"
     assert is_own is (chain.way != "rented")
     assert chain.priced["hours"] == pytest.approx(chain.proposal["p50_s"] / 3600, rel=1e-3)  # failures and all
+    energy_wh = chain.sized["figures"]["energy"]["value"]
+    assert chain.priced["energy_wh"] == pytest.approx(energy_wh, rel=1e-3)
     cost = chain.priced["num_accelerators"] * chain.priced["hours"] * usd
     if is_own:
         assert chain.priced["owning_usd"] == pytest.approx(cost, rel=1e-3)

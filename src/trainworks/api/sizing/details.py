@@ -102,7 +102,7 @@ def _network(cluster: ClusterDescription) -> NetworkDesign | None:
 
 
 def _energy(cluster: ClusterDescription, chosen: Alternative, request: SizingRequest) -> Traced | None:
-    hours = fact("hours held", float(chosen.outcome.held_s.mean()) / HOUR_S, "h", source="simulation, mean")
+    hours = fact("hours held", _occupied_s(chosen.outcome) / HOUR_S, "h", source="simulation, median")
     try:
         return energy(cluster, hours, request.given)
     except UsageError:  # its power is not published
