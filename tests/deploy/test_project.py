@@ -75,6 +75,7 @@ def test_accelerator_hours_of_an_account_are_minutes_of_slurm_that_begin_anew_ea
     assert {"PriorityDecayHalfLife=0", "PriorityUsageResetPeriod=MONTHLY"} <= set(lines)
     (script,) = [text for name, text in files.items() if name.endswith("accounts.sh")]
     assert "name=vision cluster=hall-b set GrpTRESMins=gres/gpu=120030" in script
+    assert "MONTHLY" not in changed(tmp_path, ROCE)[f"{SLURM}/slurm.conf"]
 
 
 @pytest.mark.parametrize(

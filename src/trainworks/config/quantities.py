@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -29,7 +30,7 @@ def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def _duration(value: Any) -> float:
-    return value if isinstance(value, float) else parse_duration(value)
+    return value if isinstance(value, float) and math.isfinite(value) else parse_duration(value)
 
 
 DurationS = Annotated[

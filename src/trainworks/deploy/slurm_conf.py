@@ -63,11 +63,13 @@ def slurmdbd_template(stack: Stack) -> str:
 
 def _slurm_conf(stack: Stack) -> str:
     ((controller, address),) = stack.hosts("controller").items()
+    (database,) = stack.hosts("database") or ("",)
     return render(
         "slurm/slurm.conf",
         stack=stack,
         controller=controller,
         address=address,
+        database=database,
         folder=_FOLDER,
         hooks=slurm_conf_lines(_FOLDER),
         memory_share_mb=_memory_share_mb(stack),

@@ -75,7 +75,7 @@ class ImageRecipe(Spec):
 class MachineImage(Spec):
     """An image of a compute node, which Packer builds from a cloud image with the roles of this project."""
 
-    source: Annotated[str, StringConstraints(pattern=r"^https://[^\s\"$]+$", max_length=512)]
+    source: Annotated[str, StringConstraints(pattern=r"^https://[^\s\"$\\{]+$", max_length=512)]
     """Address of the cloud image of the operating system."""
     checksum: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
     disk: SizeBytes = 40 * 2**30

@@ -43,8 +43,6 @@ class LosslessEthernet:
     cnp_dscp: int = 48
     cnp_priority: int = 6
     """Congestion notifications: they overtake what they are to slow down."""
-    traffic_class: int = dscp << 2 | 0b10
-    """The byte of the IP header: the code point, and the bit that says that the sender understands ECN."""
     gid_index: int = 3
     """Entry of an adapter's table with RoCE v2 and its IPv4 address, where it has one address: 0 and 1 are of IPv6."""
     host_mtu: int = 9000
@@ -54,6 +52,11 @@ class LosslessEthernet:
     ecn_min_kb: int = 150
     ecn_max_kb: int = 1500
     """Queue from which packets are marked, and from which all are."""
+
+    @property
+    def traffic_class(self) -> int:
+        """The byte of the IP header: the code point, and the bit that says that the sender understands ECN."""
+        return self.dscp << 2 | 0b10
 
 
 ROCE = LosslessEthernet()

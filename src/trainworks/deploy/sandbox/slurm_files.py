@@ -153,7 +153,7 @@ def _nodes(size: SandboxSize, host: str) -> list[str]:
 
 
 def _render(name: str, size: SandboxSize, paths: SlurmPaths, host: str, **values: object) -> str:
-    offsets = {"slurmctld": _SLURMCTLD, "slurmdbd": _SLURMDBD, "mariadb": _MARIADB}
+    offsets = {"slurmctld": _SLURMCTLD, "slurmdbd": _SLURMDBD}
     ports = {daemon: size.first_port + offset for daemon, offset in offsets.items()}
     return render(f"sandbox/{name}", size=size, paths=paths, host=host, ports=ports, **values)
 
