@@ -18,6 +18,8 @@ from trainworks.jobs.job_spec import NodeResources
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.record.resolved import ExpectedStep, Forecast
 from trainworks.report.local_plan import cost_text
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.text import render_text
 from trainworks.units import HOUR_S
 
 
@@ -83,10 +85,17 @@ def test_the_price_of_a_job_has_its_failures() -> None:
     assert often.usd / seldom.usd == pytest.approx(often.finish_s[1] / seldom.finish_s[1])
 
 
-def test_a_job_that_fails_too_often_to_advance_is_priced_by_its_steps_alone() -> None:
-    found = planned(recover={"node_mttf": "1m"}, cluster={"usd_per_accelerator_hour": 3.0})
-    assert found.finish_s is None and found.train_s is not None
-    assert found.usd == pytest.approx(3.0 * 32 * found.train_s / HOUR_S)
+@pytest.mark.parametrize("mttf", ["1m", "20m"])
+def test_a_job_that_fails_too_often_to_finish_has_no_price_and_says_why(mttf: str) -> None:
+    run = run_file(recover={"node_mttf": mttf}, cluster={"usd_per_accelerator_hour": 3.0})
+    found = forecast(run, None, None)
+    assert found is not None and found.train_s is not None
+    assert (found.finish_s, found.usd) == (None, None)
+    asked = spec(time_limit_s=HOUR_S, node=NodeResources(accelerators=8))
+    assert expected_cost(resolved_command(run_file=run, forecast=found), asked) is None
+    assert "fails too often to finish: see `trainworks goodput`" in render_text(build_document(found)).replace(
+        "\n", " "
+    )
 
 
 def test_the_scheduler_says_which_accelerator_is_meant() -> None:

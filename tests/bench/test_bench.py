@@ -16,7 +16,6 @@ import yaml
 from typer.testing import CliRunner
 
 import trainworks
-from trainworks.api.bench import parse_setting
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.node import node_name
@@ -30,7 +29,7 @@ from trainworks.measure.bench.node_record import (
 )
 from trainworks.measure.bench.short_training import PlannedStep, judge_training
 from trainworks.measure.bench.verdict import BenchVerdict
-from trainworks.record.measured.bench import BenchSetting
+from trainworks.record.measured.bench import BenchSetting, parse_setting
 
 NODE = [sys.executable, "-m", "trainworks.measure.bench.node"]
 
@@ -220,7 +219,7 @@ def test_a_dry_run_shows_the_job_and_its_yardstick_and_starts_nothing(tmp_path: 
 
 
 SMALL = """\
-name: small
+name: small-with-a-name-that-is-as-long-as-the-name-of-a-run-may-be-1
 workload:
   task: causal-lm
   model: {architecture: llama, layers: 1, hidden: 32, heads: 2}
@@ -232,6 +231,8 @@ cluster: {engine: local, processes_per_node: 1}
 goal: {deadline: 1d}
 profile: 3000:3010
 recover: {max_restarts: 3}
+checkpoint: {copies: [copies]}
+job: {hold: true, min_nodes: 1}
 """
 
 
@@ -251,6 +252,9 @@ def test_a_workload_trains_after_the_benchmark_and_answers_for_its_plan(small: P
     assert training is not None and training.planned is not None and training.step_s is not None, training
     run = trainworks.find_run(training.run)
     assert run.state == "SUCCEEDED"
+    assert run.path.parent == Path("runs") / report.run / "training"
+    written = yaml.safe_load(run.run_dir.run_file.read_text())
+    assert written["workload"]["train_for"] == "30 steps" and not (small / "copies").exists()
     resolved = run.resolved
     assert resolved.plan is not None and resolved.plan.num_steps == 30
     assert (training.planned.step_s, training.planned.cluster) == (resolved.plan.step_time.total_s, "")
@@ -260,6 +264,21 @@ def test_a_workload_trains_after_the_benchmark_and_answers_for_its_plan(small: P
     assert "a step planned (80 %:" in " ".join(
         CliRunner().invoke(app, ["bench", "--resume", report.run]).stdout.split()
     )
+
+
+@pytest.mark.slow
+def test_a_training_that_does_not_start_leaves_the_report_of_what_was_measured(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*request: object, **options: object) -> None:
+        raise EnvironmentProblem("the queue is full")
+
+    monkeypatch.setattr("trainworks.api.bench.start_run", refuses)
+    report = trainworks.bench("storage", cluster="run.yaml", train=True)
+    assert report.judged and report.training is not None and not report.is_accepted
+    assert report.training.reason == "it did not start: the queue is full"
+    with pytest.raises(ArgumentError, match="that is continued trains nothing"):
+        trainworks.bench(cluster="run.yaml", resume=report.run, train=True)
 
 
 @pytest.mark.slow
@@ -296,12 +315,14 @@ def test_a_slow_step_is_judged_on_the_scale_of_its_plan() -> None:
 
 
 def test_what_only_a_workload_has_is_no_part_of_its_benchmark(small: Path) -> None:
-    more = "software: torchtitan\nlayout: {dp_shard: 16}\nguard: {spike: skip}\ncheckpoint: {memory_every: 10}\n"
-    written = SMALL.replace("{max_restarts: 3}", "{hang_timeout: 10m}").replace(
-        "{engine: local, processes_per_node: 1}", "{engine: slurm, of: 2 nodes of DGX H100, nodes: 2}"
+    more = "software: torchtitan\nlayout: {dp_shard: 16}\nguard: {spike: skip}\n"
+    written = SMALL.replace("{max_restarts: 3}", "{hang_timeout: 10m}").replace("{copies", "{memory_every: 10, copies")
+    written = written.replace(
+        "engine: local, processes_per_node: 1", "engine: slurm, of: 2 nodes of DGX H100, nodes: 2"
     )
     (small / "run.yaml").write_text(written + more)
     shown = CliRunner().invoke(app, ["bench", "all", "--cluster", "run.yaml", "--train", "--dry-run"])
     assert shown.exit_code == 0, shown.exception
-    assert "#SBATCH --gres=gpu:H100-SXM-80GB:8\n" in shown.stdout
+    assert "#SBATCH --gres=gpu:H100-SXM-80GB:8\n" in shown.stdout and "#SBATCH --nodes=2\n" in shown.stdout
+    assert "--hold" not in shown.stdout
     assert "held against 2 nodes of DGX H100" in shown.stderr and "submit run.yaml --dry-run" in shown.stderr

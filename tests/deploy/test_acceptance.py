@@ -14,8 +14,9 @@ from tests.bench.test_busy_nodes import NODES, node, report
 from trainworks.api.bench import accept_cluster
 from trainworks.cli.app import app
 from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
-from trainworks.errors import ArgumentError, UsageError
+from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.bench_report import BenchReport
+from trainworks.measure.bench.node_record import BenchPart
 from trainworks.measure.bench.short_training import ShortTraining
 from trainworks.measure.bench.verdict import BenchVerdict
 from trainworks.report.proving.cluster_verification import Acceptance
@@ -35,7 +36,14 @@ cluster: CLUSTER
 GOOD = report(*(node(index, 25e9) for index in range(5)))
 
 
-def accepted(outcome: str = "pass", bench: BenchReport | None = GOOD, training: str = "") -> Acceptance:
+def without(part: str, reason: str) -> BenchReport:
+    """The good benchmark, but that the first node did not measure a part."""
+    records = list(GOOD.records)
+    records[0] = replace(records[0], parts=records[0].parts | {part: BenchPart(skipped=reason)})
+    return replace(GOOD, records=tuple(records))
+
+
+def accepted(outcome: str = "pass", bench: BenchReport | None = GOOD, training: str = "pass") -> Acceptance:
     """Five nodes that a stack names, with what was found on them."""
     verdict = NodeVerdict("a", "clock", outcome, "1 s off", "synchronised")  # type: ignore[arg-type]
     if bench is not None and training:
@@ -48,7 +56,12 @@ def accepted(outcome: str = "pass", bench: BenchReport | None = GOOD, training: 
     ("found", "verdict"),
     [
         (accepted(), "accepted"),
-        (accepted("warn", training="pass"), "accepted"),
+        (accepted("warn"), "accepted"),
+        (accepted(bench=without("mpi", "MPI is not installed: no `mpirun`")), "accepted"),
+        (accepted(bench=without("memory/device", "no accelerator")), "accepted"),
+        (accepted(bench=without("devices", "torch is not installed on this node")), "not accepted"),
+        (accepted(training=""), "not accepted"),
+        (accepted(training="no expectation"), "not accepted"),
         (accepted(training="weak"), "accepted"),
         (accepted(training="fail"), "not accepted"),
         (accepted(training="busy: no verdict"), "no verdict"),
@@ -57,7 +70,22 @@ def accepted(outcome: str = "pass", bench: BenchReport | None = GOOD, training: 
         (accepted(bench=report(*(node(index, 9e9) for index in range(5)))), "not accepted"),
         (accepted(bench=report(*(node(index, 25e9 if index else 9e9, load=0.5) for index in range(5)))), "no verdict"),
     ],
-    ids=["good", "trained", "slow", "far too slow", "busy", "drift", "a node missing", "links", "a busy node"],
+    ids=[
+        "good",
+        "warned",
+        "no MPI",
+        "no GPU",
+        "no torch",
+        "not trained",
+        "no steps",
+        "slow",
+        "far too slow",
+        "busy",
+        "drift",
+        "a node missing",
+        "links",
+        "a busy node",
+    ],
 )
 def test_the_verdict_is_that_of_the_worst_part(found: Acceptance, verdict: str) -> None:
     assert found.verdict == verdict
@@ -65,6 +93,7 @@ def test_the_verdict_is_that_of_the_worst_part(found: Acceptance, verdict: str) 
     shown = str(found)
     assert f"verdict   {verdict}" in shown and "sha256 12ab" in shown
     assert ("not measured: e" in shown) is (found.missing == ("e",))
+    assert ("not measured: devices of a: torch" in shown) is bool(found.bench and found.bench.unmeasured)
 
 
 def unreachable() -> ClusterVerification:
@@ -76,6 +105,15 @@ def test_a_plan_for_other_nodes_than_those_of_the_stack_is_refused_before_a_node
     run.write_text(RUN.replace("CLUSTER", "{engine: slurm, of: 4 nodes of DGX A100}"))
     other = r"counts on 4 nodes of DGX A100 .* the stack has 4 nodes of DGX H100"
     with pytest.raises(ArgumentError, match=other):
+        accept_cluster(STACK, run, unreachable, folder=tmp_path / "runs")
+    run.write_text(RUN.replace("CLUSTER", "{engine: slurm, of: 8 nodes of DGX H100, nodes: 4}"))
+    with pytest.raises(ArgumentError, match="counts on 8 nodes of DGX H100"):
+        accept_cluster(STACK, run, unreachable, folder=tmp_path / "runs")
+    run.write_text(
+        RUN.replace("CLUSTER", "{engine: slurm, of: 4 nodes of DGX H100}").replace("gpt2", "llama3-70b")
+        + "layout: {dp_replicate: 32}\n"
+    )
+    with pytest.raises(EnvironmentProblem, match="no layout fits 32 accelerators"):
         accept_cluster(STACK, run, unreachable, folder=tmp_path / "runs")
     run.write_text(RUN.replace("CLUSTER", "{engine: local}"))
     with pytest.raises(ArgumentError, match="measures the nodes of a cluster"):
@@ -95,6 +133,14 @@ def test_nodes_that_differ_from_their_stack_are_not_measured(tmp_path: Path, mon
     assert (found["verdict"], found["bench"]) == ("not accepted", None)
     assert all(re.fullmatch("[0-9a-f]{64}", found[name]) for name in ("stack_sha256", "run_file_sha256"))
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_no_run_file_of_a_workload_is_placed_at_its_option(tmp_path: Path) -> None:
+    for other in (STACK, "examples", "examples/digits-ddp.yaml"):
+        command = ["deploy", "verify", STACK, "--into", str(tmp_path), "--bench", other]
+        refused = CliRunner().invoke(app, command).exception
+        assert isinstance(refused, UsageError)
+        assert (refused.message, refused.place) == ("a training needs a workload", "--bench")
 
 
 @pytest.mark.parametrize("extra", [["check"], ["verify", "--limit", "gpu1"]], ids=["check", "some hosts"])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from trainworks import __version__
 from trainworks.agent.environments.files import without_packages
@@ -21,21 +21,23 @@ from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.proving.read_bench import learn_from
 from trainworks.api.run_handle import Run, find_run
-from trainworks.api.run_request import RunRequest, read_run
+from trainworks.api.run_request import RunRequest, read_run, read_run_file
 from trainworks.api.runs import Launch, create_launch, prepare_resume
 from trainworks.api.runs import run as start_run
 from trainworks.api.storage import storage
 from trainworks.backends.registry import shares_files
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.stack_cluster import read_cluster
+from trainworks.config.engines import JobOptions
 from trainworks.config.run_description import is_run_description
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.config.stack import is_stack_file, load_stack
 from trainworks.deploy.cluster_verification import ClusterVerification
 from trainworks.deploy.hardware import hardware_of
-from trainworks.errors import ArgumentError, EnvironmentProblem
+from trainworks.errors import ArgumentError, TrainworksError
 from trainworks.host import process
 from trainworks.jobs.described_nodes import described_cluster
+from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
 from trainworks.measure.bench.bench_verdicts import measured_rates
@@ -51,7 +53,7 @@ from trainworks.measure.bench.short_training import (
     write_training,
 )
 from trainworks.measure.bench.verdict import BenchVerdict
-from trainworks.record.measured.bench import BenchKind, BenchRequest, BenchSetting
+from trainworks.record.measured.bench import BenchKind, BenchRequest, BenchSetting, parse_setting
 from trainworks.report.proving.cluster_verification import Acceptance
 from trainworks.report.runs.outcome import failure_of
 
@@ -61,6 +63,8 @@ _OF_THE_RUN = (
     *("framework", "setup"),
 )
 """Keys of a run file that say what runs, and not where."""
+_OF_THE_QUEUE = ("min_nodes", "hold", "depends_on", "idle")
+"""Keys of `job` that are of the whole run: a benchmark and a short training start at once, on all their nodes."""
 KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
 Progress = Callable[[str], None]
 
@@ -118,7 +122,9 @@ def bench(
         True
     """
     plan = read_cables(Path(cables)) if cables is not None else {}
-    trial = _shortened(cluster, folder) if train and resume is None else None
+    if train and resume is not None:
+        raise ArgumentError("a benchmark that is continued trains nothing", argument="train", hint="leave out one")
+    trial = _trial(cluster, folder) if train else None
     if resume is not None:
         yardstick = described_hardware(expect) if expect is not None else None
         found = find_run(resume, folder)
@@ -141,12 +147,15 @@ def bench(
             warn(note)
         run = _followed(create_launch(job.prepared), progress)
     records = read_records(run.path)
-    report = build_bench_report(run.id, records, yardstick, _needs(expect or cluster, measured_paths(records)), plan)
-    _check_measured(report)
+    needs = _needs(expect or cluster, measured_paths(records))
+    resources = run.resolved.run_file.resources
+    asked = min((each.count for each in (resources.accelerators if resources else None) or ()), default=None)
+    report = build_bench_report(run.id, records, yardstick, needs, plan, accelerators=asked)
+    report.check_measured()
     if is_new and yardstick is not None and measured_rates(report.judged):
         report = replace(report, learned=learn_from(report.judged, yardstick))
     if trial is not None:
-        write_training(run.path, _trained(trial, report, Path(folder), progress))
+        write_training(run.path, _trained(trial, report, run.path / "training", progress))
     return replace(report, training=read_training(run.path))
 
 
@@ -197,77 +206,71 @@ def bench_job(
     return BenchJob(prepared, chosen, yardstick)
 
 
-def _shortened(cluster: str | None, folder: Path | str) -> RunRequest:
-    """The workload of a run file, cut to a few steps, without goal, messages and restarts; nothing starts.
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A workload cut to a few steps, and its plan before anything is measured."""
+
+    request: RunRequest
+    planned: PlannedStep | None
+    """None where only the nodes can plan it."""
+
+
+def _trial(cluster: str | None, folder: Path | str) -> _Trial:
+    """The workload of a run file for a few steps, without goal, messages, copies and restarts; nothing starts.
+
+    Its plan has learned from nothing: what was measured before must not lower what the nodes are held against.
 
     Raises:
         ArgumentError: `cluster` names no workload to train.
         RunFileError: the run file has problems.
         UsageError: its cluster cannot run it.
+        EnvironmentProblem: no layout fits.
     """
     is_run = cluster is not None and is_run_description(cluster) and not is_stack_file(cluster)
-    request = read_run(cluster) if cluster is not None and is_run else None
-    if request is None or request.run_file.workload is None:
-        hint = "give the run file of a workload: `--cluster run.yaml`"
+    run_file = read_run(cluster).run_file if cluster is not None and is_run else None
+    if run_file is None or run_file.workload is None:
+        hint = "give the run file of a workload, such as `size --write` makes"
         raise ArgumentError("a training needs a workload", argument="train", hint=hint)
-    run_file = request.run_file
-    data = run_file.model_dump(mode="json", exclude_unset=True)
+    data = run_file.model_dump(mode="json", exclude_unset=True) | {"recover": {"max_restarts": 0}}
     data["workload"]["train_for"] = f"{STEPS} steps"
-    data["recover"] = {"max_restarts": 0}
-    for of_the_whole in ("goal", "profile", "notify", "track", "resume"):
-        data.pop(of_the_whole, None)
-    short = replace(request, run_file=RunFile.model_validate(data | {"name": f"{run_file.name}-trial"}))
-    prepare(short, folder=Path(folder), queued=False).check()
-    return short
+    for key in ("goal", "profile", "notify", "track"):
+        data.pop(key, None)
+    for block, keys in (("checkpoint", ("copies", "memory_every")), ("job", _OF_THE_QUEUE)):
+        data[block] = {key: value for key, value in data.get(block, {}).items() if key not in keys}
+    request = read_run_file(to_yaml(data))
+    prepared = prepare(request, folder=Path(folder), queued=False)
+    prepared.check()
+    found = prepared.with_forecast(learning=False).resolved.forecast
+    if found is None:
+        return _Trial(request, None)
+    planned = PlannedStep(cluster=found.cluster, step_s=found.step_s, low_s=found.low_s, high_s=found.high_s)
+    return _Trial(request, planned)
 
 
-def _trained(trial: RunRequest, report: BenchReport, folder: Path, progress: Progress | None) -> ShortTraining:
+def _trained(trial: _Trial, report: BenchReport, folder: Path, progress: Progress | None) -> ShortTraining:
     """Train for a few steps, and judge the step time by the plan before submission, or else by that on the nodes."""
+    none = BenchVerdict.NO_EXPECTATION
     if not report.is_accepted:
-        reason = "nothing trained: the benchmark is not accepted"
-        return ShortTraining(run="", verdict=BenchVerdict.NO_EXPECTATION, reason=reason)
-    run = start_run(trial, folder=folder, wait=False)
+        return ShortTraining(run="", verdict=none, reason="nothing trained: the benchmark is not accepted")
+    try:
+        run = start_run(trial.request, folder=folder, wait=False)
+    except TrainworksError as error:  # what was measured is worth its report
+        return ShortTraining(run="", verdict=BenchVerdict.FAIL, reason=f"it did not start: {error.message}")
     if progress:
-        progress(f"{run.id}: {STEPS} steps")
-    if (failure := failure_of(run.run_dir, run.wait())) is not None:
-        return ShortTraining(run=run.id, verdict=BenchVerdict.FAIL, reason=failure.message)
-    forecast, plan, comparison = run.resolved.forecast, run.resolved.plan, run.report().comparison
-    step_s = comparison.step_time.measured if comparison else None
-    if plan is None or plan.expected is None or step_s is None:
-        reason = "its nodes sent no steps back"
-        return ShortTraining(run=run.id, verdict=BenchVerdict.NO_EXPECTATION, reason=reason)
-    if forecast is not None:
-        planned = PlannedStep(
-            cluster=forecast.cluster, step_s=forecast.step_s, low_s=forecast.low_s, high_s=forecast.high_s
-        )
-    else:
-        ends = plan.expected
+        progress(f"{run.path}: {STEPS} steps")
+    state = run.wait()
+    if (failure := failure_of(run.run_dir, state)) is not None or state is not JobState.SUCCEEDED:
+        reason = failure.message if failure else f"it ended {state}"
+        return ShortTraining(run=str(run.path), verdict=BenchVerdict.FAIL, reason=reason)
+    planned, plan, comparison = trial.planned, run.resolved.plan, run.report().comparison
+    if planned is None and plan is not None and (ends := plan.expected) is not None:
         planned = PlannedStep(cluster="", step_s=plan.step_time.total_s, low_s=ends.low_s, high_s=ends.high_s)
+    step_s = comparison.step_time.measured if comparison else None
+    if planned is None or step_s is None:
+        return ShortTraining(run=str(run.path), verdict=none, reason="its nodes sent no steps back")
     shared = (run.others_share() or 0.0) > run.resolved.planned_others_share
     is_busy = shared or any(record.is_busy for record in report.records)
-    return judge_training(run.id, planned, step_s, is_busy=is_busy)
-
-
-def _check_measured(report: BenchReport) -> None:
-    """Refuse a report without a figure: its nodes lack what measures."""
-    if report.judged or not report.skipped:
-        return
-    missing = "; ".join(f"{part}: {reason} ({', '.join(names)})" for part, reason, names in report.skipped)
-    hint = "pip install 'trainworks[train]'" if "torch is not installed" in missing else "provide it, and measure again"
-    raise EnvironmentProblem(f"nothing was measured: {missing}", place=report.run, hint=hint)
-
-
-def parse_setting(text: str) -> list[BenchSetting]:
-    """Settings to compare: `NCCL_ALGO=Ring,Tree` are two.
-
-    Raises:
-        ArgumentError: the text is not a variable with values.
-    """
-    name, equals, values = text.partition("=")
-    if not equals or not name.isidentifier() or not all(values.split(",")):
-        hint = "write the values after an equals sign: `NCCL_ALGO=Ring,Tree`"
-        raise ArgumentError(f"`{text}` is not a variable with values", argument="settings", hint=hint)
-    return [BenchSetting(name=f"{name}={value}", env={name: value}) for value in values.split(",")]
+    return judge_training(str(run.path), planned, step_s, is_busy=is_busy)
 
 
 def _kinds(names: Sequence[str]) -> tuple[BenchKind, ...]:
@@ -327,7 +330,8 @@ def _job(run_file: RunFile, request: BenchRequest, names: Sequence[str], nodes: 
     if request.prints_record:  # an image has a Python of its own
         command[0] = "python"
     reset = {key: RunFile.model_fields[key].get_default() for key in _OF_THE_RUN}
-    own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command)}
+    queue = run_file.job.model_copy(update={key: JobOptions.model_fields[key].get_default() for key in _OF_THE_QUEUE})
+    own = {"name": f"bench-{'-'.join(names) or 'all'}", "run": shlex.join(command), "job": queue}
     job = without_packages(run_file).model_copy(update=reset | own)
     return RunRequest(job.with_ranks(nodes, 1), command=command)
 
@@ -380,45 +384,31 @@ def accept_cluster(
         EnvironmentProblem: as `bench`, and what `verify` raises.
         RunFailedError: the benchmark failed.
     """
-    described, source = load_stack(Path(stack))
-    short = _shortened(str(run_file), folder).run_file
+    groups = list(load_stack(Path(stack))[0].groups("compute"))
+    nodes = tuple(name for group in groups for name in group.names)
+    short = _trial(str(run_file), folder).request.run_file
+    digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (stack, run_file)]
     if short.cluster.engine == "local":
         hint = "give a run file with `cluster: {engine: slurm}`"
         raise ArgumentError("an acceptance measures the nodes of a cluster", argument="run_file", hint=hint)
-    groups = list(described.groups("compute"))
     has_accelerators = any(hardware_of(group).accelerators for group in groups)
     if short.cluster.of is not None:
         _check_same(described_cluster(short), read_cluster(str(stack)))
+    options: dict[str, Any] = {"cluster": str(run_file), "nodes": len(nodes), "full": full, "folder": folder}
+    options["expect"] = str(stack) if short.cluster.of is None and has_accelerators else None
+    bench_job(**options)  # what it refuses, it refuses before a node is asked
     verification = verify()
-    nodes = tuple(name for group in groups for name in group.names)
-    found = None
-    if not verification.failed:
-        found = bench(
-            cluster=str(run_file),
-            nodes=len(nodes),
-            full=full,
-            expect=str(stack) if short.cluster.of is None and has_accelerators else None,
-            train=True,
-            folder=folder,
-            progress=progress,
-        )
+    found = None if verification.failed else bench(**options, train=True, progress=progress)
+    stack_sha256, run_file_sha256 = digests
     return Acceptance(
-        created_at=time.time(),
-        trainworks=__version__,
-        stack_sha256=hashlib.sha256(source.text.encode()).hexdigest(),
-        run_file_sha256=hashlib.sha256(Path(run_file).read_bytes()).hexdigest(),
-        verification=verification,
-        nodes=nodes,
-        bench=found,
+        time.time(), __version__, stack_sha256, run_file_sha256, verification=verification, nodes=nodes, bench=found
     )
 
 
 def _check_same(planned: ClusterDescription, bought: ClusterDescription) -> None:
-    """Refuse a plan that counts on other accelerators or another network than the stack has."""
-    kinds = [
-        (each.accelerator.name, each.accelerators_per_node, each.network, each.node_bytes_per_s, each.oversubscription)
-        for each in (planned, bought)
-    ]
+    """Refuse a plan that counts on other nodes or another network than the stack has."""
+    same = ("num_nodes", "accelerators_per_node", "network", "node_bytes_per_s", "oversubscription")
+    kinds = [(each.accelerator.name, *(getattr(each, name) for name in same)) for each in (planned, bought)]
     if kinds[0] != kinds[1]:
         said, has = (f"{each.name} over {each.nics}x {each.network}" for each in (planned, bought))
         hint = "set `cluster.of` to the stack file, and plan again"

@@ -138,7 +138,7 @@ class Forecast(Spec):
     """All steps; None where their number is known once the data is prepared."""
     finish_s: tuple[float, float, float] | None = None
     """Times after which a tenth, half and nine tenths of such runs are done, with their failures and checkpoints; None
-    with `train_s`, where the run fails too often to advance, and in records of earlier versions."""
+    with `train_s`, where the run fails too often to finish, and in records of earlier versions."""
     usd: float | None
     """Price of the accelerators until half of such runs are done; None where it is not known."""
     usd_per_accelerator_hour: float | None = None

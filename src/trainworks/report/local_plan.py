@@ -188,6 +188,8 @@ def forecast_document(forecast: Forecast) -> Document:
     if forecast.finish_s is not None:
         low, median, high = map(format_duration, forecast.finish_s)
         training += f"; with failures {median} (80 %: {low} to {high})"
+    elif training:
+        training += "; it fails too often to finish: see `trainworks goodput`"
     facts = {
         "planned for": f"{forecast.cluster}, by the catalogue; on its nodes the job is planned from measured rates",
         "layout": forecast.layout.describe(),

@@ -143,9 +143,8 @@ def forecast(
     best, price = plan.best[0], price_of(run_file, cluster)
     train_s, finish_s = model.steps * best.step_time_s if is_counted else None, None
     if is_counted:
-        with suppress(UsageError):  # it fails too often to advance, which `goodput` and `size` say
+        with suppress(UsageError):  # it fails too often to finish, which has no price
             finish_s = simulated_finish(plan.job, best, plan.work, planned)
-    held_s = finish_s[1] if finish_s else train_s
     return Forecast(
         cluster=cluster.name,
         layout=resolved_of(best.layout, run_file.layout),
@@ -155,7 +154,7 @@ def forecast(
         memory_bytes=best.memory.total_bytes,
         train_s=train_s,
         finish_s=finish_s,
-        usd=None if price is None or held_s is None else price * held_s / HOUR_S * cluster.num_accelerators,
+        usd=None if price is None or finish_s is None else price * finish_s[1] / HOUR_S * cluster.num_accelerators,
         usd_per_accelerator_hour=price,
     )
 

@@ -42,13 +42,13 @@ def expected_cost(resolved: ResolvedRun, spec: JobSpec, jobs: int = 1) -> Expect
 
 
 def _times_s(resolved: ResolvedRun, spec: JobSpec) -> tuple[float | None, float] | None:
-    """How long a job holds its nodes: the interval of its plan, else (None, time limit); None if nothing tells."""
+    """How long a job holds its nodes: the interval of its plan, else (None, time limit).
+
+    None if nothing tells, or if the job fails too often to finish.
+    """
     forecast, plan = resolved.forecast, resolved.plan
-    if forecast is not None and forecast.finish_s is not None:
-        return forecast.finish_s[0], forecast.finish_s[2]
     if forecast is not None and forecast.train_s is not None:
-        steps = forecast.train_s / forecast.step_s
-        return steps * forecast.low_s, steps * forecast.high_s
+        return None if forecast.finish_s is None else (forecast.finish_s[0], forecast.finish_s[2])
     if resolved.run_file.cluster.engine == "local" and plan is not None and plan.expected is not None:
         outside_s = plan.run_time_s - plan.num_steps * plan.step_time.total_s
         low_s, high_s = plan.expected.low_s, plan.expected.high_s

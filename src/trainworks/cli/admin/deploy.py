@@ -60,7 +60,8 @@ def deploy_command(
     """
     if bench is not None and (step != "verify" or limit is not None):
         raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
-    from trainworks.api.bench import accept_cluster
+    if full and bench is None:
+        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
     from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
 
     if step == "check":
@@ -73,7 +74,9 @@ def deploy_command(
         if step == "render":
             print_or_write(render_stack(stack_file), into)
         elif bench is not None:
-            with option_errors(positional={"run_file": "--bench"}):
+            from trainworks.api.bench import accept_cluster
+
+            with option_errors(positional=dict.fromkeys(("run_file", "train", "cluster", "expect"), "--bench")):
                 accepted = accept_cluster(
                     stack_file,
                     bench,

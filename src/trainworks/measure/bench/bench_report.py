@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.errors import EnvironmentProblem
 from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
@@ -17,6 +18,8 @@ from trainworks.measure.bench.verdict import BenchVerdict, Judged, clear_blame, 
 from trainworks.record.measured.bench import unique_names
 from trainworks.results import Result
 
+_NOT_THERE = ("no accelerator", "one node has no link")
+"""Begin the reasons of parts that a healthy cluster may lack."""
 _ON_ACCELERATORS = frozenset({"compute", "memory", "collectives"})
 """Kinds of measurements that use the accelerators of a node."""
 
@@ -70,6 +73,27 @@ class BenchReport(Result):
         return [(part, reason, tuple(names)) for (part, reason), names in found.items()]
 
     @property
+    def unmeasured(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Parts of `skipped` that every cluster has: neither MPI, nor what needs an accelerator or a second node.
+
+        Nodes that lack an accelerator which the hardware has are in `lacking`.
+        """
+        return [each for each in self.skipped if each[0] != "mpi" and not each[1].startswith(_NOT_THERE)]
+
+    def check_measured(self) -> None:
+        """Refuse a report without a figure: its nodes lack what measures.
+
+        Raises:
+            EnvironmentProblem: with what they lack.
+        """
+        if self.judged or not self.skipped:
+            return
+        missing = "; ".join(f"{part}: {reason} ({', '.join(names)})" for part, reason, names in self.skipped)
+        has_no_torch = "torch is not installed" in missing
+        hint = "pip install 'trainworks[train]'" if has_no_torch else "provide it, and measure again"
+        raise EnvironmentProblem(f"nothing was measured: {missing}", place=self.run, hint=hint)
+
+    @property
     def is_complete(self) -> bool:
         """Whether every node has measured everything."""
         return bool(self.records) and all(record.is_complete for record in self.records)
@@ -81,6 +105,8 @@ def build_bench_report(
     cluster: ClusterDescription | None = None,
     needs: Mapping[str, Mapping[Quantity, float]] | None = None,
     cables: Mapping[tuple[str, str], str] | None = None,
+    *,
+    accelerators: int | None = None,
 ) -> BenchReport:
     """The report of the records of all nodes.
 
@@ -90,6 +116,7 @@ def build_bench_report(
         cluster: hardware that figures are held against; what the nodes show of themselves when None.
         needs: what a run needs of each node by the path of its storage.
         cables: of the cable plan, by node and port; see `read_cables`.
+        accelerators: of each node that the job asked for; all that `cluster` has when None.
     """
     named = unique_names([record.name for record in records])
     records = [replace(record, name=name) for record, name in zip(records, named, strict=True)]
@@ -106,11 +133,11 @@ def build_bench_report(
     )
     if cluster is None:
         return BenchReport(run, "", tuple(records), judged, outliers)
+    most = min(accelerators or cluster.accelerators_per_node, cluster.accelerators_per_node)
     lacking = tuple(
-        f"{record.name} shows {len(record.host.accelerators)} of {cluster.accelerators_per_node} accelerators"
+        f"{record.name} shows {len(record.host.accelerators)} of {most} accelerators"
         for record in records
-        if _ON_ACCELERATORS.intersection(record.request.kinds)
-        and len(record.host.accelerators) < cluster.accelerators_per_node
+        if _ON_ACCELERATORS.intersection(record.request.kinds) and len(record.host.accelerators) < most
     )
     return BenchReport(run, cluster.name, tuple(records), judged, outliers, lacking=lacking)
 

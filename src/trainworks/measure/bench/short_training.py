@@ -31,7 +31,7 @@ class ShortTraining(Spec):
     """What became of the training."""
 
     run: str
-    """Id of its run; empty where nothing trained."""
+    """Folder of its run, below that of the benchmark; empty where nothing trained."""
     planned: PlannedStep | None = None
     step_s: float | None = None
     """Median of the steady steps; None where there are none."""

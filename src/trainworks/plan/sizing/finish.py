@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainworks.config.run_file import RunFile
+from trainworks.errors import UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
@@ -18,6 +19,8 @@ from trainworks.plan.trace import Traced, fact
 TRIALS = 500
 MOST_EVENTS = 1_000
 """Events of one simulated run; hundreds of candidates are simulated."""
+_MOST_TIMES = 10.0
+"""Longest mean run, over the same run without failures, that is simulated for a price."""
 
 
 def interval_s(run_file: RunFile, step_time_s: float) -> float | None:
@@ -85,9 +88,13 @@ def planned_finish(
 def simulated_finish(job: AnyJob, best: Prediction, work: Traced, run_file: RunFile) -> tuple[float, float, float]:
     """Seconds after which a tenth, half and nine tenths of the simulated runs are done, failures included.
 
-    They are those of `size` for the same nodes. Arguments and errors are those of `planned_finish`.
+    They are those of `size` for the same nodes. Arguments and errors are those of `planned_finish`; a run whose mean
+    takes more than ten times its work is refused as well, since its simulation takes as long as it is useless.
     """
-    scenario = planned_finish(job, best, work, run_file).scenario
-    outcome = simulate(scenario, trials=TRIALS, most_events=MOST_EVENTS)
+    planned = planned_finish(job, best, work, run_file)
+    if (times := planned.mean.run_time.value / work.value) > _MOST_TIMES:
+        message = f"the run fails too often: with its failures it takes {times:,.0f} times as long as without"
+        raise UsageError(message, hint="see what helps: `trainworks goodput`")
+    outcome = simulate(planned.scenario, trials=TRIALS, most_events=MOST_EVENTS)
     low_s, median_s, high_s = (outcome.quantile_s(share) for share in (0.1, 0.5, 0.9))
     return low_s, median_s, high_s

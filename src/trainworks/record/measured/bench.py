@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from trainworks.config.spec import Spec
+from trainworks.errors import ArgumentError
 
 BenchKind = Literal["compute", "memory", "network", "collectives", "storage", "mpi"]
 
@@ -40,6 +41,19 @@ class BenchRequest(Spec):
     def wants(self, kind: BenchKind, part: str) -> bool:
         """Whether a part has still to be measured."""
         return kind in self.kinds and part not in self.done
+
+
+def parse_setting(text: str) -> list[BenchSetting]:
+    """Settings to compare: `NCCL_ALGO=Ring,Tree` are two.
+
+    Raises:
+        ArgumentError: the text is not a variable with values.
+    """
+    name, equals, values = text.partition("=")
+    if not equals or not name.isidentifier() or not all(values.split(",")):
+        hint = "write the values after an equals sign: `NCCL_ALGO=Ring,Tree`"
+        raise ArgumentError(f"`{text}` is not a variable with values", argument="settings", hint=hint)
+    return [BenchSetting(name=f"{name}={value}", env={name: value}) for value in values.split(",")]
 
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -82,13 +82,17 @@ class Acceptance(Result):
 
     @property
     def verdict(self) -> str:
-        """`accepted`, `not accepted`, or `no verdict` where other programs used the nodes meanwhile."""
+        """`accepted` if nodes, benchmark and training are; `no verdict` where other programs used the nodes meanwhile.
+
+        A part that was not measured, or a training that did not end with a verdict, accepts nothing.
+        """
         bench = self.bench
-        if bench is None or self.verification.failed or self.missing or not bench.is_accepted:
+        if bench is None or self.verification.failed or self.missing or bench.unmeasured or not bench.is_accepted:
             return "not accepted"
-        verdicts = [each.verdict for each in bench.judged]
-        verdicts += [bench.training.verdict] if bench.training else []
-        return "no verdict" if BenchVerdict.BUSY in verdicts else "accepted"
+        training = bench.training.verdict if bench.training else BenchVerdict.NO_EXPECTATION
+        if BenchVerdict.BUSY in (training, *(each.verdict for each in bench.judged)):
+            return "no verdict"
+        return "accepted" if training in (BenchVerdict.PASS, BenchVerdict.WEAK) else "not accepted"
 
 
 @build_document.register
@@ -103,8 +107,10 @@ def acceptance_document(found: Acceptance) -> Document:
     ]
     if found.bench is None:
         about.append(Text("not measured: nodes are not as the stack says", style="bad"))
-    elif found.missing:
-        about.append(Text(f"not measured: {', '.join(found.missing)}", style="bad"))
+    else:
+        lines = [", ".join(found.missing)] * bool(found.missing)
+        lines += [f"{part} of {', '.join(names)}: {reason}" for part, reason, names in found.bench.unmeasured]
+        about += [Text(f"not measured: {line}", style="bad") for line in lines]
     parts = [build_document(found.verification)] + ([build_document(found.bench)] if found.bench else [])
     sections = [Section("", about), *(section for part in parts for section in part.sections)]
     badge = None if found.verdict == "accepted" else Styled(found.verdict, "bad")
@@ -120,6 +126,7 @@ def _(found: Acceptance) -> Mapping[str, object]:
         "stack_sha256": found.stack_sha256,
         "run_file_sha256": found.run_file_sha256,
         "missing": found.missing,
+        "unmeasured": [list(each) for each in found.bench.unmeasured] if found.bench else [],
         "verification": to_json(found.verification),
         "bench": to_json(found.bench) if found.bench else None,
     }
