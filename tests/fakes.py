@@ -261,3 +261,14 @@ def effective_rows(file: Path) -> list[MetricsRow]:
             effective.pop()
         effective.append(row)
     return effective
+
+
+SMALL_WORKLOAD = """\
+workload:
+  task: causal-lm
+  model: {architecture: llama, layers: 1, hidden: 32, heads: 2}
+  data: {source: text.txt, sequence_length: 32, vocabulary: 300}
+  global_batch: 2
+  train_for: 4000 steps
+"""
+"""Seconds of training for a run file, from `text.txt` in the current folder."""

@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 import trainworks
+from tests.fakes import SMALL_WORKLOAD
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.node import node_name
@@ -218,21 +219,15 @@ def test_a_dry_run_shows_the_job_and_its_yardstick_and_starts_nothing(tmp_path: 
         CliRunner().invoke(app, ["bench", "--resume", "bench-1", *options], catch_exceptions=False)
 
 
-SMALL = """\
+SMALL = f"""\
 name: small-with-a-name-that-is-as-long-as-the-name-of-a-run-may-be-1
-workload:
-  task: causal-lm
-  model: {architecture: llama, layers: 1, hidden: 32, heads: 2}
-  data: {source: text.txt, sequence_length: 32, vocabulary: 300}
-  global_batch: 2
-  train_for: 4000 steps
-  optimizer: {schedule: cosine, warmup: 2000 steps}
-cluster: {engine: local, processes_per_node: 1}
-goal: {deadline: 1d}
+{SMALL_WORKLOAD}  optimizer: {{schedule: cosine, warmup: 2000 steps}}
+cluster: {{engine: local, processes_per_node: 1}}
+goal: {{deadline: 1d}}
 profile: 3000:3010
-recover: {max_restarts: 3}
-checkpoint: {copies: [copies]}
-job: {hold: true, min_nodes: 1}
+recover: {{max_restarts: 3}}
+checkpoint: {{copies: [copies]}}
+job: {{hold: true, min_nodes: 1}}
 """
 
 

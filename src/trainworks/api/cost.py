@@ -31,7 +31,7 @@ from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.cost.report import CostReport, notes_of, sentences_of
-from trainworks.plan.sizing.finish import simulated_finish
+from trainworks.plan.sizing.finish import TRIALS, simulated_finish
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import parse_duration, parse_usd
 
@@ -166,7 +166,7 @@ def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
         "run time",
         median_s,
         "s",
-        by=f"`trainworks goodput`: {plan.steps:,} steps with {best.layout.describe()}, failures and all, 80 % interval",
+        by=f"simulation of {TRIALS} runs with their failures: {plan.steps:,} steps with {best.layout.describe()}, 80 %",
         low=low_s,
         high=high_s,
     )

@@ -14,6 +14,7 @@ import pytest
 
 import trainworks
 from tests.backends.slurm_cluster import Cluster
+from tests.fakes import SMALL_WORKLOAD
 from trainworks.api.bench import accept_cluster
 from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
 
@@ -62,16 +63,7 @@ nodes:
      hardware: {sockets: 1, cores_per_socket: 2, memory: 4 GiB}}
 slurm: {release: "22.05", packages: distribution, partitions: [{name: main, default: true}]}
 """
-RUN = """\
-name: small
-workload:
-  task: causal-lm
-  model: {architecture: llama, layers: 1, hidden: 32, heads: 2}
-  data: {source: text.txt, sequence_length: 32, vocabulary: 300}
-  global_batch: 2
-  train_for: 4000 steps
-cluster: {engine: slurm, nodes: 2, processes_per_node: 1}
-"""
+RUN = f"name: small\n{SMALL_WORKLOAD}cluster: {{engine: slurm, nodes: 2, processes_per_node: 1}}\n"
 
 
 def test_an_acceptance_measures_every_compute_node_and_trains_on_those_of_the_run_file(
