@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.threads import remaining_threads, threads_named
 from tests.worker.ranks import on_ranks
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
@@ -51,15 +52,10 @@ def test_other_ranks_draw_anew_and_each_for_itself(tmp_path: Path) -> None:
 
 def gloo_threads(folder: str) -> tuple[int, int]:
     """Threads of process groups before a loop and after it."""
-    tasks = Path("/proc/self/task")
-
-    def count() -> int:
-        return sum("gloo" in (task / "comm").read_text(encoding="utf-8") for task in tasks.iterdir())
-
     dist.barrier()  # the group of all ranks starts its threads
-    before = count()
+    before = threads_named("gloo")
     draws(folder, 4, None)
-    return before, count()
+    return before, remaining_threads("gloo", before)
 
 
 def test_a_loop_leaves_no_thread_that_ends_with_python(tmp_path: Path) -> None:
