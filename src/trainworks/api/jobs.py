@@ -197,6 +197,15 @@ class Job:
         is_whole = node is None and self.row.state.is_final
         return with_kept_output(lines, RunDir(Path(self.row.run_dir))) if is_whole else lines
 
+    def fetch(self) -> None:
+        """Bring the record that the nodes of the job have written into the run directory, if they do not share files.
+
+        Raises:
+            UsageError: the backend cannot read it.
+            UnreachableError: the backend does not answer.
+        """
+        self.backend().fetch([self.run_dir])
+
     def enter(self, command: Sequence[str], *, node: int = 0, terminal: bool = False) -> list[str]:
         """Argument vector of a program that runs a command in the job; see `Backend.enter`."""
         backend, handle = self._changeable_backend(), self._handle()

@@ -19,6 +19,7 @@ from trainworks.files import take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.events.training import CheckpointCopiedEvent
 from trainworks.record.manifest import complete_checkpoints
@@ -224,10 +225,29 @@ class Run:
         job.refresh()
         return job.output(node=node, follow=follow)
 
+    def _fetch_record(self) -> None:
+        """Bring the record of a submitted run, unless all of it is here."""
+        job = self.job
+        if job is None or job.row.handle is None:
+            return
+        states = of_kind(read_events(self.run_dir.events_file), StateEvent)
+        has_end = bool(states) and parse_state(states[-1]["state"]).is_final
+        if has_end and job.state.is_final and states[-1].get("t", 0.0) >= (job.row.started_at or 0.0):
+            return
+        try:
+            job.fetch()
+        except TrainworksError as problem:
+            self.notify(f"the record of run {self.id} may be older than the job: {problem.message}")
+
     def report(self) -> Report:
-        """What was planned and what happened; also of a run that is not over."""
+        """What was planned and what happened; also of a run that is not over.
+
+        The record of a run on nodes that share no files is fetched first, in seconds; `notify` says if it cannot be.
+        """
         from trainworks.report.runs.summary import build_report  # noqa: PLC0415 - imports numpy
 
+        if self.has_remote_output:
+            self._fetch_record()
         return build_report(self.run_dir, time.time(), state=self.state)
 
 

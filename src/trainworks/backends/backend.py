@@ -130,8 +130,8 @@ class Backend(abc.ABC):
     name: ClassVar[str]
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
     shares_files: ClassVar[bool] = True
-    """Whether the run directory here has the record of a job: the nodes see it, or `fetch` brings the record; otherwise
-    only `output` can be read."""
+    """Whether the run directory here has the record of a job: the nodes see it, or each poll may `fetch` it. Otherwise
+    `fetch` is called for a report alone, and may do nothing."""
 
     patience_s: float = 2.0
     """Longest time for which a list of jobs waits for the backend."""
@@ -264,6 +264,8 @@ class Backend(abc.ABC):
 
     def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
         """Bring the records of jobs into their run directories, if the jobs write them elsewhere.
+
+        It may take seconds for each run where `shares_files` is False.
 
         Returns:
             False if there is more, which the next call brings.

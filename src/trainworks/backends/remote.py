@@ -235,7 +235,7 @@ def _follow(store: JobStore, question: Question, backends: Backends, clock: Cloc
     asked = {row.handle for row in question.rows}
     if new := [row.handle for row in known if row.handle and row.handle not in asked]:
         statuses = statuses | backend.poll(new)
-    is_whole = backend.fetch([RunDir(Path(row.run_dir)) for row in known])
+    is_whole = not backend.shares_files or backend.fetch([RunDir(Path(row.run_dir)) for row in known])
     for row in known:
         status = of_this_job(row, statuses.get(row.handle or ""))
         if status is not None or not _submit_lost(store, backend, row, clock):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.backends.slurm import login_side
-from trainworks.backends.slurm.login_side import discard, receive, send
+from trainworks.backends import record_parts
+from trainworks.backends.record_parts import send
+from trainworks.backends.slurm.login_side import discard, receive
 
 AT = 1_760_000_000.0
 HOSTILE = 'it\'s "a" $(run) %j é'
@@ -110,7 +111,7 @@ def test_of_a_file_that_grows_only_the_end_is_sent(
 
 
 def test_a_long_log_comes_in_parts_and_ends_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_side, "LOG_LIMIT_BYTES", 10)
+    monkeypatch.setattr(record_parts, "LOG_LIMIT_BYTES", 10)
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "rank-0.log"
     log.write_bytes(b"\xff" + b"a" * 20)

@@ -28,15 +28,23 @@ from trainworks.backends.kubernetes.client import (
 )
 from trainworks.backends.kubernetes.facts import DRAINED, JOBSET_LABEL, annotations_of, labels_of, node_facts
 from trainworks.backends.kubernetes.kueue_api import TEAM_QUEUE, enter_team_queue, kueue_path, workloads_by_owner
-from trainworks.backends.kubernetes.output import LogStream, kubectl_exec, kubectl_port_forward, log_lines, pod_index
+from trainworks.backends.kubernetes.output import (
+    LogStream,
+    kubectl_exec,
+    kubectl_port_forward,
+    log_lines,
+    pod_index,
+    read_by_pod,
+)
 from trainworks.backends.kubernetes.pod import SECRETS, check_volume, pod_of, secret, secret_content, wait_for_pods
 from trainworks.backends.kubernetes.states import has_ended, has_failed, is_unexplained, job_status, warning_about
+from trainworks.backends.record_parts import question, write_answer
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.jobs.formats.manifest import QUEUE_LABEL
+from trainworks.jobs.formats.manifest import QUEUE_LABEL, RUNS
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 from trainworks.jobs.store import JobStore
@@ -46,6 +54,8 @@ _OURS = {"labelSelector": "app.kubernetes.io/managed-by=trainworks"}
 _KEPT_PODS, _KEPT_LINES = 64, 1000
 """Pods whose last lines are kept with the run, and how many of each."""
 _DELETED_AFTER_S = 120.0
+_MOST_BYTES = 16 * 2**20
+"""Content that one pod reads; packed it is below the 10 MiB after which a node starts a new file for a pod's log."""
 
 
 @final
@@ -360,6 +370,22 @@ class KubernetesBackend(Backend):
         if follow:
             return iter(LogStream(self._client, pods, has_ended))
         return (line for pod in pods() for line in log_lines(self._client, pod, follow=False))
+
+    def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
+        """A pod for each run reads its record on the volume: seconds for each, as the pod has to start.
+
+        The state comes from the API server, and logs from `output`.
+        """
+        for run_dir in run_dirs if self._options.volume is not None else ():
+            name = render.name_of(RunDir(run_dir.path.absolute()), self._machine)
+            there, is_whole = {f"{RUNS}/{name}": run_dir}, False
+            while not is_whole:
+                asked = question(there, _MOST_BYTES, without=("status.json", "logs"))
+                reader = copy.deepcopy(dict(render.reader(self._options, name, asked)))
+                if self._options.run_as_user is None and self._requires_user():
+                    render.run_as(reader, render.DEFAULT_USER)
+                is_whole = write_answer(there, read_by_pod(self._client, self._jobsets(), reader, self._clock))
+        return True
 
     def last_output(self, handle: str) -> Iterator[str]:
         """Last lines of the first pods."""

@@ -1,19 +1,25 @@
-"""The output of a job's pods, from the API server, and the commands of kubectl that enter one of them."""
+"""What a job's pods print and write, from the API server, and the commands of kubectl that enter one of them."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import final
 
 from trainworks.backends.entering import entering
-from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError, Object
+from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError, NotFound, Object
+from trainworks.backends.kubernetes.facts import JOBSET_LABEL
 from trainworks.config.engines import Kubernetes
-from trainworks.errors import TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
+from trainworks.host.clock import Clock
 from trainworks.jobs.formats.manifest import RUNS
 
 _POLL_S = 1.0
+_READ_S = 120.0
+"""Time to pull the image, mount the volume and read."""
+_HINT = "the image needs this version of Trainworks, and the right to read the files that the job has written"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
@@ -85,6 +91,42 @@ class LogStream:
             if isinstance(line, TrainworksError):
                 raise line
             yield line
+
+
+def read_by_pod(client: KubernetesClient, jobsets: str, manifest: Object, clock: Clock) -> str:
+    """Start a JobSet of one pod, and return all that it prints, without the ends of its lines; the JobSet is deleted.
+
+    Args:
+        client: of the API server.
+        jobsets: path of the JobSets of the namespace.
+        manifest: of the JobSet.
+        clock: waits for the pod.
+
+    Raises:
+        UsageError: the pod failed; the message has its last line.
+        UnreachableError: the server does not answer, or the pod did not start in time.
+    """
+    name, namespace = manifest["metadata"]["name"], manifest["metadata"]["namespace"]
+    client.create(jobsets, manifest)
+    deadline, seen = clock.now() + _READ_S, "has no pod"
+    try:
+        while clock.now() < deadline:
+            pods = client.list(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOBSET_LABEL}={name}"})
+            for pod in pods:
+                status = pod.get("status", {})
+                phase = status.get("phase")
+                if phase == "Succeeded":
+                    return "".join(log_lines(client, pod, follow=False))
+                if phase == "Failed":
+                    said = [*log_lines(client, pod, follow=False, last=1), "no reason given"][0]
+                    raise UsageError(f"the pod that reads the volume failed: {said}", hint=_HINT)
+                waits = (str(one["message"]) for one in status.get("conditions") or () if one.get("message"))
+                seen = next(waits, f"is {phase}")
+            clock.sleep(_POLL_S)
+        raise UnreachableError(f"the pod that reads the volume did not end within {_READ_S:.0f} s: {seen}")
+    finally:
+        with suppress(NotFound, EnvironmentProblem):
+            client.delete(f"{jobsets}/{name}", {"propagationPolicy": "Foreground"})
 
 
 def kubectl_exec(

@@ -12,10 +12,14 @@ mode, whose messages of a pod failure policy are in pkg/controller/job/pod_failu
 
 from __future__ import annotations
 
+import base64
 import math
+import secrets
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from trainworks.backends import record_parts
 from trainworks.backends.job_tag import folder_mark, mark_of
 from trainworks.backends.kubernetes.pod import SECRETS
 from trainworks.config.autoscale import Autoscale
@@ -24,7 +28,7 @@ from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic, manifest
 from trainworks.jobs.formats.jobset import DISRUPTION, PodProgram, keep_s, volumes
 from trainworks.jobs.formats.jobset import jobset as write_jobset
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
@@ -42,6 +46,9 @@ DEFAULT_USER = 1000
 NODE_MODULE = "trainworks.backends.kubernetes.node"
 """Module that every pod runs, with the run directory as its argument."""
 
+_READ, _READ_BYTES = "-read-", 3
+"""In the name of a JobSet that reads a record, and random bytes after it."""
+_READER_KEEP_S = 60
 _DEFAULT_PRIORITY = 50
 _HASH = 6
 _SUPERVISOR_GRACE_S = 15
@@ -151,6 +158,34 @@ def jobset(
         pod={"automountServiceAccountToken": False, "tolerations": _tolerations(spec, cluster)},
     )
     return write_jobset(job, program)
+
+
+def reader(cluster: Kubernetes, name: str, question: bytes) -> Mapping[str, object]:
+    """Build the JobSet of one small pod that reads a record on the volume, and prints the answer of `record_parts`.
+
+    Args:
+        cluster: where the job runs that writes the record.
+        name: of that job.
+        question: of `record_parts`.
+    """
+    longest = manifest.LONGEST_NAME - len(_READ) - 2 * _READ_BYTES
+    own = f"{name[:longest].strip('-')}{_READ}{secrets.token_hex(_READ_BYTES)}"
+    spec = JobSpec(run_id=own, name=own, min_nodes=1, max_nodes=1, node=NodeResources(cores=0.1))
+    packed = base64.b64encode(zlib.compress(question)).decode("ascii")
+    lone = cluster.model_copy(update={"devices": {}, "topology": None, "queue": None})
+    taints = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in manifest.RESOURCES]
+    tolerations = [*taints, *manifest.tolerations(cluster)]
+    program = PodProgram(
+        name=own,
+        argv=["python", "-P", "-m", record_parts.__name__, packed],
+        env=[],
+        volumes=volumes(cluster)[1:],
+        queue=None,
+        grace_s=1.0,
+        keep_s=_READER_KEEP_S,
+        pod={"automountServiceAccountToken": False, "tolerations": tolerations},
+    )
+    return write_jobset(_job(spec, lone, None), program)
 
 
 def run_as(document: dict[str, Any], user: int) -> None:

@@ -9,12 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
-import os
 import socket
-import stat
 import tarfile
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,11 +18,11 @@ from pathlib import Path
 from typing import final
 
 from trainworks.backends.job_tag import folder_mark, mark_of
+from trainworks.backends.record_parts import question, write_answer
 from trainworks.backends.slurm import login_side
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.config.engines import Slurm
 from trainworks.errors import UsageError
-from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.job_spec import JobSpec
@@ -127,15 +123,9 @@ class RunCopies:
             return True
         deadline = self._clock.now() + self._client.timeout_s
         while True:
-            wanted = {there: _known(run_dir) for there, run_dir in here.items()}
-            said = self._ask(("send",), json.dumps({"runs": wanted, "most_bytes": _MOST_BYTES}).encode())
-            answer: login_side.Found = json.loads(zlib.decompress(base64.b64decode(said)))
-            for there, files in answer["runs"].items():
-                for name, part in files.items():
-                    if _is_of_a_record(name):
-                        _write_part(here[there].path / name, part)
-            if answer["is_whole"] or self._clock.now() >= deadline:
-                return answer["is_whole"]
+            is_whole = write_answer(here, self._ask(("send",), question(here, _MOST_BYTES)))
+            if is_whole or self._clock.now() >= deadline:
+                return is_whole
 
     def _ask(self, words: Sequence[str], content: bytes, *, timeout_s: float | None = None) -> str:
         command = process.python_module(login_side.__name__, *words, python=self._options.python)
@@ -158,33 +148,3 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(content), 0o600
     archive.addfile(member, io.BytesIO(content))
-
-
-def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
-    """Size and time of change of each file of a record here; see `login_side.Known`."""
-    facts = {str(file.relative_to(run_dir.path)): file.stat() for file in login_side.record_files(run_dir.path)}
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
-
-
-def _is_of_a_record(name: str) -> bool:
-    """Whether a name from the login node is that of a file that is fetched, and leads nowhere else."""
-    folder, slash, file = name.rpartition("/")
-    return name in login_side.RECORD if not slash else folder in login_side.RECORD_FOLDERS and file[:1] not in ("", ".")
-
-
-def _write_part(file: Path, part: login_side.FilePart) -> None:
-    """Write what is new of a file, readable by as many as before; two processes may do so at the same time."""
-    content, start = part["content"].encode("latin-1"), part["start"]
-    file.parent.mkdir(exist_ok=True)
-    if start == 0:
-        mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o644
-        write_atomic(file, content, durable=file.suffix == ".json", mode=mode)
-    else:
-        handle = os.open(file, os.O_WRONLY)
-        try:
-            if os.fstat(handle).st_size < start:  # another process has replaced it
-                return
-            os.pwrite(handle, content, start)
-        finally:
-            os.close(handle)
-    os.utime(file, ns=(part["time"], part["time"]))

@@ -66,6 +66,8 @@ _RESOURCES = {
     "nvidia.com/gpu": r"(nvidia|rubin|tesla|geforce|quadro|titan)\b.*|[rg]tx.*|(g?[bhr]|[aglptvk])\d{1,4}[a-z]*\b.*",
 }
 """Extended resource of each device plugin, and the accelerator names it covers."""
+RESOURCES = (*_RESOURCES, "google.com/tpu")
+"""All extended resources of accelerators; nodes with them may have a taint of the same name."""
 
 
 def device_of(accelerator: str | None, count: int, nodes: int) -> Device:

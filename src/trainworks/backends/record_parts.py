@@ -1,0 +1,177 @@
+"""The record of a run, brought from where its job writes it: what has changed since the last time, and no more.
+
+`question` says what is known here, `answer` reads there what is new, and `write_answer` writes it here. A program there
+is started for each question, on a login node by ssh or in a pod: `python -m trainworks.backends.record_parts QUESTION`
+prints the answer in lines that no log cuts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from trainworks.errors import UnreachableError
+from trainworks.files import write_atomic
+
+if TYPE_CHECKING:
+    from trainworks.record.run_dir import RunDir
+
+RECORD = ("status.json", "resolved.json", "events.jsonl", "metrics.jsonl", "plan_error.json")
+"""Files that a job writes into its run directory; the state comes first, and so all that it speaks of with it."""
+RECORD_FOLDERS = ("logs", "usage", "environment", "bench")
+GROWING = (".jsonl", ".log")
+"""Endings of files that only grow: what is new in them is sent. All other files are replaced, and sent as a whole."""
+LOG_LIMIT_BYTES = 64 * 2**20
+"""Most bytes of one log that are sent; the rest of it stays on the cluster."""
+_LINE = 8192
+"""Characters of a line of a printed answer; a container runtime cuts lines of 16 KiB."""
+
+Known = Mapping[str, tuple[int, int]]
+"""Size in bytes and time of change in nanoseconds of each file that a reader has, by its name in the run directory."""
+
+
+class Question(TypedDict):
+    """What a reader knows, and wants to know."""
+
+    runs: Mapping[str, Known]
+    """What is known of each run directory, by its path there."""
+    most_bytes: int
+    """Size from which on no further content is read."""
+    without: list[str]
+    """Files and folders of the record that stay there."""
+
+
+class FilePart(TypedDict):
+    """What is new of a file."""
+
+    start: int
+    """Where the content begins in the file."""
+    content: str
+    """One character a byte."""
+    time: int
+    """Time of the change, in nanoseconds; 0 if more is to come."""
+
+
+class Found(TypedDict):
+    """What has changed in the records of runs."""
+
+    runs: dict[str, dict[str, FilePart]]
+    """Parts by path of the run directory and name of the file."""
+    is_whole: bool
+    """False if something is left to send."""
+
+
+def question(runs: Mapping[str, RunDir], most_bytes: int, without: Sequence[str] = ()) -> bytes:
+    """What is known here of runs, by the path of their run directory there; see `Question`."""
+    known = {there: _known(run_dir) for there, run_dir in runs.items()}
+    return json.dumps(Question(runs=known, most_bytes=most_bytes, without=list(without))).encode()
+
+
+def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
+    facts = {str(file.relative_to(run_dir.path)): file.stat() for file in record_files(run_dir.path)}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
+
+
+def answer(question: bytes) -> str:
+    """What has changed in the records of runs, compressed and in base64."""
+    asked: Question = json.loads(question)
+    found = send(asked["runs"], asked["most_bytes"], asked["without"])
+    return base64.b64encode(zlib.compress(json.dumps(found).encode(), 1)).decode("ascii")
+
+
+def send(runs: Mapping[str, Known], most_bytes: int, without: Sequence[str] = ()) -> Found:
+    """What has changed in the records of runs; the arguments are the entries of a `Question`."""
+    left, is_whole = most_bytes, True
+    found: dict[str, dict[str, FilePart]] = {}
+    for path, known in runs.items():
+        found[path] = {}
+        for file in record_files(Path(path), without):
+            name = str(file.relative_to(path))
+            if left <= 0:
+                return {"runs": found, "is_whole": False}
+            with suppress(FileNotFoundError):  # replaced or removed meanwhile
+                part = _changed_part(file, tuple(known.get(name, (0, 0))), left)
+                if part is not None:
+                    is_whole = is_whole and part["time"] != 0
+                    found[path][name] = part
+                    left -= len(part["content"])
+    return {"runs": found, "is_whole": is_whole}
+
+
+def record_files(folder: Path, without: Sequence[str] = ()) -> Iterator[Path]:
+    """Files of the record in a run directory."""
+    yield from (folder / name for name in RECORD if name not in without and (folder / name).is_file())
+    for name in RECORD_FOLDERS:
+        with suppress(FileNotFoundError):
+            files = sorted((folder / name).iterdir()) if name not in without else []
+            yield from (one for one in files if one.name[0] != "." and one.is_file() and not one.is_symlink())
+
+
+def _changed_part(file: Path, known: tuple[int, ...], most_bytes: int) -> FilePart | None:
+    with file.open("rb") as opened:
+        status = os.fstat(opened.fileno())
+        size = min(status.st_size, LOG_LIMIT_BYTES) if file.suffix == ".log" else status.st_size
+        known_size, known_time = known
+        if (size, status.st_mtime_ns) == (known_size, known_time) or (size == known_size == LOG_LIMIT_BYTES):
+            return None
+        grows = file.suffix in GROWING
+        start = known_size if grows and 0 < known_size < size else 0
+        opened.seek(start)
+        end = min(size, start + most_bytes) if grows else size
+        content = opened.read(end - start)
+    time = status.st_mtime_ns if start + len(content) >= size else 0
+    return {"start": start, "content": content.decode("latin-1"), "time": time}
+
+
+def write_answer(runs: Mapping[str, RunDir], said: str) -> bool:
+    """Write what `answer` said into the run directories here; returns whether that was all that is there.
+
+    Raises:
+        UnreachableError: the answer is cut or damaged; nothing was written.
+    """
+    try:
+        found: Found = json.loads(zlib.decompress(base64.b64decode(said, validate=True)))
+    except (ValueError, zlib.error) as broken:
+        raise UnreachableError(f"the record did not arrive completely: {broken}") from None
+    for there, files in found["runs"].items():
+        for name, part in files.items():
+            if _is_of_a_record(name):
+                _write_part(runs[there].path / name, part)
+    return found["is_whole"]
+
+
+def _is_of_a_record(name: str) -> bool:
+    """Whether a name from there is that of a file of a record, and leads nowhere else."""
+    folder, slash, file = name.rpartition("/")
+    return name in RECORD if not slash else folder in RECORD_FOLDERS and file[:1] not in ("", ".")
+
+
+def _write_part(file: Path, part: FilePart) -> None:
+    """Write what is new of a file, readable by as many as before; two processes may do so at the same time."""
+    content, start = part["content"].encode("latin-1"), part["start"]
+    file.parent.mkdir(exist_ok=True)
+    if start == 0:
+        mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o644
+        write_atomic(file, content, durable=file.suffix == ".json", mode=mode)
+    else:
+        handle = os.open(file, os.O_WRONLY)
+        try:
+            if os.fstat(handle).st_size < start:  # another process has replaced it
+                return
+            os.pwrite(handle, content, start)
+        finally:
+            os.close(handle)
+    os.utime(file, ns=(part["time"], part["time"]))
+
+
+if __name__ == "__main__":
+    said = answer(zlib.decompress(base64.b64decode(sys.argv[1])))
+    sys.stdout.writelines(f"{said[start : start + _LINE]}\n" for start in range(0, len(said), _LINE))
