@@ -410,6 +410,17 @@ def test_a_job_ends_once_its_whole_record_is_here(queue: Queue, monkeypatch: pyt
     assert (queue.row().state, queue.row().end.cause) == (BAD, Cause.OOM)
 
 
+def test_a_record_that_only_a_report_needs_is_not_fetched_by_a_poll(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.submit(queue.run_dir())
+    monkeypatch.setattr(SmallBackend, "shares_files", False)
+    monkeypatch.setattr(SmallBackend, "fetch", lambda *_: pytest.fail("it may take seconds for each job"))
+    monkeypatch.setattr(SmallBackend, "poll", lambda *_: {"1": JobStatus(state=BAD, cause=Cause.USER_ERROR)})
+    queue.look()
+    assert queue.row().state is BAD
+
+
 def test_the_reason_to_wait_is_the_backends(queue: Queue) -> None:
     queue.submit(queue.run_dir())
     queue.look()

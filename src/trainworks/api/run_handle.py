@@ -226,13 +226,14 @@ class Run:
         return job.output(node=node, follow=follow)
 
     def _fetch_record(self) -> None:
-        """Bring the record of a submitted run, unless all of it is here."""
+        """Bring the state and the record of a submitted run, unless all of it is here."""
         job = self.job
         if job is None or job.row.handle is None:
             return
+        is_over = job.refresh().is_final
         states = of_kind(read_events(self.run_dir.events_file), StateEvent)
         has_end = bool(states) and parse_state(states[-1]["state"]).is_final
-        if has_end and job.state.is_final and states[-1].get("t", 0.0) >= (job.row.started_at or 0.0):
+        if has_end and is_over and states[-1].get("t", 0.0) >= (job.row.started_at or 0.0):
             return
         try:
             job.fetch()

@@ -13,11 +13,11 @@ import yaml
 
 from tests.fakes import spec
 from tests.kubernetes.pod_security import violations
-from trainworks.backends.kubernetes.render import jobset, name_of, render, run_as
+from trainworks.backends.kubernetes.render import jobset, name_of, reader, render, run_as
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes, Toleration
 from trainworks.errors import UsageError
-from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.jobs.formats.manifest import LONGEST_NAME, QUEUE_LABEL, to_yaml
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.record.run_dir import RunDir
 
@@ -163,6 +163,16 @@ def test_a_namespace_that_is_restricted_takes_the_pods(asked: JobSpec, where: Ku
     pod = job_of(manifest(asked, as_user))["spec"]["template"]["spec"]
     assert violations(pod) == []
     assert pod["securityContext"]["fsGroup"] == 2000
+
+
+def test_the_pod_that_reads_a_record_takes_no_accelerator_and_no_quota() -> None:
+    where = EVERYTHING.model_copy(update={"run_as_user": 2000})
+    found = reader(where, "a-name-as-long-as-a-name-of-a-run-can-be", b"{}")
+    pod = job_of(found)["spec"]["template"]["spec"]
+    assert violations(pod) == [] and len(found["metadata"]["name"]) <= LONGEST_NAME
+    assert pod["containers"][0]["resources"] == {"requests": {"cpu": "0.1"}}
+    assert "nvidia.com/gpu" in [one["key"] for one in pod["tolerations"]]  # on a cluster of such nodes alone
+    assert QUEUE_LABEL not in found["metadata"]["labels"] and "suspend" not in found["spec"]
 
 
 def test_without_a_user_only_the_user_is_missing() -> None:

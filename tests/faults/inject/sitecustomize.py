@@ -2,7 +2,8 @@
 
 TRAINWORKS_TEST_FAULT is `kind:rank:step`, or `limit:rank:MiB` of address space more than it has before the model.
 A fault happens in the first attempt only, so that recovery can be seen; a `bug` happens in every attempt.
-`held` has no fault: ranks wait after a step as long as there is a file `hold-STEP`, and say so by a file `held-STEP`.
+`held` has no fault: ranks wait after a step as long as there is a file `hold-STEP`, and say so by a file `held-STEP`,
+in the folder TRAINWORKS_TEST_HOLD or else where they run.
 """
 
 import errno
@@ -79,9 +80,10 @@ def let_wait(module):
         nonlocal calls
         step = steps_done() + calls
         calls += 1
-        hold = Path(f"hold-{step}")
+        folder = Path(os.environ.get("TRAINWORKS_TEST_HOLD", "."))
+        hold = folder / f"hold-{step}"
         if hold.exists():
-            Path(f"held-{step}").touch()
+            (folder / f"held-{step}").touch()
         while hold.exists():
             time.sleep(0.01)
         return healthy(reader)

@@ -118,7 +118,7 @@ def read_by_pod(client: KubernetesClient, jobsets: str, manifest: Object, clock:
                 if phase == "Succeeded":
                     return "".join(log_lines(client, pod, follow=False))
                 if phase == "Failed":
-                    said = [*log_lines(client, pod, follow=False, last=1), "no reason given"][0]
+                    said = ["no reason given", *log_lines(client, pod, follow=False, last=1)][-1]
                     raise UsageError(f"the pod that reads the volume failed: {said}", hint=_HINT)
                 waits = (str(one["message"]) for one in status.get("conditions") or () if one.get("message"))
                 seen = next(waits, f"is {phase}")
