@@ -38,7 +38,7 @@ Known = Mapping[str, tuple[int, int]]
 """Size in bytes and time of change in nanoseconds of each file that a reader has, by its name in the run directory."""
 
 
-class Question(TypedDict):
+class RecordQuestion(TypedDict):
     """What a reader knows, and wants to know."""
 
     runs: Mapping[str, Known]
@@ -70,9 +70,9 @@ class Found(TypedDict):
 
 
 def question(runs: Mapping[str, RunDir], most_bytes: int, without: Sequence[str] = ()) -> bytes:
-    """What is known here of runs, by the path of their run directory there; see `Question`."""
+    """What is known here of runs, by the path of their run directory there; see `RecordQuestion`."""
     known = {there: _known(run_dir) for there, run_dir in runs.items()}
-    return json.dumps(Question(runs=known, most_bytes=most_bytes, without=list(without))).encode()
+    return json.dumps(RecordQuestion(runs=known, most_bytes=most_bytes, without=list(without))).encode()
 
 
 def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
@@ -82,13 +82,13 @@ def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
 
 def answer(question: bytes) -> str:
     """What has changed in the records of runs, compressed and in base64."""
-    asked: Question = json.loads(question)
+    asked: RecordQuestion = json.loads(question)
     found = send(asked["runs"], asked["most_bytes"], asked["without"])
     return base64.b64encode(zlib.compress(json.dumps(found).encode(), 1)).decode("ascii")
 
 
 def send(runs: Mapping[str, Known], most_bytes: int, without: Sequence[str] = ()) -> Found:
-    """What has changed in the records of runs; the arguments are the entries of a `Question`."""
+    """What has changed in the records of runs; the arguments are the entries of a `RecordQuestion`."""
     left, is_whole = most_bytes, True
     found: dict[str, dict[str, FilePart]] = {}
     for path, known in runs.items():

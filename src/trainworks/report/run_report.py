@@ -394,13 +394,13 @@ def _sample(report: Report) -> Iterator[Block]:
 def _environment(report: Report) -> Facts:
     host = report.host
     names = sorted({f"{item.name} ({format_bytes(item.memory_bytes)})" for item in host.accelerators})
-    facts = {
+    machine = f"{host.hostname}: {host.processor}, {host.num_cores} cores, {format_bytes(host.memory_bytes)}"
+    system = f"{host.operating_system}, Python {host.python}, trainworks {report.trainworks}"
+    facts = {  # without what nodes that ranks never began on have not reported
         "ranks": f"{processes_text(report)}, {report.processes.device}, {report.processes.backend}",
-        "host": f"{host.hostname}: {host.processor}, {host.num_cores} cores, {format_bytes(host.memory_bytes)}"
-        if host.processor
-        else "",
+        "host": machine if host.python else "",
         "accelerators": f"{format_count(len(host.accelerators))} x {', '.join(names)}" if names else "",
-        "system": f"{host.operating_system}, Python {host.python}, trainworks {report.trainworks}" if host.python else "",
+        "system": system if host.python else "",
         "packages": ", ".join(f"{name} {version}" for name, version in sorted(host.packages.items())),
     }
     return Facts.from_mapping(facts)
