@@ -20,7 +20,7 @@ from trainworks.api.run_request import read_run
 from trainworks.api.sizing.plans import PlanCache
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.run_description import load_tasks
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.plan.sizing.result import least_usd
 
 RUN = """\
@@ -464,3 +464,15 @@ def test_a_region_keeps_its_offers_alone(run_file: Path) -> None:
     proposal = trainworks.size(run_file, only=["H100", "H200"], contract=["on-demand"], region="eu")
     assert {each.seller.split()[0] for each in proposal.sized.alternatives} <= {"Nebius", "AWS", "Lambda"}
     assert any("eu-north-1" in each.seller for each in proposal.sized.alternatives)
+
+
+def test_only_offers_of_providers_that_state_a_rule_are_considered(run_file: Path) -> None:
+    table = run_file.parent / "offers.csv"
+    header = "accelerator,accelerators,on_demand_usd_h,provider,node,region,compliance"
+    rows = ["H100,8,16,Cheap,DGX H100,eu,SOC 2", "H100,8,30,Certain,DGX H100,eu,SOC 2; ISO 27001;"]
+    table.write_text("\n".join([header, *rows]))
+    asked = {"prices": table, "contract": ["on-demand"]}
+    for rules, provider in (((), "Cheap"), (("SOC 2",), "Cheap"), (("iso 27001", "SOC 2"), "Certain")):
+        assert trainworks.size(run_file, require=rules, **asked).chosen.seller.split()[0] == provider
+    with pytest.raises(ArgumentError, match="no offer states `HIPAA`"):
+        trainworks.size(run_file, require=["HIPAA"], **asked)

@@ -84,6 +84,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     processor: str | None = None,
     contract: Iterable[str] = (),
     region: str | None = None,
+    require: Iterable[str] = (),
     hours_per_year: float | None = None,
     largest: int | None = None,
     engine: str | None = None,
@@ -104,6 +105,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         processor: host CPU to validate.
         contract: `on-demand`, `reserved`, `spot` or `own`; on demand and spot when empty.
         region: of the offers to rent, `eu` or `us-east-1`; all when left out.
+        require: what the provider of an offer has to state, `ISO 27001`: the column `compliance` of `prices`.
         hours_per_year: hours of training in a year on an owned cluster, which is priced as well.
         largest: largest cluster to consider, in nodes; 1,024 when left out, or all of a cluster that is there.
         engine: scheduler that will run the job, `slurm` or `kubernetes`; that of the run file when left out. The run is
@@ -129,6 +131,11 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     if not offers and region is not None:
         known = ", ".join(sorted({offer.region for offer in table.offers} - {"not given"}))
         raise ArgumentError(f"no offer is in `{region}`", argument="region", hint=f"offers are in {known}")
+    for rule in require:
+        offers = tuple(offer for offer in offers if rule.casefold() in map(str.casefold, offer.compliance))
+        if not offers:
+            hint = "the catalogue knows no certificates: give `prices` a table with the column `compliance`"
+            raise ArgumentError(f"no offer states `{rule}`", argument="require", hint=hint)
     wanted = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
     common = {
         "offers": offers,

@@ -244,6 +244,8 @@ class Offer(Frozen):
     zones: int | None = None
     """Number of zones with a spot price."""
     region: str = "not given"
+    compliance: tuple[str, ...] = ()
+    """Certificates and rules that the provider states; none in the catalogue, as they are those of a contract."""
     source: str = ""
     """Source of a price from outside the catalogue; empty if the row of the catalogue has it."""
 

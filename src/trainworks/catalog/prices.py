@@ -7,6 +7,7 @@ A CSV with a header. The columns, in any order:
     on_demand_usd_h    dollars per hour for all of them; empty if not sold on demand
     spot_usd_h         of one zone; rows with the same name are the zones of one offer       optional
     name               of the offer; provider and node by default                            optional
+    compliance         what the provider is certified for: `ISO 27001; HIPAA`                optional
     provider, node, region                                                                   optional
 
 A `vms.csv` of SkyPilot's catalogue (`~/.sky/catalogs/v*/CLOUD/vms.csv`) works unchanged. Its conventions:
@@ -83,6 +84,7 @@ class _Listing:
     region: str
     place: str
     """File and line."""
+    compliance: str = ""
 
 
 def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTable:
@@ -105,7 +107,8 @@ def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTa
             return _read_skypilot(rows, name=name, cloud=cloud)
         if missing := [column for column in _NEEDED if column not in header]:
             lacking = f"column `{missing[0]}` is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
-            hint = f"the header needs {', '.join(_NEEDED)}; spot_usd_h, name, provider, node and region are optional"
+            others = "spot_usd_h, name, provider, node, region and compliance"
+            hint = f"the header needs {', '.join(_NEEDED)}; {others} are optional"
             raise UsageError(f"not a price table: {lacking} missing", place=f"{name}:1", hint=hint)
         return _read_own(rows, name=name)
     except csv.Error as error:
@@ -242,14 +245,15 @@ def _own_listing(row: Mapping[str, str], part: str, *, place: str) -> _Listing:
         spot_usd_h=_price(row.get("spot_usd_h") or "", place),
         region=_printable(row.get("region") or ""),
         place=place,
+        compliance=row.get("compliance") or "",
     )
 
 
 def _offers(listings: Iterable[_Listing]) -> Iterator[Offer]:
     """Merge the rows of one name into an offer: the cheapest on-demand price and the range of spot prices."""
-    groups: dict[tuple[str, str, int], list[_Listing]] = {}
+    groups: dict[tuple[str, str, int, str], list[_Listing]] = {}
     for row in listings:
-        groups.setdefault((row.name, row.accelerator, row.accelerators), []).append(row)
+        groups.setdefault((row.name, row.accelerator, row.accelerators, row.compliance), []).append(row)
     for rows in groups.values():
         sold = [row for row in rows if row.on_demand_usd_h is not None]
         cheapest = min(sold, key=lambda row: row.on_demand_usd_h or 0.0, default=rows[0])
@@ -269,6 +273,7 @@ def _offers(listings: Iterable[_Listing]) -> Iterator[Offer]:
             spot_usd_per_hour=(spot[0], median(spot), spot[-1]) if len(spot) > 1 else tuple(spot),
             zones=len(spot) or None,
             region=cheapest.region or "not given",
+            compliance=tuple(filter(None, map(_printable, cheapest.compliance.split(";")))),
             source=cheapest.place,
         )
 

@@ -46,6 +46,10 @@ def size_command(
     region: Annotated[
         str | None, typer.Option(metavar="NAME", help="Region of the offers to rent: `eu`, `us-east-1`.")
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="What a provider has to state in --prices: `ISO 27001`; may be repeated."),
+    ] = None,
     hours_per_year: Annotated[
         float | None,
         typer.Option(
@@ -105,6 +109,7 @@ def size_command(
             processor=processor,
             contract=contract or [],
             region=region,
+            require=require or [],
             hours_per_year=hours_per_year,
             largest=largest,
             engine=engine,
