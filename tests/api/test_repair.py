@@ -391,6 +391,8 @@ BENCH = {
         (HEALTH, [("n1", "xid", "GPU 0 had XID 79: it fell off")]),
         (FLEET, [("n1", "xid", "GPU 0 had XID 79: it fell off"), ("n1", "shm", "1 MiB free")]),
         (BENCH, [("n1", "slow", "n1 gpu3: 62% of the rate of its peers")]),
+        ({"verification": {}, "bench": BENCH}, [("n1", "slow", "n1 gpu3: 62% of the rate of its peers")]),
+        ({"verification": {}, "bench": None}, []),
         ({"alerts": [alert()]}, [("n1", "GpuLost", "the driver cannot open a GPU")]),
         ([alert(status={"state": "active"})], [("n1", "GpuLost", "the driver cannot open a GPU")]),
         ([alert("HealthCheckFailed", check="xid")], [("n1", "xid", "the driver cannot open a GPU")]),

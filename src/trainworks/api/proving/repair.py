@@ -295,7 +295,9 @@ class ClusterRepairs:
 
 
 def read_causes(path: Path, policy: RepairPolicy) -> list[RepairEvent]:
-    """Read which nodes failed, from JSON of `health`, `bench` or Alertmanager; alerts without an action are left out.
+    """Read which nodes failed, from JSON of `health`, `bench`, an acceptance or Alertmanager.
+
+    Alerts without an action are left out.
 
     Raises:
         UsageError: the file cannot be read, or is none of these.
@@ -312,6 +314,8 @@ def read_causes(path: Path, policy: RepairPolicy) -> list[RepairEvent]:
 
 
 def _causes(content: Any, at: float, policy: RepairPolicy) -> list[RepairEvent]:
+    if "verification" in content:  # of an acceptance, whose bench is None where nodes are not as their stack says
+        content = content["bench"] or {"nodes": [], "outliers": []}
     if "checks" in content:
         failed = [each for each in content["checks"] if each["verdict"] == "failed"]
         return [RepairEvent(at, content["node"], "waits", each["problems"][0], each["check"]) for each in failed]
