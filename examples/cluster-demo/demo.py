@@ -254,6 +254,7 @@ def main() -> None:
     if sys.argv[1:] == ["chain"]:  # an acceptance asks for the accelerators of the stack, and there are none
         text = text.replace(', accelerators: "h100:2"', "")
     (HALL / "stack.yaml").write_text(text)
+    stack, _ = load_stack(HALL / "stack.yaml")
     threading.Thread(target=HTTPServer(PAGER, Pager).serve_forever, daemon=True).start()
     started = time.monotonic()
     boot(stack)
