@@ -16,8 +16,8 @@ import yaml
 
 from trainworks.api.deploying import check_stack, render_stack
 from trainworks.config.stack import load_stack
-from trainworks.deploy.fabric.hosts import open_sm_files
 from trainworks.deploy.fabric.switches import switches
+from trainworks.deploy.project import open_sm_files
 from trainworks.errors import RunFileError
 
 EXAMPLE = Path("examples/cluster/stack-roce.yaml")

@@ -14,18 +14,21 @@ from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
-from trainworks.deploy.fabric.hosts import host_files, mpi_files, open_sm_files, rail_networks
-from trainworks.deploy.fabric.switches import switch_files
+from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import has_nvswitch, system_of
 from trainworks.deploy.images import image_files, machine_image_files
 from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.slurm_accounts import accounts_script
 from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
+from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.plan.network.nccl import ADDING_SWITCHES
 
 _HOMES = "/home"
+_HIGHEST_PRIORITY = 14
+"""Of a manager of an InfiniBand fabric."""
 
 
 def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
@@ -66,16 +69,44 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
 
 
 def _fabric_files(stack: Stack) -> dict[str, str]:
-    """Files of the role `fabric` by path, variables of hosts with rails, and the text of the switches."""
-    if stack.fabric is None or stack.fabric.link is None:
+    """Files of the role `fabric` by path, those of one host in a folder of its own, and the text of the switches.
+
+    NCCL reads nccl.conf before the environment of a job, which overrides it. InfiniBand needs no addresses of rails.
+
+    Source: dcb-pfc(8), dcb-app(8), dcb-ets(8), dcb-dcbx(8), systemd.network(5), NCCL's user guide (IB variables), and
+    the sysfs of mlx5; opensm(8) and the comments of the file that `opensm --create-config` writes, of OpenSM 3.3.23;
+    `ucx_info -c` and `ompi_info --all`, and the guides of UCX 1.13 and of Open MPI 4.1 and 5.0.
+
+    Raises:
+        ArgumentError: `fabric.network` has too few addresses.
+    """
+    fabric = stack.fabric
+    if fabric is None or fabric.link is None:
         return {}
-    role = "roles/fabric/files"
-    files = {f"{role}/{name}": text for name, text in (host_files(stack.fabric) | mpi_files(stack.fabric)).items()}
-    for place, manager in enumerate(stack.fabric.subnet_managers):
-        files |= {f"{role}/{manager}/{name}": text for name, text in open_sm_files(place).items()}
-    for host, networks in rail_networks(stack).items():
-        files |= {f"{role}/{host}/{name}": text for name, text in networks.items()}
-    return files | {f"switches/{name}": text for name, text in switch_files(stack).items()}
+    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES}
+    names = ["nccl.conf", *(["ucx.conf", "openmpi-mca-params.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
+    rails_of_hosts: dict[str, str] = {}
+    if fabric.link == "roce":
+        names += ["roce-host.sh", "roce-host.service", "roce-check.sh"]
+        ends = zip(fabric.interfaces, fabric.devices, strict=True)
+        facts["pairs"] = " ".join(f"{interface}:{device}" for interface, device in ends)
+        rails_of_hosts = {
+            f"{rail.host}/50-rail{rail.number}.network": render(
+                "fabric/rail.network", rail=rail, network=fabric.network, table=100 + rail.number, roce=ROCE
+            )
+            for rail in rails(stack)
+        }
+    files = {name: render(f"fabric/{name}", **facts) for name in names} | rails_of_hosts
+    for place, manager in enumerate(fabric.subnet_managers):
+        files |= {f"{manager}/{name}": text for name, text in open_sm_files(place).items()}
+    role = {f"roles/fabric/files/{name}": text for name, text in files.items()}
+    return role | {f"switches/{name}": text for name, text in switch_files(stack).items()}
+
+
+def open_sm_files(place: int) -> dict[str, str]:
+    """Files of /etc/opensm of a manager by name; the one at `place` 0 is the master."""
+    conf = render("fabric/opensm.conf", priority=_HIGHEST_PRIORITY - place)
+    return {"opensm.conf": conf, "partitions.conf": render("fabric/partitions.conf")}
 
 
 def exporter_options(roles: Collection[str]) -> str:
