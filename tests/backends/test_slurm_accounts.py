@@ -10,7 +10,7 @@ import yaml
 
 from tests.backends.slurm_cluster import Cluster
 from trainworks.config.stack import Stack
-from trainworks.deploy.slurm_accounts import accounts_script
+from trainworks.deploy.slurm_conf import accounts_script
 
 pytestmark = pytest.mark.slurm
 

@@ -18,8 +18,7 @@ from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import has_nvswitch, system_of
 from trainworks.deploy.images import image_files, machine_image_files
 from trainworks.deploy.kubernetes import bundle_files
-from trainworks.deploy.slurm_accounts import accounts_script
-from trainworks.deploy.slurm_conf import slurm_files, slurmdbd_template
+from trainworks.deploy.slurm_conf import accounts_script, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
@@ -28,7 +27,7 @@ from trainworks.plan.network.nccl import ADDING_SWITCHES
 
 _HOMES = "/home"
 _HIGHEST_PRIORITY = 14
-"""Of a manager of an InfiniBand fabric."""
+"""Highest priority of a subnet manager of InfiniBand."""
 
 
 def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:

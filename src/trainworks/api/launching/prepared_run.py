@@ -16,8 +16,8 @@ from trainworks.backends.registry import backend_of_run
 from trainworks.config.manifests.reading import ManifestSource
 from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.config.source import Source
-from trainworks.errors import UsageError
-from trainworks.host.git import commit_of
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.host import process
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.measure.planning import AS_USUAL, Planning
@@ -32,6 +32,7 @@ NODE_PLANNER = "trainworks.api.node_plan"
 """Module that plans a workload on the first node of its job."""
 NODE_CHECK = "trainworks.api.proving.node_check"
 """Module that checks a node before the ranks of a job start there."""
+_GIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class PreparedRun:
         node_check = (NODE_CHECK,) if self.request.run_file.job.health else ()
         update = {
             "run_id": run_dir.run_id,
-            "commit": commit_of(self.resolved.working_folder),
+            "commit": _commit_of(self.resolved.working_folder),
             "node_check": node_check,
             "observers": observers_of(self.request.run_file),
         }
@@ -170,3 +171,17 @@ def prepare(request: RunRequest, *, folder: Path, queued: bool, planning: Planni
         hint = "submit each task by itself" if request.needs_success else "leave out `%` and the number behind it"
         raise UsageError(f"{backend.name} cannot make a job wait for another, as {what} needs", hint=hint)
     return PreparedRun(request, resolved, folder, backend, is_attached)
+
+
+def _commit_of(folder: str) -> str | None:
+    """Hash of the checked-out commit, with `-dirty` if tracked files differ from it.
+
+    Returns:
+        None outside of a repository, without git, and in a repository that takes longer than five seconds.
+    """
+    command = ["git", "-C", folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        output = process.run(command, timeout_s=_GIT_S)
+    except (OSError, EnvironmentProblem):
+        return None
+    return output.stdout.strip() or None if output.exit_code == 0 else None
