@@ -209,8 +209,9 @@ def test_a_live_run_is_not_resumed_and_goes_on(program, write_run_file, uninterr
     running = program.start("run", write_run_file(program.folder))
     with program.held(20):
         code, _, stderr = program.run("resume")
+        supervisor = program.supervisor()
     assert code == 2
-    assert f"process {program.supervisor().pid} on " in stderr
+    assert f"process {supervisor.pid} on " in stderr
     assert finished(running)[0] == 0
     assert program.curve() == uninterrupted
 
