@@ -208,7 +208,7 @@ def _is_agent(process: psutil.Process, node: int) -> bool:
         arguments = process.cmdline()
     except psutil.NoSuchProcess:
         return False
-    return "-m" in arguments and arguments[arguments.index("-m") + 3] == str(node)
+    return "-m" in arguments and arguments[arguments.index("-m") + 3 :][:1] == [str(node)]
 
 
 def _has_log(process: psutil.Process, run_dir: RunDir, rank: int) -> bool:
