@@ -38,12 +38,12 @@ def test_a_run_ends_well_and_prints_its_report_to_stdout(program, write_run_file
     with tempfile.TemporaryDirectory(prefix="tw-") as temporary:  # short: the paths of sockets are
         program.env["TMPDIR"] = temporary
         code, stdout, _ = program.run("run", write_run_file(program.folder))
+        program.assert_nothing_left()
         left = {path.name for path in Path(temporary).iterdir() if not path.name.startswith("torchinductor_")}
     assert code == 0
     assert re.search(r"SUCCEEDED", stdout)
     assert program.run_dir.report_file.stat().st_size > 10_000
     assert left == set()
-    program.assert_nothing_left()
 
 
 MODULE = """
