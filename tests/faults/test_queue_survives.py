@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes import processes, resolved_command
 from tests.lanes import amount
+from tests.locks import has_locked
 from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.agent.launch import run_mark
 from trainworks.api.run_handle import Run
@@ -63,17 +64,8 @@ def of_queue(data: Path, named: str = "") -> list[psutil.Process]:
 
 
 def dispatchers(folder: Path) -> list[psutil.Process]:
-    """Those alone that dispatch: they hold the lock, which the supervisors, their copies, have closed."""
-    return [found for found in of_queue(folder / "data") if "dispatcher.lock" in open_files(found.pid)]
-
-
-def open_files(pid: int) -> set[str]:
-    """Names of the files that a process has open."""
-    folder = Path(f"/proc/{pid}/fd")
-    try:
-        return {link.readlink().name for link in folder.iterdir()}
-    except OSError:
-        return set()
+    """Those alone that dispatch, and not their copies, one of which may be a supervisor by the time it is killed."""
+    return [found for found in of_queue(folder / "data") if has_locked(found.pid, "dispatcher.lock")]
 
 
 def script_of(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:
