@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import psutil
 
 from tests.backends.slurm_cluster import Cluster, started
+from tests.locks import has_locked
 from tests.users import FIRST_UID, User, users
 from trainworks.deploy.sandbox.slurm import daemon_pid
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
@@ -315,16 +316,12 @@ def _pids(role: str, run_dir: RunDir) -> list[int]:
 
 
 def _dispatchers(user: User) -> list[int]:
-    """Processes of a user that hold the lock of the dispatcher."""
+    """Processes of a user that have taken the lock of the dispatcher; its copies may be supervisors when one is hit."""
     found = []
     for one in psutil.process_iter():
         try:
             is_own = one.environ().get("TRAINWORKS_STORE") == user.env["TRAINWORKS_STORE"]  # users of trials share uids
-            if (
-                is_own
-                and one.uids().real == user.uid
-                and any(link.readlink().name == "dispatcher.lock" for link in Path(f"/proc/{one.pid}/fd").iterdir())
-            ):
+            if is_own and one.uids().real == user.uid and has_locked(one.pid, "dispatcher.lock"):
                 found.append(one.pid)
         except (psutil.Error, OSError):
             continue

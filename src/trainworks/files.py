@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from trainworks.errors import DiskFullError
@@ -93,6 +93,15 @@ def take_lock(path: Path, *, shared: bool = False) -> int | None:
         return None
     _LOG.debug("locked %s", path)
     return handle
+
+
+@contextmanager
+def held_lock(path: Path) -> Iterator[None]:
+    """Lock `path` inside the block, and wait before until it is free; no lock where this user cannot have one."""
+    with ExitStack() as opened:
+        with suppress(OSError):
+            fcntl.flock(opened.enter_context(path.open("ab")), fcntl.LOCK_EX)
+        yield
 
 
 def readable_text(path: Path) -> str:

@@ -360,13 +360,15 @@ def test_usage_is_summed_by_month_user_or_team() -> None:
 
 
 def test_an_array_runs_as_many_jobs_at_once_as_it_says() -> None:
-    Path("job.yaml").write_text("name: a\nrun: 'date +%s%N; sleep 1; date +%s%N; exit $SLURM_ARRAY_TASK_ID'\n")
+    keys = "name: a\nresources: {cpus: 0.1}\n"  # all four of them have room
+    Path("job.yaml").write_text(f"{keys}run: 'date +%s%N; sleep 1; date +%s%N; exit $SLURM_ARRAY_TASK_ID'\n")
     ids = run("submit", "job.yaml", "--array", "0,2-6:2%2", "-y").split()
     assert len(ids) == 4
     for run_id in ids:
         wait_for(run_id, JobState.FAILED, JobState.SUCCEEDED)
-    times = [[int(line) for line in run("logs", run_id).split()] for run_id in ids]
-    assert times[2][0] > times[0][1] and times[3][0] > times[1][1]
+    times = [tuple(map(int, run("logs", run_id).split())) for run_id in ids]
+    # Whichever of two ends first makes room for the third.
+    assert max(sum(begin <= began < end for begin, end in times) for began, _ in times) <= 2
 
 
 def test_a_batch_script_with_an_array_is_submitted_as_its_jobs() -> None:

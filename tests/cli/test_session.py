@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -31,10 +29,22 @@ def program(tmp_path):
     program.kill_all()
 
 
-def started(program, step):
-    """The loop, once it has recorded a step; the process, and the curve so far."""
+def held(program, at):
+    """The loop, whose ranks wait after a step as long as there is a file `hold`, once they do."""
+    hold, is_held = program.folder / "hold", program.folder / "held"
+    waits = f"    if step == {at}:\n        Path('{is_held}').touch()\n"
+    waits += f"    while step == {at} and Path('{hold}').exists():\n        time.sleep(0.01)\n"
+    script = EXAMPLE.read_text()
+    for line, more in (
+        ("import torch\n", "import time\nfrom pathlib import Path\n"),
+        ("    scheduler.step()\n", waits),
+    ):
+        assert line in script
+        script = script.replace(line, line + more, 1)
+    (program.folder / EXAMPLE.name).write_text(script)
+    hold.touch()
     process = program.start(*LOOP)
-    wait_until(lambda: any(row["step"] >= step for row in read_rows(program.run_dir.metrics_file)))
+    wait_until(is_held.exists)
     return process
 
 
@@ -54,25 +64,24 @@ def whole(tmp_path_factory):
 
 @pytest.mark.lane("test")
 def test_a_loop_that_is_killed_goes_on_bit_identically(program, whole):
-    process = started(program, 120)
+    process = held(program, 120)
     rank = next(event for event in read_events(program.run_dir.events_file) if event["kind"] == "attempt")
     assert rank["world_size"] == 2
-    victim = next(each for each in program.processes() if each.cmdline()[1:] == ["session_loop.py"])
-    os.kill(victim.pid, signal.SIGKILL)
+    program.find(lambda each: each.cmdline()[1:] == ["session_loop.py"]).kill()
     code, _, _ = finished(process)
     assert code != 0
+    (program.folder / "hold").unlink()
     code, _, stderr = program.run("resume")
     assert code == 0, stderr
     assert program.curve() == whole[0]
 
 
 def test_a_loop_that_is_stopped_saves_its_last_step_and_goes_on(program, whole):
-    slower = EXAMPLE.read_text()
-    for line, more in (("import torch\n", "import time\n"), ("    scheduler.step()\n", "    time.sleep(0.02)\n")):
-        slower = slower.replace(line, line + more, 1)
-    (program.folder / EXAMPLE.name).write_text(slower)
-    process = started(program, 60)
-    code, _, stderr = program.run("stop")
+    process = held(program, 60)
+    stopping = program.start("stop")
+    wait_until(program.run_dir.stop_file.exists)
+    (program.folder / "hold").unlink()
+    code, _, stderr = finished(stopping)
     assert code == 0, stderr
     finished(process)
     kinds = [event["kind"] for event in read_events(program.run_dir.events_file)]

@@ -24,10 +24,10 @@ def test_a_stop_that_comes_before_there_is_a_supervisor_is_kept_for_it(tmp_path)
     with StopOnInterrupt(stop, Console(file=io.StringIO())) as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         interrupts.pass_on()  # nobody is there
-        supervisor = process.spawn(["sleep", "60"], log=tmp_path / "log")
+        supervisor = process.spawn(["sleep", "600"], log=tmp_path / "log")
         pid, started_at = process.identity(supervisor.pid)
         run_dir.write_status(
             RunStatus(state="STARTING", supervisor_pid=pid, supervisor_started_at=started_at, updated_at=time.time())
         )
         interrupts.pass_on()
-    assert supervisor.wait(10) == -signal.SIGTERM
+    assert supervisor.wait(240) == -signal.SIGTERM

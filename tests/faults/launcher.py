@@ -132,7 +132,15 @@ class Program:
 
     def rank(self, rank: int) -> psutil.Process:
         """The process of one rank of a workload."""
-        return next(process for process in self.processes() if _has_log(process, self.run_dir, rank))
+        return self.find(lambda process: _has_log(process, self.run_dir, rank))
+
+    def find(self, is_it: Callable[[psutil.Process], bool]) -> psutil.Process:
+        """The first process of this program that is as told; others may end while they are looked at."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if is_it(process):
+                    return process
+        raise LookupError(f"none of {self.processes()}")
 
     def processes(self) -> list[psutil.Process]:
         """Everything alive that this program started."""
@@ -200,7 +208,7 @@ def _is_agent(process: psutil.Process, node: int) -> bool:
         arguments = process.cmdline()
     except psutil.NoSuchProcess:
         return False
-    return "-m" in arguments and arguments[arguments.index("-m") + 3] == str(node)
+    return "-m" in arguments and arguments[arguments.index("-m") + 3 :][:1] == [str(node)]
 
 
 def _has_log(process: psutil.Process, run_dir: RunDir, rank: int) -> bool:

@@ -26,7 +26,7 @@ def drilled(program, *arguments: str) -> dict:
 def test_a_soak_of_seconds_trains_every_step_once_and_measures_its_goodput(program, write_run_file):
     often = {"checkpoint__every": "5 steps"}  # two of them precede each fault, on a slow machine, too
     write_run_file(program.folder, **SHORT | often)
-    report = drilled(program, "--for", "12s", "--fault", "kill-rank", "--fault", "truncate-shard")
+    report = drilled(program, "--for", "24s", "--fault", "kill-rank", "--fault", "truncate-shard")
     soak = report["soak"]
     assert report["checks"] == {"steps_missing": 0, "steps_twice": 0}
     assert soak["faults"] == len(report["outcomes"]) == len(soak["usage"]) > 0

@@ -46,7 +46,8 @@ def test_a_job_goes_on_without_a_lost_node_and_takes_it_back(program, write_run_
     events = read_events(program.run_dir.events_file)
     sizes = [event["world_size"] for event in events if event["kind"] == "attempt"]
     decided = [event for event in events if event["kind"] in ("decision", "resized", "agent_lost")]
-    assert sizes[:2] == [2, 1], decided
+    # Both nodes may meet once more before the second kill has come.
+    assert sizes[:2] == [2, 1] or sizes[:3] == [2, 2, 1], decided
     curve = program.curve()
     assert len(curve) == len(undisturbed)
     losses, expected = ([loss for loss, _ in each] for each in (curve, undisturbed))

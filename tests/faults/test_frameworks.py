@@ -28,7 +28,7 @@ needs_gromacs = pytest.mark.skipif(shutil.which("gmx") is None, reason="NOT TEST
 
 def pid_of(program: Program, command: str) -> int:
     """The process whose command line begins like this."""
-    return next(process.pid for process in program.processes() if " ".join(process.cmdline()).startswith(command))
+    return program.find(lambda process: " ".join(process.cmdline()).startswith(command)).pid
 
 
 def write_waiting(program: Program, framework: str, script: str) -> None:
@@ -102,8 +102,9 @@ def test_jax_finds_its_coordinator_and_trains_on_two_processes(examples: Program
 
 
 def test_a_killed_jax_process_ends_the_job_with_one_error(program: Program, jax_up) -> None:
-    ranks = [process for process in program.processes() if process.cmdline()[1:] == ["wait.py"]]
-    next(process for process in ranks if process.environ()["JAX_PROCESS_ID"] == "1").kill()
+    program.find(
+        lambda process: process.cmdline()[1:] == ["wait.py"] and process.environ()["JAX_PROCESS_ID"] == "1"
+    ).kill()
     code, _, stderr = finished(jax_up)
     assert code == 137
     assert stderr.count("error:") == 1 and "rank 1 on node 0" in stderr
@@ -237,7 +238,7 @@ def has_pending(pid: int, signal_: signal.Signals) -> bool:
 def test_a_killed_gromacs_goes_on_from_its_own_checkpoint_to_the_same_step(examples: Program) -> None:
     running = examples.start("run", "examples/gromacs-water.yaml")
     wait_until((examples.run_dir.path / "water.cpt").exists)
-    next(process for process in examples.processes() if process.name() == "gmx").kill()
+    examples.find(lambda process: process.name() == "gmx").kill()
     code, _, stderr = finished(running)
     assert code == 0, stderr
     assert "Restarting from checkpoint" in water_log(examples)
@@ -248,7 +249,7 @@ def test_a_killed_gromacs_goes_on_from_its_own_checkpoint_to_the_same_step(examp
 def test_a_stopped_gromacs_writes_a_last_checkpoint_and_a_resumed_one_ends_at_the_same_step(examples: Program) -> None:
     running = examples.start("run", "examples/gromacs-water.yaml")
     wait_until(lambda: "Started mdrun" in water_log(examples))
-    mdrun = next(process for process in examples.processes() if process.name() == "gmx")
+    mdrun = examples.find(lambda process: process.name() == "gmx")
     mdrun.suspend()  # its few seconds must not be over before the stop has come
     stopping = examples.start("stop", "--runs", "runs")
     wait_until(lambda: has_pending(mdrun.pid, signal.SIGTERM))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.launcher import wait_until
 from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
@@ -54,6 +55,8 @@ def memory_cgroup(limit_bytes):
         pytest.skip(f"NOT TESTED: the kernel's out-of-memory killer; no memory cgroup can be made here ({error})")
     try:
         yield folder
+        # A process has lost its environment, by which it is found, before the cgroup has lost the process.
+        wait_until(lambda: not (folder / "cgroup.procs").read_text())
     finally:
         folder.rmdir()
 

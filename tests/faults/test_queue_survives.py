@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes import processes, resolved_command
 from tests.lanes import amount
+from tests.locks import has_locked
 from tests.postgres import PostgresServer, postgres_url, require_postgres
 from trainworks.agent.launch import run_mark
 from trainworks.api.run_handle import Run
@@ -50,30 +51,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         process.kill(found.pid)  # one may end with another
 
 
-def of_queue(data: Path) -> list[psutil.Process]:
-    """Everything that was started with this test's data folder."""
+def of_queue(data: Path, named: str = "") -> list[psutil.Process]:
+    """Everything that was started with this test's data folder and has this in its name."""
     mine = []
     for found in psutil.process_iter():
         try:
             if found.pid != os.getpid() and found.environ().get("TRAINWORKS_DATA") == str(data):
-                mine.append(found)
+                mine += [found] if named in found.name() else []
         except psutil.Error:
             continue
     return mine
 
 
 def dispatchers(folder: Path) -> list[psutil.Process]:
-    """Those alone that dispatch: they hold the lock, which the supervisors, their copies, have closed."""
-    return [found for found in of_queue(folder / "data") if "dispatcher.lock" in open_files(found.pid)]
-
-
-def open_files(pid: int) -> set[str]:
-    """Names of the files that a process has open."""
-    folder = Path(f"/proc/{pid}/fd")
-    try:
-        return {link.readlink().name for link in folder.iterdir()}
-    except OSError:
-        return set()
+    """Those alone that dispatch, and not their copies, one of which may be a supervisor by the time it is killed."""
+    return [found for found in of_queue(folder / "data") if has_locked(found.pid, "dispatcher.lock")]
 
 
 def script_of(folder: Path, number: int) -> tuple[RenderedJob, RunDir]:
@@ -161,7 +153,7 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_with_it_and_its_job_starts_
     (job,) = wait_for_all()
     assert (job.state, job.restarts, job.attempt) == (JobState.SUCCEEDED, 1, 2)
     assert book(folder) == {"begin 0": 2, "end 0": 1}
-    wait_until(lambda: not [found for found in of_queue(folder / "data") if "sleep" in found.name()])
+    wait_until(lambda: not of_queue(folder / "data", "sleep"))
 
 
 @pytest.mark.slow
@@ -266,6 +258,7 @@ def test_a_job_has_one_life_more_than_restarts_whoever_is_killed(folder: Path, s
     run_dir = endless_job(folder)
     store = open_store(store_url())
     killed: Counter[str] = Counter()
+    wait_until(lambda: bool(book(folder)))  # on a slow machine no later life may come as far as this one
     while not (job := store.search()[0]).state.is_final:
         assert sum(killed.values()) < 100, (job, killed)
         time.sleep(chance.uniform(0.1, 0.6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.fakes import HOST
 from trainworks.errors import EnvironmentProblem, MissingExtraError
-from trainworks.measure.calibrate import calibrate
+from trainworks.measure.calibrate import calibrate, remembered
 from trainworks.record.calibration import Calibration, CalibrationRequest
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="NOT TESTED: calibration; torch is not installed")
@@ -55,7 +56,7 @@ def test_the_products_are_those_that_were_asked_for(measured: tuple[Calibration,
 @needs_torch
 def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) -> None:
     calibration, cache, announced = *measured, list[str]()
-    (known,) = cache.iterdir()
+    (known,) = cache.glob("*.json")
     marked = calibration.model_copy(update={"seconds": 1234.5})
     known.write_text(marked.model_dump_json())
     assert calibrate(REQUEST, HOST, cache, environment={}, announce=announced.append) == marked
@@ -67,5 +68,28 @@ def test_a_failed_measurement_ends_with_its_reason(tmp_path: Path) -> None:
     request, announced = REQUEST.model_copy(update={"precision": "fp7"}), list[str]()
     with pytest.raises(EnvironmentProblem, match=r"the calibration of this machine failed: .+"):
         calibrate(request, HOST, tmp_path, environment={}, announce=announced.append)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*.json")) == []
     assert announced == ["measuring the rates of this machine, which takes some seconds; later plans use them again"]
+
+
+def test_of_two_that_need_the_same_measurement_one_measures_and_the_other_waits_for_it(tmp_path: Path) -> None:
+    begun, may_end, measured, answers = threading.Event(), threading.Event(), list[int](), list[CalibrationRequest]()
+
+    def measure() -> CalibrationRequest:
+        measured.append(1)
+        begun.set()
+        may_end.wait(60)
+        return REQUEST
+
+    def ask() -> None:
+        answers.append(remembered(tmp_path / "known.json", CalibrationRequest, measure, again=False))
+
+    both = [threading.Thread(target=ask) for _ in range(2)]
+    both[0].start()
+    assert begun.wait(60)
+    both[1].start()
+    both[1].join(0.2)
+    may_end.set()
+    for one in both:
+        one.join()
+    assert (measured, answers) == ([1], [REQUEST] * 2)

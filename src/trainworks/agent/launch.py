@@ -28,10 +28,11 @@ _LEAVES_WITHIN_S = 60.0
 _LOOK_S = 0.05
 
 
-def take_run(run_dir: RunDir) -> int:
+def take_run(run_dir: RunDir, *, handover_s: float = _HANDOVER_S) -> int:
     """Take the lock of a run; a process that inherits it keeps all others from the run.
 
-    A supervisor that just started gets time to write its status, and one whose run has ended gets time to leave.
+    A supervisor that just started, or that the holder of the lock will start, gets `handover_s` to write its status,
+    and one whose run has ended gets time to leave.
 
     Raises:
         UsageError: a supervisor has the run.
@@ -43,7 +44,7 @@ def take_run(run_dir: RunDir) -> int:
         status = run_dir.read_status()
         pid, started_at = status.supervisor_pid, status.supervisor_started_at
         is_supervised = pid is not None and started_at is not None and process.is_running(pid, started_at)
-        is_late = clock.now() >= begun + (_LEAVES_WITHIN_S if is_supervised else _HANDOVER_S)
+        is_late = clock.now() >= begun + (_LEAVES_WITHIN_S if is_supervised else handover_s)
         if is_supervised and (is_late or not JobState(status.state).is_final):
             raise supervised(run_dir, status)
         if is_late:

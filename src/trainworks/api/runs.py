@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from trainworks.jobs.job_spec import JobSpec
     from trainworks.report.runs.summary import Report
 
+_RESUME_TAKES_S = 30.0
+"""From when a `resume` has the lock of a run until its supervisor says so: it plans the run, on a busy machine."""
 _SHARED_STORE = (
     "other users can write this job store: they can change what it says of this job, but not what the job runs"
 )
@@ -327,7 +329,7 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
     """
     run_dir = stopped.run_dir
     _check_ended(stopped, extends=wanted.extends)
-    lock = take_run(run_dir)  # before the run changes: another `resume` may be first
+    lock = take_run(run_dir, handover_s=_RESUME_TAKES_S)  # before the run changes: another `resume` may be first
     try:
         bring_newest(run_dir, places(run_dir))
         resolved, changes = changed_run(run_dir, wanted, node_planner=NODE_PLANNER)

@@ -148,6 +148,7 @@ class JobStore(StoredJobs):
         to: JobState | End,
         *,
         since: Sequence[JobState] | None = None,
+        version: int | None = None,
         now: float,
         **changes: Unpack[job_row.JobChanges],
     ) -> bool:
@@ -158,6 +159,7 @@ class JobStore(StoredJobs):
             to: the new state; an End also says how the job came to it, and when it ended or gave up its nodes, if that
                 was before `now`. A state alone leaves cause, message, hint and exit code as they are.
             since: the states it may be in; all that may come before the new one when left out.
+            version: of the row as it was read, if nothing in it may have changed since.
             now: the time of the change.
             changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
         """
@@ -171,6 +173,8 @@ class JobStore(StoredJobs):
             values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
         with self._writing() as connection:
             known = (jobs.c.id == job_id) & jobs.c.state.in_([str(one) for one in before])
+            if version is not None:
+                known &= jobs.c.version == version
             values["version"] = _next_version(connection)
             moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
             if moved is not None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, MissingExtraError, UsageError
-from trainworks.files import temporary_folder, write_atomic
+from trainworks.files import held_lock, temporary_folder, write_atomic
 from trainworks.host import process
 from trainworks.host.network import Machines, is_loopback, listen
 from trainworks.host.other_load import OtherLoad
@@ -27,14 +26,27 @@ _Answer = TypeVar("_Answer", bound=Spec)
 
 
 def remembered(path: Path, kind: type[_Answer], measure: Callable[[], _Answer], *, again: bool) -> _Answer:
-    """The answer in a file, or a new one, which is written there; a file that cannot be read counts as none."""
-    if not again:
-        with suppress(OSError, ValidationError):
-            return kind.model_validate_json(path.read_bytes())
-    answer = measure()
+    """The answer in a file, or a new one, which is written there; a file that cannot be read counts as none.
+
+    While another process measures the same, this one waits for its answer: two at once would slow each other down, and
+    plan by different answers.
+    """
+    if not again and (known := _known(path, kind)) is not None:
+        return known
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, answer.model_dump_json(indent=2) + "\n")
-    return answer
+    with held_lock(path.with_suffix(".lock")):
+        if not again and (known := _known(path, kind)) is not None:
+            return known
+        answer = measure()
+        write_atomic(path, answer.model_dump_json(indent=2) + "\n")
+        return answer
+
+
+def _known(path: Path, kind: type[_Answer]) -> _Answer | None:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 _MODULE = "trainworks.worker.calibrate"

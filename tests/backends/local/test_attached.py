@@ -245,6 +245,20 @@ def test_a_supervisor_whose_run_has_ended_has_a_minute_to_leave(
     os.close(take_run(run_dir))
 
 
+def test_a_supervisor_that_the_holder_of_the_lock_has_yet_to_start_is_waited_for(
+    run_dir: RunDir, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainworks.agent.launch.SystemClock", lambda: clock)
+    lock = take_run(run_dir)
+    run_dir.write_status(RunStatus(state="LOST", supervisor_pid=2**22 + 1, supervisor_started_at=1.0, updated_at=5.0))
+    pid, started_at = process.identity()
+    starting = RunStatus(state="STARTING", supervisor_pid=pid, supervisor_started_at=started_at)
+    clock.after(20.0, lambda: run_dir.write_status(starting))
+    with pytest.raises(UsageError, match="is already STARTING"):
+        take_run(run_dir, handover_s=30.0)
+    os.close(lock)
+
+
 def test_a_run_with_processes_but_no_supervisor_is_refused_in_other_words(run_dir: RunDir) -> None:
     lock = take_run(run_dir)
     run_dir.write_status(RunStatus(state="LOST", supervisor_pid=2**22 + 1, supervisor_started_at=1.0, updated_at=5.0))

@@ -345,6 +345,26 @@ def test_a_stop_is_passed_on_once_and_a_second_one_ends_it_at_once(queue: Queue)
     assert queue.state(job) is JobState.STOPPED
 
 
+@pytest.mark.parametrize("moment", ["last_words", "back_in_line"])
+def test_a_request_to_end_a_job_that_comes_while_its_end_is_written_down_is_not_lost(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    job = queue.submit(max_restarts=3)
+    queue.look()
+    does = getattr(queue.machine, moment)
+
+    def is_asked_first(*arguments: object) -> object:
+        monkeypatch.undo()
+        queue.store.change(job, asked_to_end="kill", asked_by=os.getuid())
+        return does(*arguments)
+
+    monkeypatch.setattr(queue.machine, moment, is_asked_first)
+    queue.machine.kill(job)
+    queue.look()
+    queue.look()
+    assert queue.state(job) is JobState.STOPPED
+
+
 def test_a_job_is_asked_to_end_a_grace_before_its_time_is_over(queue: Queue) -> None:
     job = queue.submit(time_limit_s=100.0, grace_s=10.0)
     queue.look(88.0)

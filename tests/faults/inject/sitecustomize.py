@@ -118,9 +118,10 @@ def steps_done():
 
 
 def events():
-    """Of the run."""
+    """Of the run; a line that another process is writing is left for the next look."""
     run_dir = next(Path("runs").iterdir())
-    return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    *lines, _ = (run_dir / "events.jsonl").read_text().split("\n")
+    return [json.loads(line) for line in lines if line]
 
 
 def bug():

@@ -157,10 +157,15 @@ class Dispatcher:
         supervised.end(at_once=job.asked_to_end == "kill")
 
     def _conclude(self, job: JobRow) -> None:
-        """Find out how a job without a supervisor ended, unless some of its processes still run."""
+        """Find out how a job without a supervisor ended, unless some of its processes still run.
+
+        A request to end it decides what follows, also one that comes meanwhile: the next look then does this again.
+        """
         status = self._launcher.last_words(job)
-        if status is None:
+        self._refresh()
+        if status is None or job.id not in self._jobs:
             return
+        job = self._jobs[job.id]
         launched = self._running.pop(job.id, None) is not None
         self._asked_at.pop(job.id, None)
         if parse_state(status.state) is not JobState.CREATED:
@@ -179,6 +184,7 @@ class Dispatcher:
         self._store.move(
             job.id,
             end,
+            version=job.version,
             now=self._clock.now(),
             asked_to_end=None,
             asked_by=None,

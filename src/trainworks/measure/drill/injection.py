@@ -20,6 +20,8 @@ from trainworks.measure.drill.victims import Victim
 Undo = Callable[[], None]
 CUT_FOR_S = 3.0
 SLOW_FOR_S = 12.0
+_COMPLETES_S = 0.5
+"""From the last file of a checkpoint to its manifest, on a slow disk."""
 _HITS = {
     DrillFault.KILL_SUPERVISOR: (Victim.SUPERVISOR, signal.SIGKILL),
     DrillFault.KILL_AGENT: (Victim.AGENT, signal.SIGKILL),
@@ -99,7 +101,7 @@ def _damage_and_kill(fault: DrillFault, run: DrilledRun, rng: random.Random) -> 
     """Damage the newest checkpoint while a stopped rank keeps the run from saving a newer one, then kill that rank."""
     rank = rng.choice(run.ranks)
     run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGSTOP)
-    files = [path for path in run.checkpoint().rglob("*") if path.is_file() and path.name != "manifest.json"]
+    files = [path for path in _last_checkpoint(run).rglob("*") if path.is_file() and path.name != "manifest.json"]
     shard = max(files, key=lambda path: path.stat().st_size)
     # in place: size and time of a flipped bit's file stay, as on a failing disk
     size = shard.stat().st_size
@@ -115,6 +117,16 @@ def _damage_and_kill(fault: DrillFault, run: DrilledRun, rng: random.Random) -> 
             file.seek(position)
             file.write(bytes([flipped]))
     return run.place.hit(run.run_dir, Victim.RANK, rank, signal.SIGKILL)
+
+
+def _last_checkpoint(run: DrilledRun) -> Path:
+    """The newest checkpoint of a run with a stopped rank: the others may yet complete one that has all its files."""
+    newest = run.checkpoint()
+    run.clock.sleep(_COMPLETES_S)
+    while (later := run.checkpoint()) != newest:
+        newest = later
+        run.clock.sleep(_COMPLETES_S)
+    return newest
 
 
 def _ip(*arguments: str) -> None:
