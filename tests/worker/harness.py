@@ -31,6 +31,7 @@ from trainworks.plan.run.processes import choose_processes
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
+from trainworks.record.events.log import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import ResolvedRun
@@ -263,7 +264,6 @@ def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun
     return TinyRun(run_dir, DataFolders(folder, held_out), processes.world_size)
 
 
-def events(run: TinyRun, kind: str) -> list[dict[str, Any]]:
-    """Events of one kind."""
-    lines = run.run_dir.events_file.read_text(encoding="utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+def events(run: TinyRun, kind: str) -> list[Any]:
+    """Events of one kind; of a line that a rank is writing there may be a part, which does not count."""
+    return [event for event in read_events(run.run_dir.events_file) if event["kind"] == kind]
