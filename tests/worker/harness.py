@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -173,7 +173,8 @@ def _reserved_port() -> Iterator[int]:
 def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:
     for rank in ranks:
         if rank.is_alive() and rank.pid is not None:
-            os.kill(rank.pid, number)
+            with suppress(ProcessLookupError):  # it has lost a rank that was killed before it, and has ended since
+                os.kill(rank.pid, number)
 
 
 def _rank(
