@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from tests.fakes import effective_rows, read_rows
 from tests.worker.ranks import FORKSERVER
 from trainworks.config.layout import Layout
 from trainworks.config.load import parse_run_file
-from trainworks.host.network import LOOPBACK
+from trainworks.host.network import reserve
 from trainworks.host.probe import probe_host
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.plan import make_plan
@@ -164,9 +163,7 @@ class TinyRun:
 @contextmanager
 def _reserved_port() -> Iterator[int]:
     """A port on which rank 0 can listen, and which the system gives nobody else before: bound, not listening."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((LOOPBACK, 0))
+    with reserve() as reserved:
         yield reserved.getsockname()[1]
 
 
