@@ -46,10 +46,18 @@ def node_program(run_folder: Path, request: dict[str, object], **env: str) -> su
     )
 
 
+def compiler_that_never_ends(folder: Path) -> dict[str, str]:
+    """Variables of a node that does not come to its last part, for which it compiles a program."""
+    folder.mkdir()
+    (folder / "cc").write_text('#!/bin/sh\n[ "$1" = --version ] || while kill -0 $PPID; do sleep 1; done\n')
+    (folder / "cc").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "TRAINWORKS_CACHE": str(folder / "cache")}
+
+
 @pytest.mark.slow
 def test_a_killed_node_measures_only_what_is_missing(tmp_path: Path) -> None:
     request = {"kinds": ["compute", "memory"]}
-    first = node_program(tmp_path, request)
+    first = node_program(tmp_path, request, **compiler_that_never_ends(tmp_path / "bin"))
     path = record_path(tmp_path, 0)
     while (before := read_record(path)) is None or len(before.parts) < 2:
         assert first.poll() is None

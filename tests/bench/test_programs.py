@@ -215,7 +215,10 @@ def test_a_rank_measures_the_rdma_device_next_to_its_gpu(
 @pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
 @pytest.mark.usefixtures("no_barrier")
 @pytest.mark.parametrize("built_in", [False, True], ids=["iperf3", "built-in"])
-def test_iperf3_measures_tcp_unless_the_built_in_programs_are_asked_for(built_in: bool) -> None:
+def test_iperf3_measures_tcp_unless_the_built_in_programs_are_asked_for(
+    built_in: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "_START_S", 120.0)  # a server that listens late is waited for
     sent, received, latency = sorted(link_between_two(built_in), key=lambda each: each.quantity == "link_latency")
     for each in (sent, received):
         assert each.tool.startswith("trainworks" if built_in else "iperf")

@@ -154,6 +154,7 @@ class Machine:
         self.clock: KernelClock | None = KernelClock(0.0001, 0.01, synchronized=True)
         self.free: dict[str, tuple[float, float]] = {}
         self.probe: tuple[str, ...] = ("true",)
+        self.mount_timeout_s = 120.0  # the probe is a process, which a busy machine may start after seconds
         self.expect = ""
         self.cuda = ""
         self.environment: dict[str, str] = {}
@@ -174,6 +175,7 @@ class Machine:
             clock=lambda: self.clock,
             space=self._space,
             probe=self.probe,
+            mount_timeout_s=self.mount_timeout_s,
             cuda=lambda: self.cuda,
             environment=self.environment,
             history=lambda *_: self.history,

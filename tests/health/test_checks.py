@@ -116,7 +116,11 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "open-files": (replaced("proc/self/limits", "1048576", "4096   "), "warning", "4096 files"),
     "stack-size": (replaced("proc/self/limits", "8388608  ", "unlimited"), "warning", "unlimited"),
     "shm": (attribute(free={"/dev/shm": (0.0001, 0.5)}), "failed", "GiB free"),
-    "mounts-answer": (attribute(probe=("sh", "-c", "sleep 30")), "failed", "/shared does not answer"),
+    "mounts-answer": (
+        attribute(probe=("sh", "-c", "sleep 600"), mount_timeout_s=1.0),
+        "failed",
+        "/shared does not answer",
+    ),
     "mounts-present": (replaced("etc/fstab", "fs2:/old /old nfs4 noauto", "fs2:/old /old nfs4 hard"), "failed", "/old"),
     "mounts-writable": (replaced("proc/mounts", "xfs rw", "xfs ro"), "failed", "/scratch is read-only"),
     "disk-space": (attribute(free={"/scratch": (0.02, 0.5)}), "failed", "/scratch has 2.0% free"),

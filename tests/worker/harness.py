@@ -7,10 +7,10 @@ import json
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.fakes import effective_rows, read_rows
 from tests.worker.ranks import FORKSERVER
 from trainworks.config.layout import Layout
 from trainworks.config.load import parse_run_file
-from trainworks.host.network import LOOPBACK
+from trainworks.host.network import reserve
 from trainworks.host.probe import probe_host
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.plan import make_plan
@@ -30,6 +30,7 @@ from trainworks.plan.run.processes import choose_processes
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
+from trainworks.record.events.log import read_events
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import ResolvedRun
@@ -113,22 +114,35 @@ class TinyRun:
         """Loss and gradient norm of every step, to the last bit."""
         return [(row["loss"], row["grad_norm"]) for row in self.rows()]
 
-    def train(self, *, until: Callable[[], bool] | None = None, kill: int = signal.SIGKILL) -> list[int | None]:
-        """Start all ranks and wait; once `until` holds, send the signal `kill` to all. Returns exit codes."""
-        with _reserved_port() as port:
-            return self._train(port, until, kill)
+    def train(
+        self, *, until: Callable[[], bool] | None = None, kill: int = signal.SIGKILL, before: int | None = None
+    ) -> list[int | None]:
+        """Start all ranks and wait; once `until` holds, send the signal `kill` to all. Returns exit codes.
 
-    def _train(self, port: int, until: Callable[[], bool] | None, kill: int) -> list[int | None]:
+        Until then no rank begins the step `before`: a busy machine may stop this process for longer than the whole run
+        takes, and what is to happen in the middle of the run would come after its end.
+        """
+        with _reserved_port() as port:
+            return self._train(port, until, kill, before)
+
+    def _train(self, port: int, until: Callable[[], bool] | None, kill: int, before: int | None) -> list[int | None]:
         here = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "TRAINWORKS_"))}
-        arguments = (self.run_dir.path, self.data, self.world_size, port, os.getpid(), here)
-        ranks = [FORKSERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(self.world_size)]
-        for rank in ranks:
-            rank.start()
-        while until is not None and any(rank.is_alive() for rank in ranks):
-            if until():
-                _signal_all(ranks, kill)
-                break
-            time.sleep(0.002)
+        gates = [FORKSERVER.Pipe(duplex=False) for _ in range(self.world_size if before is not None else 0)]
+        ranks = []
+        for number in range(self.world_size):
+            gate = (before, gates[number][0]) if gates else None
+            arguments = (number, self.run_dir.path, self.data, self.world_size, port, os.getpid(), here, gate)
+            ranks.append(FORKSERVER.Process(target=_rank, args=arguments))
+            ranks[-1].start()
+        try:
+            while until is not None and any(rank.is_alive() for rank in ranks):
+                if until():
+                    _signal_all(ranks, kill)
+                    break
+                time.sleep(0.002)
+        finally:
+            for end in (end for gate in gates for end in gate):
+                end.close()
         for rank in ranks:
             rank.join(540)  # below the time limit of a test
         return [rank.exitcode for rank in ranks]
@@ -149,26 +163,45 @@ class TinyRun:
 @contextmanager
 def _reserved_port() -> Iterator[int]:
     """A port on which rank 0 can listen, and which the system gives nobody else before: bound, not listening."""
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind((LOOPBACK, 0))
+    with reserve() as reserved:
         yield reserved.getsockname()[1]
 
 
 def _signal_all(ranks: list[ForkServerProcess], number: int) -> None:
     for rank in ranks:
         if rank.is_alive() and rank.pid is not None:
-            os.kill(rank.pid, number)
+            with suppress(ProcessLookupError):  # it has lost a rank that was killed before it, and has ended since
+                os.kill(rank.pid, number)
 
 
 def _rank(
-    rank: int, run_path: Path, data: DataFolders, world_size: int, port: int, parent: int, env: dict[str, str]
+    rank: int,
+    run_path: Path,
+    data: DataFolders,
+    world_size: int,
+    port: int,
+    parent: int,
+    env: dict[str, str],
+    gate: tuple[int, Connection] | None,
 ) -> None:
-    """`env`: variables of this test, which the fork server, started by the first of them, does not have."""
+    """Train as one rank.
+
+    Args:
+        rank: its number.
+        run_path: folder of the run.
+        data: folders of its data.
+        world_size: number of ranks.
+        port: where rank 0 listens.
+        parent: process id of this test.
+        env: variables of this test, which the fork server, started by the first of them, does not have.
+        gate: a step, and a pipe whose other end is closed when the step may begin.
+    """
     import torch
 
     from trainworks.worker.train import train
 
+    if gate is not None:
+        _wait_before(*gate)
     torch.seed()  # random in every process, as it is where each agent has a fork server of its own
     os.environ |= env | {
         "RANK": str(rank),
@@ -178,6 +211,20 @@ def _rank(
         "GLOO_SOCKET_IFNAME": "lo",
     }
     train(str(run_path), str(data.train), 0, parent, None, str(data.evaluation or ""))
+
+
+def _wait_before(step: int, gate: Connection) -> None:
+    """No step from this one on begins before the other end of `gate` is closed."""
+    from trainworks.worker.loop import Trainer
+
+    begin = Trainer._train_step
+
+    def train_step(trainer: Trainer, number: int, *others: Any) -> Any:
+        if number >= step:
+            gate.poll(None)
+        return begin(trainer, number, *others)
+
+    Trainer._train_step = train_step  # type: ignore[method-assign]
 
 
 def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun:
@@ -215,7 +262,6 @@ def make_run(folder: Path, corpus: Path, cache: Path, **changes: Any) -> TinyRun
     return TinyRun(run_dir, DataFolders(folder, held_out), processes.world_size)
 
 
-def events(run: TinyRun, kind: str) -> list[dict[str, Any]]:
-    """Events of one kind."""
-    lines = run.run_dir.events_file.read_text(encoding="utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+def events(run: TinyRun, kind: str) -> list[Any]:
+    """Events of one kind; of a line that a rank is writing there may be a part, which does not count."""
+    return [event for event in read_events(run.run_dir.events_file) if event["kind"] == kind]

@@ -10,12 +10,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.process import state
 
 _PRELOADED = [
     "torch._dynamo",
@@ -64,7 +66,7 @@ def on_ranks(  # noqa: PLR0915  (start, wait, end)
             if not ready:
                 before_s, used_s = used_s, sum(_processor_s(process.pid) for process in processes)
                 stand_still = used_s - before_s < _STANDING * _LOOK_EVERY_S * world_size
-                if time.monotonic() - started > limit_s and stand_still:
+                if time.monotonic() - started > limit_s and stand_still and not any(map(_is_held_up, processes)):
                     late = f"ranks {sorted(waiting.values())} did not answer in {limit_s:.0f} s"
                     raise AssertionError("\n".join([late, *_stacks(processes, files)]))
             for pipe in ready:
@@ -91,11 +93,21 @@ def _processor_s(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _is_held_up(process: ForkServerProcess) -> bool:
+    """Whether a thread would work if it were given a core, or what it reads from the disk."""
+    try:
+        threads = list(Path(f"/proc/{process.pid}/task").iterdir())
+    except OSError:
+        return False
+    return any(state(int(thread.name)) in ("R", "D") for thread in threads)
+
+
 def _stacks(processes: Sequence[ForkServerProcess], files: Sequence[Path]) -> list[str]:
     """What every rank is in, by its own account."""
     for process in processes:
         if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
     time.sleep(1.0)
     texts = [file.read_text().strip() if file.exists() else "" for file in files]
     return [f"rank {rank}:\n{text or 'has ended, or does not answer'}" for rank, text in enumerate(texts)]

@@ -190,10 +190,12 @@ def test_many_processes_make_the_same_bytes_as_one(large, tokenizer, in_one_go, 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_kill_loses_no_finished_shard_and_changes_no_byte(large, tokenizer, in_one_go, tmp_path, processes):
     program = (
-        "import sys; from pathlib import Path; from trainworks.config.data import Data;"
+        "import sys, time; from pathlib import Path; from trainworks.config.data import Data;"
         "from trainworks.worker.data.prepare import prepare\n"
+        "def advance(done, total):\n"
+        "    if done > 0.9 * total: time.sleep(600)  # a test that had no core for seconds still finds it at work\n"
         "if __name__ == '__main__':\n"
-        "    prepare(Data.model_validate_json(sys.argv[1]), Path(sys.argv[2]), processes=int(sys.argv[3]))"
+        "    prepare(Data.model_validate_json(sys.argv[1]), Path(sys.argv[2]), advance, processes=int(sys.argv[3]))"
     )
     (tmp_path / "program.py").write_text(program)
     command = [

@@ -51,7 +51,7 @@ def test_a_request_is_taken_while_the_run_goes_on(new_run):
             return True
         return False
 
-    run.train(until=ask, kill=0)
+    run.train(until=ask, kill=0, before=270)
     assert [summary.rank for summary in read_summaries(profiled(run, 280, 281))] == [1]
 
 

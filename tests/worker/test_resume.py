@@ -63,7 +63,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_r
 )
 def test_every_kind_of_state_is_restored(new_run, reference, changes):
     run = new_run(**changes)
-    run.train(until=run.a_checkpoint_is_complete)
+    run.train(until=run.a_checkpoint_is_complete, before=24)
     assert run.train() == [0] * run.world_size
     assert events(run, "attempt")[-1]["resumed_from_step"] in (8, 16)
     assert run.curve() == reference(**changes)
@@ -71,7 +71,7 @@ def test_every_kind_of_state_is_restored(new_run, reference, changes):
 
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step(new_run, reference):
     run = new_run()
-    assert run.train(until=run.step_is_recorded(3), kill=signal.SIGTERM) == [0, 0]
+    assert run.train(until=run.step_is_recorded(3), kill=signal.SIGTERM, before=16) == [0, 0]
     stopped_at = events(run, "stopped")[0]["step"]
     assert complete_checkpoints(run.run_dir)[-1][0].step == stopped_at
     assert run.train() == [0, 0]
@@ -109,7 +109,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_bit_identically_from_t
 
 def test_a_run_without_a_checkpoint_that_can_be_loaded_ends_with_one_clear_error(new_run):
     run = new_run()
-    run.train(until=run.a_checkpoint_is_complete)
+    run.train(until=run.a_checkpoint_is_complete, before=16)
     for _, folder in complete_checkpoints(run.run_dir):
         (folder / "metadata.json").unlink()
     assert run.train() == [3, 3]

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.threads import remaining_threads, threads_named
+from tests.threads import remaining_threads
 from tests.worker.ranks import on_ranks
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
@@ -52,8 +52,8 @@ def test_other_ranks_draw_anew_and_each_for_itself(tmp_path: Path) -> None:
 
 def gloo_threads(folder: str) -> tuple[int, int]:
     """Threads of process groups before a loop and after it."""
-    dist.barrier()  # the group of all ranks starts its threads
-    before = threads_named("gloo")
+    started = dist.ProcessGroupGloo._Options()._threads + 1  # for the work, and for the network
+    before = remaining_threads("gloo", started)  # each names itself, perhaps later than this thread goes on
     draws(folder, 4, None)
     return before, remaining_threads("gloo", before)
 

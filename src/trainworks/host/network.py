@@ -51,20 +51,41 @@ def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:
 
 
 def listening_socket(address: str, port: int) -> socket.socket:
-    """A socket that listens; the only place that takes a port.
+    """A socket that listens.
 
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
     """
-    server = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server = _bound_socket(address, port)
     try:
-        server.bind((address, port))
         server.listen(_BACKLOG)
     except OSError:
         server.close()
         raise
     return server
+
+
+def reserve(address: str = LOOPBACK) -> socket.socket:
+    """A socket with a port that the kernel gives to no other program while it is open.
+
+    It does not listen, so that a program which is told the port and sets SO_REUSEADDR, as servers do, can.
+
+    Raises:
+        OSError: the address is not one of this machine.
+    """
+    return _bound_socket(address, 0)
+
+
+def _bound_socket(address: str, port: int) -> socket.socket:
+    """The only place that takes a port."""
+    bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def greeting(address: str, port: int, *, timeout_s: float = 2.0, most_bytes: int = 256) -> bytes:

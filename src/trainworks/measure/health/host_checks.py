@@ -6,7 +6,7 @@ from collections import Counter
 
 from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured
 from trainworks.measure.health.gpu_checks import AZURE_NODE, GCM
-from trainworks.measure.health.node import Mount, NodeView, NotApplicable, listed
+from trainworks.measure.health.node import MOUNT_TIMEOUT_S, Mount, NodeView, NotApplicable, listed
 from trainworks.units import format_duration, format_gib
 
 _NCCL = "https://github.com/NVIDIA/nccl/blob/master/docs/userguide/source/troubleshooting"
@@ -24,7 +24,6 @@ _LEAST_SHM_BYTES = 2**30
 _LEAST_FILES = 32768
 _CLOCK_OFFSET_S, _CLOCK_ERROR_S = 0.05, 16.0
 _ZOMBIE_S = 300.0
-_MOUNT_TIMEOUT_S = 1.0
 _LATER = {"nofail", "x-systemd.automount"}
 _LOCAL_KINDS = {"ext3", "ext4", "xfs", "btrfs", "zfs"}
 
@@ -220,7 +219,7 @@ def shm(node: NodeView) -> Reading:
 
 
 @check(
-    limit=f"an answer within {format_duration(_MOUNT_TIMEOUT_S)} ({ASSUMPTION})",
+    limit=f"an answer within {format_duration(MOUNT_TIMEOUT_S)} ({ASSUMPTION})",
     action="check the file server and the network to it; a job would hang at its first read",
     source=ASSUMPTION,
 )
@@ -229,7 +228,7 @@ def mounts_answer(node: NodeView) -> Reading:
     _, asked = node.asked
     if not asked:
         raise NotApplicable("no network file system is mounted")
-    silent = node.silent(_MOUNT_TIMEOUT_S)
+    silent = node.silent()
     return Reading(f"{len(asked) - len(silent)} of {len(asked)}", [f"{folder} does not answer" for folder in silent])
 
 

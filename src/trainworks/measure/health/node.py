@@ -26,6 +26,7 @@ from trainworks.measure.health.gpus import Gpu, GpuDriver, read_amd_driver, read
 from trainworks.recover.node_history import NodeHistory
 
 NVIDIA = "0x10de"
+MOUNT_TIMEOUT_S = 1.0
 _REAP_S = 0.5
 """Time for killed processes to end; one that waits for a dead server does not."""
 _LOG_TIMEOUT_S = 1.0
@@ -100,6 +101,8 @@ class NodeView:
     space: Callable[[str], os.statvfs_result] = os.statvfs
     probe: tuple[str, ...] = ("stat", "--file-system", "--terse")
     """Program that asks a file system; the folder is appended."""
+    mount_timeout_s: float = MOUNT_TIMEOUT_S
+    """Time that it has to answer."""
     cuda: Callable[[], str] = field(default=cuda_of_wheels)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     history: Callable[[str, str | None], NodeHistory | None] = lambda _name, _accelerator: None
@@ -256,10 +259,10 @@ class NodeView:
         }
         return time.monotonic(), children
 
-    def silent(self, timeout_s: float) -> list[str]:
-        """Folders whose network file system has not answered `timeout_s` after it was `asked`."""
+    def silent(self) -> list[str]:
+        """Folders whose network file system has not answered in time after it was `asked`."""
         start_s, children = self.asked
-        end_s = start_s + timeout_s
+        end_s = start_s + self.mount_timeout_s
         late = [folder for folder, child in children.items() if child.wait(max(0.0, end_s - time.monotonic())) is None]
         for folder in late:
             children[folder].signal_group(SIGKILL)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
-from trainworks.host.network import LOOPBACK, listen, node_addresses
+from trainworks.host.network import LOOPBACK, listen, node_addresses, reserve
 from trainworks.worker.bench.output import BenchFigure, Conditions, ProgramText, figure
 
 _PROGRAM_SECONDS, _FULL_PROGRAM_SECONDS = 1, 5
@@ -172,15 +172,15 @@ def _exchange(place: RankPlace, key: str, serve: list[str], ask: list[str], *, s
         text = _answer([*ask, address, "--port", port])
         place.store.set(f"{key}/output", text)
         return text
-    with listen(address=place.address) as free:
-        port = str(free.getsockname()[1])
-    server = process.spawn([*serve, "--port", port], log=Path(devnull))
-    try:
-        place.store.set(f"{key}/at", f"{place.address}:{port}")
-        return place.store.get(f"{key}/output").decode()
-    finally:
-        server.signal_group(signal.SIGKILL)
-        server.wait()
+    with reserve(place.address) as reserved:  # until the server has ended: it may listen late
+        port = str(reserved.getsockname()[1])
+        server = process.spawn([*serve, "--port", port], log=Path(devnull))
+        try:
+            place.store.set(f"{key}/at", f"{place.address}:{port}")
+            return place.store.get(f"{key}/output").decode()
+        finally:
+            server.signal_group(signal.SIGKILL)
+            server.wait()
 
 
 def _answer(command: list[str]) -> str:

@@ -90,10 +90,11 @@ def memory_at_failure(error: BaseException, rank_state: RankState) -> MemoryAtFa
     address_space = memory.address_space_left_bytes()
     if address_space is not None and address_space < free_bytes:
         limited_by, free_bytes = "address space", address_space
+    held_bytes = memory.resident_bytes()  # before the peak, which is never below it then
     return MemoryAtFailure(
         limited_by=limited_by,
         peak_bytes=memory.peak_bytes(),
-        held_bytes=memory.resident_bytes(),
+        held_bytes=held_bytes,
         free_bytes=free_bytes,
         requested_bytes=requested_bytes(error),
         **terms,
