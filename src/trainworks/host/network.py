@@ -68,7 +68,7 @@ def listening_socket(address: str, port: int) -> socket.socket:
 def reserve(address: str = LOOPBACK) -> socket.socket:
     """A socket with a port that the kernel gives to no other program while it is open.
 
-    It does not listen, so that a program which is told the port and sets SO_REUSEADDR, as servers do, can.
+    It does not listen, so that a program that gets the port and sets SO_REUSEADDR, as servers do, can listen there.
 
     Raises:
         OSError: the address is not one of this machine.
