@@ -26,7 +26,8 @@ OBEYS = "trap 'echo saved; exit 0' TERM; echo up; sleep 600 & wait"
 STUBBORN = "trap '' TERM; echo up; while true; do sleep 1; done"
 UNTIL_HEARD = 'until test -e "$TRAINWORKS_RUN_DIR/heard"; do sleep 0.1; done'
 ONCE = '"$TRAINWORKS_RUN_DIR/done-$RANK"'
-FOR_EVER_ONCE = f"echo up; test -e {ONCE} && exit 0; touch {ONCE}; sleep 600"
+FOR_EVER_ONCE = f"test -e {ONCE} && exec echo up; touch {ONCE}; echo up; sleep 600"
+"""Who reads `up` can take the node away: the rank has noted before that it has been there."""
 
 
 @pytest.fixture(
