@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -348,6 +348,7 @@ class SlurmBed(Bed):
         self._cluster = cluster
         self._word: str | None = None
         self._is_deaf = self._submitted = False
+        self._silence = ExitStack()
 
     @property
     def backend(self) -> SlurmBackend:
@@ -385,8 +386,10 @@ class SlurmBed(Bed):
 
     def silence(self) -> None:
         self._cluster.sandbox.stop_controller()
+        self._silence.enter_context(self._cluster.configured("MessageTimeout", 5))  # who asks in vain tries as long
 
     def answer(self) -> None:
+        self._silence.close()
         self._cluster.sandbox.start_controller()
 
     @contextmanager
