@@ -171,6 +171,12 @@ class Bed(abc.ABC):
         """Bring the store up to date."""
         follow_all(self.store, self.clock, lambda run_dir: self.backend)
 
+    def has_ended(self, job: Job) -> bool:
+        """Whether the backend says that a job has ended; the store does not hear of it."""
+        row = self.store.find(str(job.run_dir.path.resolve()))
+        assert row is not None and row.handle is not None
+        return self.backend.poll([row.handle])[row.handle].state.is_final
+
     def stop(self, row: JobRow, *, at_once: bool) -> None:
         """Ask the backend."""
         assert row.handle is not None
@@ -302,6 +308,9 @@ class LocalBed(Bed):
 
     def look(self) -> None:
         """The dispatcher does that."""
+
+    def has_ended(self, job: Job) -> bool:
+        return job.row.state.is_final
 
     def lose_a_node(self, job: Job) -> None:
         """Its agent, and everything below it."""
