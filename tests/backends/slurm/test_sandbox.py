@@ -186,7 +186,8 @@ def test_a_killed_agent_starts_again_where_it_is(cluster: Cluster) -> None:
 
 
 def test_a_stopped_run_has_time_to_save_and_leaves_nothing(cluster: Cluster) -> None:
-    run = cluster.command("trap 'echo saved; exit 0' TERM; setsid -f sleep 600; echo up; sleep 600 & wait").start()
+    saves = "trap 'echo saved; exit 0' TERM; setsid -f sleep 600; echo up; sleep 600 & wait"
+    run = cluster.command(saves, grace="60 s").start()
     wait_until(lambda: all(run.run_dir.rank_log(rank).exists() and run.rank_log(rank) == "up\n" for rank in range(4)))
     run.backend.stop(run.handle)
     assert (run.end().state, run.state) == (JobState.STOPPED, "STOPPED")
