@@ -69,7 +69,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start it, or start it again."""
         settings = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
-        self._do("pg_ctl", "-w", "-l", str(self.folder / "log"), "-o", settings, "start")
+        self._do("pg_ctl", "-w", "-t", "240", "-l", str(self.folder / "log"), "-o", settings, "start")
 
     def kill(self) -> None:
         """As `kill -9` of the server, which takes the processes of its connections along."""

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, final
@@ -171,6 +171,12 @@ class Bed(abc.ABC):
         """Bring the store up to date."""
         follow_all(self.store, self.clock, lambda run_dir: self.backend)
 
+    def has_ended(self, job: Job) -> bool:
+        """Whether the backend says that a job has ended; the store does not hear of it."""
+        row = self.store.find(str(job.run_dir.path.resolve()))
+        assert row is not None and row.handle is not None
+        return self.backend.poll([row.handle])[row.handle].state.is_final
+
     def stop(self, row: JobRow, *, at_once: bool) -> None:
         """Ask the backend."""
         assert row.handle is not None
@@ -303,6 +309,9 @@ class LocalBed(Bed):
     def look(self) -> None:
         """The dispatcher does that."""
 
+    def has_ended(self, job: Job) -> bool:
+        return job.row.state.is_final
+
     def lose_a_node(self, job: Job) -> None:
         """Its agent, and everything below it."""
         status = job.run_dir.read_status()
@@ -348,6 +357,7 @@ class SlurmBed(Bed):
         self._cluster = cluster
         self._word: str | None = None
         self._is_deaf = self._submitted = False
+        self._silence = ExitStack()
 
     @property
     def backend(self) -> SlurmBackend:
@@ -385,8 +395,10 @@ class SlurmBed(Bed):
 
     def silence(self) -> None:
         self._cluster.sandbox.stop_controller()
+        self._silence.enter_context(self._cluster.configured("MessageTimeout", 5))  # who asks in vain tries as long
 
     def answer(self) -> None:
+        self._silence.close()
         self._cluster.sandbox.start_controller()
 
     @contextmanager

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import trainworks
@@ -36,6 +38,8 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
 TIMEOUT_S = 240.0
+_STALL_S = 15
+"""How long a process may get no processor on a busy machine: no node is lost and no step refused for that."""
 _PORTS_OF_DAEMONS = 10
 _LOG = logging.getLogger(__name__)
 
@@ -87,6 +91,19 @@ class Cluster:
         check = (NODE_CHECK,) if run_file.job.health else ()
         resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes, node_check=check)
         return Run(self, run_dir, resolved)
+
+    @contextmanager
+    def configured(self, name: str, value: object) -> Iterator[None]:
+        """Meanwhile a setting has another value: for programs that start, and for daemons after `reconfigure`."""
+        conf = self.sandbox.paths.conf
+        before = conf.read_text(encoding="utf-8")
+        changed, number = re.subn(f"(?m)^{name}=.*", f"{name}={value}", before)
+        assert number == 1, name
+        conf.write_text(changed, encoding="utf-8")
+        try:
+            yield
+        finally:
+            conf.write_text(before, encoding="utf-8")
 
     def is_idle(self) -> bool:
         """Whether all nodes are. One that is drained is resumed: Slurm may do that after the test that it is due to."""
@@ -154,13 +171,19 @@ class Run:
 
     def processes(self) -> list[str]:
         """Command lines of what is left of it."""
-        found = process.processes_with({"SLURM_JOB_ID": self.handle, "SLURM_CLUSTER_NAME": CLUSTER})
-        return [" ".join(one.cmdline()) for one in found]
+        return [" ".join(words) for _, words in self._commands()]
 
     def kill(self, module: str) -> None:
         """Kill one of the processes that run a module on a node."""
-        found = process.processes_with({"SLURM_JOB_ID": self.handle, "SLURM_CLUSTER_NAME": CLUSTER})
-        next(one for one in found if module in one.cmdline() and one.name() != "srun").kill()
+        next(one for one, words in self._commands() if module in words and Path(words[0]).name != "srun").kill()
+
+    def _commands(self) -> list[tuple[psutil.Process, list[str]]]:
+        """Processes of the job, with their command lines; one that ends meanwhile is left out."""
+        found = []
+        for one in process.processes_with({"SLURM_JOB_ID": self.handle, "SLURM_CLUSTER_NAME": CLUSTER}):
+            with suppress(psutil.NoSuchProcess):
+                found.append((one, one.cmdline()))
+        return found
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
@@ -178,7 +201,8 @@ def started(size: SandboxSize) -> Iterator[Cluster]:
     folder.chmod(0o755)
     sandbox = SlurmSandbox(folder / "s")
     try:
-        sandbox.up(replace(size, first_port=free_port(_PORTS_OF_DAEMONS + size.nodes)))
+        patient = replace(size, message_timeout_s=2 * _STALL_S, credential_s=_STALL_S)
+        sandbox.up(replace(patient, first_port=free_port(_PORTS_OF_DAEMONS + size.nodes)))
         yield Cluster(sandbox, folder)
     finally:
         sandbox.purge()
@@ -191,7 +215,7 @@ def _cluster() -> Iterator[Cluster]:
         pytest.skip("NOT TESTED: Slurm; it takes root")
     if missing := missing_programs():
         pytest.skip(f"NOT TESTED: Slurm; no {', '.join(missing)}: trainworks sandbox slurm install")
-    with started(SandboxSize(accounting=not missing_programs(accounting=True), node_timeout_s=4)) as cluster:
+    with started(SandboxSize(accounting=not missing_programs(accounting=True), node_timeout_s=_STALL_S)) as cluster:
         yield cluster
 
 

@@ -178,6 +178,11 @@ def test_a_process_that_ends_itself_by_a_signal_shows_which(number: signal.Signa
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -number
 
 
+def test_every_signal_by_which_a_child_may_end_has_a_name() -> None:
+    numbers = (signal.SIGKILL, signal.SIGRTMIN + 5, 32)
+    assert [process.signal_name(number) for number in numbers] == ["SIGKILL", "SIGRTMIN+5", "SIGRTMIN-2"]
+
+
 def test_a_command_reads_what_it_is_given() -> None:
     assert process.run(["cat"], stdin="grün\n").stdout == "grün\n"
 

@@ -32,8 +32,11 @@ CLAIM = "runs"
 """The PersistentVolumeClaim that there is."""
 IMAGE = "ghcr.io/example/trainworks:1"
 _JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
+_JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 _KUEUE = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{NAMESPACE}"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
+_ANSWER_S = 60.0
+"""In which an API server answers that gets no processor for a while."""
 
 
 def api_server() -> Path:
@@ -62,7 +65,7 @@ class KubernetesCluster:
         self._binary = api_server()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.kubeconfig = folder / "kubeconfig"
-        self.client = KubernetesClient(configuration=str(self.kubeconfig))
+        self.client = KubernetesClient(configuration=str(self.kubeconfig)).within(_ANSWER_S)
 
     def start(self) -> None:
         """Everything."""
@@ -122,14 +125,15 @@ class KubernetesCluster:
         self.client.patch(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [found]}})
 
     def forget_all(self) -> None:
-        """End every job, and make all nodes as they were."""
+        """End every job, with all that is deleted with it, and make all nodes as they were."""
         for jobset in self.client.list(_JOBSETS):
             self.client.delete(f"{_JOBSETS}/{jobset['metadata']['name']}", {"propagationPolicy": "Background"})
         self.client.delete(self.path("pods"), {"gracePeriodSeconds": 0})
         for node in self.backend().nodes():
             self.return_node(node.name)
             self.backend().undrain(node.name)
-        wait_until(lambda: not self.client.list(_JOBSETS) and not self.client.list(self.path("pods")))
+        owned = (_JOBSETS, self.path("pods"), self.path("secrets"), f"{_KUEUE}/workloads", _JOBS)
+        wait_until(lambda: not any(map(self.client.list, owned)))
 
     def stop(self) -> None:
         """Everything."""

@@ -393,7 +393,9 @@ class Kubelets:
         self._asked_at: dict[str, float] = {}
         self._lost: set[str] = set()
         self._reported: set[str] = set()
-        self._addresses = (f"127.{a}.{b}.{c}" for a, b, c in itertools.product(range(7, 99), range(250), range(1, 250)))
+        # servers in pods have the same port everywhere: another cluster on this machine has other addresses
+        network, first = 7 + secrets.randbelow(200), secrets.randbelow(200)
+        self._addresses = (f"127.{network}.{b}.{c}" for b, c in itertools.product(range(first, 250), range(1, 250)))
         for name in ("logs", "claims", "pods"):
             (folder / name).mkdir(exist_ok=True)
 

@@ -178,7 +178,7 @@ class _CommandNode:
 
     def _note_failure(self, local_rank: int, pid: int, code: int) -> None:
         rank = self._rank(local_rank)
-        ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        ending = f"was killed by {process.signal_name(-code)}" if code < 0 else f"exited with code {code}"
         tail = _tail(self._run_dir.rank_log(rank))
         message = f"the command {ending}: {tail}" if tail else f"the command {ending}"
         self._note("killed" if code < 0 else "user_error", rank, code, message, pid)
@@ -194,7 +194,7 @@ class _CommandNode:
                 pid=pid,
                 cause=cause,
                 exit_code=code,
-                signal=signal.Signals(-code).name if code < 0 else None,
+                signal=process.signal_name(-code) if code < 0 else None,
                 message=message,
             )
         )

@@ -312,7 +312,7 @@ class Recovery:
 def note_lost(run_dir: RunDir, node: int, exit_code: int) -> None:
     """Record the loss of an agent; one that was killed cannot have written why."""
     if exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        name = process.signal_name(-exit_code)
         run_dir.note(
             FailureEvent(
                 kind="failure",

@@ -126,6 +126,14 @@ def end_by_signal(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def signal_name(number: int) -> str:
+    """`SIGKILL`; `SIGRTMIN+5` for one of those that Python has no name for."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN{number - signal.SIGRTMIN:+d}"
+
+
 def kill(pid: int) -> None:
     """Kill a process, if it still exists."""
     with suppress(ProcessLookupError):

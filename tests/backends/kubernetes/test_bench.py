@@ -22,8 +22,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 def test_pods_measure_together_and_print_their_records(kube: Kube) -> None:
     request = {"kinds": ["storage", "network"], "paths": ["/none"], "prints_record": True}
     command = shlex.join(["python", "-m", "trainworks.measure.bench.node", json.dumps(request)])
-    run = kube.command(command, nodes=2)
-    run.start()
+    run = kube.command(command, nodes=2).submit()
     assert run.reaches("SUCCEEDED").state == "SUCCEEDED", run.log
     records = records_in(run.backend.output(run.handle))
     report = build_bench_report("bench", records)

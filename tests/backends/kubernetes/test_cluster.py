@@ -20,15 +20,17 @@ from trainworks.recover.repair_policy import RepairPolicy
 
 pytestmark = pytest.mark.kubernetes
 
+UNTIL_TOLD = 'until test -e "$TRAINWORKS_RUN_DIR/told"; do sleep 0.1; done'
 UNTIL_STOPPED = "trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
 
 
 def test_a_gang_runs_and_succeeds(kube: Kube) -> None:
     run = kube.command(
-        'echo "rank $RANK of $WORLD_SIZE on $(hostname), $SECRET"; sleep 1', nodes=4, envs={"SECRET": None}
+        f'echo "rank $RANK of $WORLD_SIZE on $(hostname), $SECRET"; {UNTIL_TOLD}', nodes=4, envs={"SECRET": None}
     )
     seen = run.start().status
     assert seen.state is JobState.RUNNING and seen.nodes == ("node1", "node2", "node3", "node4")
+    run.tell()
     seen = run.reaches("SUCCEEDED")
     assert (seen.raw, seen.exit_code, seen.cause, seen.restarts) == ("Completed", 0, None, 0)
     assert [f"[{rank}] rank {rank} of 4 on {run.handle}-node-0-{rank}, s3cret $(HOME)" for rank in range(4)] == [
@@ -38,20 +40,17 @@ def test_a_gang_runs_and_succeeds(kube: Kube) -> None:
 
 
 def test_output_comes_while_the_job_runs(kube: Kube) -> None:
-    run = kube.command(
-        'echo "first $RANK"; while ! test -e /runs/go; do sleep 0.05; done; printf "no end $RANK"'
-    ).submit()
+    run = kube.command(f'echo "first $RANK"; {UNTIL_TOLD}; printf "no end $RANK"').submit()
     lines = run.backend.output(run.handle, follow=True)
     first = {next(lines), next(lines)}
     assert first == {"[0] first 0", "[1] first 1"} and run.status.state is JobState.RUNNING
-    (kube.cluster.volume / "go").touch()
+    run.tell()
     assert set(lines) == {"[0] no end 0", "[1] no end 1"}
     assert list(run.backend.output(run.handle, node=1)) == ["[1] first 1", "[1] no end 1"]
-    (kube.cluster.volume / "go").unlink()
 
 
 def test_a_stop_is_clean(kube: Kube) -> None:
-    run = kube.command(UNTIL_STOPPED).start()
+    run = kube.command(UNTIL_STOPPED, job={"grace": "60 s"}).start()
     wait_until(lambda: run.log().count("begun") == 2)
     run.backend.stop(run.handle)
     seen = run.reaches("STOPPED")
@@ -71,8 +70,8 @@ def test_a_second_stop_ends_at_once(kube: Kube) -> None:
 
 
 def test_the_first_rank_that_fails_is_named(kube: Kube) -> None:
-    fails = 'test "$RANK" != 1 || { echo "no such dataset" >&2; exit 7; }; sleep 60'
-    seen = kube.command(fails, restarts=2).start().reaches("FAILED")
+    fails = 'test "$RANK" != 1 || { echo "no such dataset" >&2; exit 7; }; sleep 600'
+    seen = kube.command(fails, restarts=2).submit().reaches("FAILED")
     assert (seen.cause, seen.exit_code, seen.restarts) == (Cause.USER_ERROR, 7, 0)
     assert seen.reason == "rank 1 on node 1: the command exited with code 7: no such dataset"
 
@@ -104,7 +103,7 @@ def test_a_run_that_is_submitted_from_several_shells_is_one_job(kube: Kube) -> N
 
 
 def test_a_job_that_is_being_deleted_is_submitted_anew(kube: Kube) -> None:
-    run = kube.command("sleep 60", nodes=1).start()
+    run = kube.command("sleep 600", nodes=1).start()
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
     first = kube.cluster.client.get(path)["metadata"]["uid"]
     kube.cluster.client.delete(path, {"propagationPolicy": "Foreground"})
@@ -134,11 +133,9 @@ def test_the_pods_of_a_job_have_what_its_run_file_says(kube: Kube) -> None:
         "spec": {"containers": [{"name": "node", "env": [{"name": "ADDED", "value": "by the patch"}]}]},
     }
     tolerations = (Toleration(key="dedicated", operator="Exists"),)
-    run = kube.command(
-        "echo $ADDED; sleep 2", nodes=1, tolerations=tolerations, shared_memory=2**30, patch=patch
-    ).start()
-    pod = kube.cluster.client.list(kube.cluster.path("pods"))[0]
+    run = kube.command("echo $ADDED", nodes=1, tolerations=tolerations, shared_memory=2**30, patch=patch).submit()
     run.reaches("SUCCEEDED")
+    (pod,) = run.pods()
     assert pod["metadata"]["annotations"]["example.com/cost-centre"] == "7"
     assert {"key": "dedicated", "operator": "Exists"} in pod["spec"]["tolerations"]
     assert {"medium": "Memory", "sizeLimit": "1Gi"} in [one.get("emptyDir") for one in pod["spec"]["volumes"]]
@@ -168,7 +165,7 @@ def test_a_held_job_waits_for_its_release(kube: Kube) -> None:
 
 
 def test_a_job_that_finds_no_room_says_so_and_can_be_held(kube: Kube) -> None:
-    first = kube.command("sleep 60", nodes=4).start()
+    first = kube.command("sleep 600", nodes=4).start()
     run = kube.command("true", nodes=1).submit()
     wait_until(lambda: "Insufficient" in (run.status.reason or ""))
     assert run.status.state is JobState.QUEUED
@@ -182,7 +179,7 @@ def test_a_job_that_finds_no_room_says_so_and_can_be_held(kube: Kube) -> None:
 
 
 def test_kueue_starts_a_job_when_its_turn_comes(kube: Kube) -> None:
-    first = kube.command("sleep 60", nodes=4, queue="train").start()
+    first = kube.command("sleep 600", nodes=4, queue="train").start()
     run = kube.command("true", nodes=1, queue="train").submit()
     wait_until(lambda: "insufficient unused quota" in (run.status.reason or ""))
     run.backend.hold(run.handle)
@@ -197,12 +194,10 @@ def test_kueue_starts_a_job_when_its_turn_comes(kube: Kube) -> None:
 
 
 def test_a_lost_node_costs_a_restart(kube: Kube) -> None:
-    run = kube.command('test "$TRAINWORKS_ATTEMPT" = 1 && test -e /runs/lose && sleep 60; true', restarts=1)
-    kube.cluster.volume.mkdir(exist_ok=True)
-    (kube.cluster.volume / "lose").touch()
-    run.start()
+    been = '"$TRAINWORKS_RUN_DIR/been-$RANK"'
+    run = kube.command(f"test -e {been} && exit 0; touch {been}; sleep 600", restarts=1).start()
     node = run.status.nodes[1]
-    (kube.cluster.volume / "lose").unlink()
+    wait_until(lambda: all((run.there.path / f"been-{rank}").exists() for rank in range(2)))
     kube.cluster.lose(node)
     seen = run.reaches("SUCCEEDED")
     assert seen.restarts == 1 and node not in seen.nodes
@@ -226,7 +221,7 @@ def test_a_preempted_pod_ends_all_ranks_in_order_and_costs_no_restart(kube: Kube
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_restarts_end(kube: Kube, index: int) -> None:
-    run = kube.command("sleep 60", restarts=1).start()
+    run = kube.command("sleep 600", restarts=1).start()
     run.delete_pod(index)
     wait_until(lambda: len(run.events("submitted")) == 2 and run.there.read_status().state == "RUNNING")
     run.delete_pod(index)
@@ -242,21 +237,20 @@ def test_ranks_start_again_in_their_pods(kube: Kube) -> None:
 
 
 def test_a_server_that_is_away_says_nothing_of_any_job(kube: Kube) -> None:
-    run = kube.command("while ! test -e /runs/go; do sleep 0.1; done").start()
+    run = kube.command(UNTIL_TOLD).start()
     kube.cluster.stop_server()
     try:
         for ask in (lambda: run.status, run.backend.nodes, run.submit, lambda: run.backend.stop("x")):
             with pytest.raises(UnreachableError, match="the API server does not answer"):
                 ask()
-        (kube.cluster.volume / "go").touch()
+        run.tell()
     finally:
         kube.cluster.start_server()
-        (kube.cluster.volume / "go").unlink(missing_ok=True)
     run.reaches("SUCCEEDED")
 
 
 def test_a_job_that_somebody_deleted_is_not_known(kube: Kube) -> None:
-    run = kube.command("sleep 60").start()
+    run = kube.command("sleep 600").start()
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{run.handle}"
     kube.cluster.client.delete(path, {"propagationPolicy": "Background"})
     assert run.backend.poll([run.handle]) == {}
@@ -301,7 +295,7 @@ def test_a_node_is_drained(kube: Kube) -> None:
     backend = kube.cluster.backend()
     backend.drain("node2", "bad\nGPU 3")
     assert [(one.state, one.reason) for one in backend.nodes() if one.name == "node2"] == [("drained", "bad GPU 3")]
-    run = kube.command("sleep 60", nodes=3).start()
+    run = kube.command("sleep 600", nodes=3).start()
     assert run.status.nodes == ("node1", "node3", "node4")
     facts = {one.name: one for one in backend.nodes()}
     assert facts["node1"].state == "taken" and facts["node1"].jobs == (run.handle,)

@@ -50,7 +50,7 @@ def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:
     run.reaches("FAILED")
     assert "[0]" not in run.log()
     run.backend.retry(run.rendered, run.here, run.handle)
-    again = kube.command("sleep 60", nodes=1, queue="train", job={"hold": True}).submit()
+    again = kube.command("sleep 600", nodes=1, queue="train", job={"hold": True}).submit()
     again.backend.submit(again.rendered, again.here)
     again.backend.release(again.handle)
     again.reaches("RUNNING")

@@ -22,17 +22,16 @@ START_S = 300.0
 """Four processes import torch, on whatever cores there are."""
 
 
-@pytest.fixture
-def run(kube: Kube, tmp_path: Path) -> Run:
+def training(kube: Kube, tmp_path: Path, steps: int) -> Run:
     """One rank in each of two pods, not submitted yet."""
-    changes = {"workload__train_for": f"{STEPS} steps", "checkpoint__every": "40 steps", "recover__max_restarts": 1}
+    changes = {"workload__train_for": f"{steps} steps", "checkpoint__every": "40 steps", "recover__max_restarts": 1}
     ranks = {"cluster__nodes": 2, "cluster__processes_per_node": 1, "job__grace": "30 s"}
     tiny = make_run(tmp_path / "runs", write_corpus(tmp_path / "text"), tmp_path / "cache", **changes, **ranks)
     return Run(kube.cluster, tiny.run_dir, tiny.run_dir.read_resolved())
 
 
-def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(run: Run) -> None:
-    run.start(START_S)
+def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(kube: Kube, tmp_path: Path) -> None:
+    run = training(kube, tmp_path, STEPS).start(START_S)
     wait_until(lambda: complete_checkpoints(run.there), START_S)
     run.delete_pod(1)
     seen = run.reaches("SUCCEEDED", START_S)
@@ -44,14 +43,15 @@ def test_training_outlives_a_pod_and_goes_on_from_its_checkpoint(run: Run) -> No
     assert steps == sorted(steps) and steps[-1] == STEPS
 
 
-def test_training_saves_a_checkpoint_when_it_is_stopped(run: Run) -> None:
-    run.start(START_S)
+def test_training_saves_a_checkpoint_when_it_is_stopped(kube: Kube, tmp_path: Path) -> None:
+    steps = 100_000  # the stop comes before the end, however late
+    run = training(kube, tmp_path, steps).start(START_S)
     wait_until(lambda: complete_checkpoints(run.there), START_S)
     run.backend.stop(run.handle)
     run.reaches("STOPPED")
     assert run.there.read_status().state == "STOPPED"
     stopped = run.events("stopped")[0]["step"]
-    assert run.there.checkpoint(stopped).is_dir() and stopped < STEPS
+    assert run.there.checkpoint(stopped).is_dir() and stopped < steps
 
 
 def test_a_workload_is_planned_and_measured_in_its_pods(kube: Kube, tmp_path: Path) -> None:

@@ -196,6 +196,19 @@ def test_a_run_takes_the_accelerators_that_are_free(
     os.close(handle)
 
 
+def test_a_run_may_start_and_end_between_two_looks_at_it(
+    ledger: MachineLedger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs_to_its_end() -> int:
+        run_dir.write_status(RunStatus(state="SUCCEEDED", exit_code=0))
+        return 0
+
+    spawned = SimpleNamespace(exit_code=runs_to_its_end, wait=lambda timeout_s: 0)
+    monkeypatch.setattr("trainworks.host.process.spawn", lambda command, **keys: spawned)
+    start(job(), run_dir, FakeClock())
+    assert run_dir.read_status().state == "SUCCEEDED"
+
+
 def test_a_run_that_shares_cores_says_whose(ledger: MachineLedger) -> None:
     backend = AttachedBackend(with_processes(job(), processes(1, num_cores())))
     assert backend.sharing_note() is None

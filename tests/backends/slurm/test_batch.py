@@ -97,6 +97,7 @@ def test_an_agent_is_a_step_of_its_own() -> None:
         (137, Output(1, "", "Invalid job id specified"), None),
         (137, AWAY, None),
         (143, "RUNNING\n", None),  # Slurm asks for an end
+        (167, "RUNNING\n", None),  # the credential of the step had expired when its node looked at it
         (75, "RUNNING\n", None),
         (255, "RUNNING\n", None),
     ],

@@ -11,7 +11,11 @@ from tests.backends.slurm_cluster import Cluster, Run, wait_until
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 CORES = {"cpus": 1}
 STOPS = {"report_after": "2s", "stop_after": "4s", "network": "1 TB"}
-BUSY = "import time; end = time.monotonic() + 60\nwhile time.monotonic() < end: sum(range(20000)); time.sleep(0.002)"
+BUSY = """\
+import os, pathlib, time
+pathlib.Path(os.environ["TRAINWORKS_RUN_DIR"], "busy").touch()
+end = time.monotonic() + 600
+while time.monotonic() < end: sum(range(20000)); time.sleep(0.002)"""
 
 
 def runs_on(run: Run, seconds: float) -> bool:
@@ -33,10 +37,12 @@ def test_an_idle_job_is_stopped_and_does_not_come_back(cluster: Cluster) -> None
 
 
 def test_ranks_that_an_srun_of_their_own_has_started_count(cluster: Cluster) -> None:
-    busy = f"srun --overlap --nodes=1 --ntasks=1 --mem=0 {sys.executable} -c '{BUSY}'"
-    idle = STOPS | {"report_after": "5s", "stop_after": "6s"}  # a step takes seconds to start on a busy machine
-    run = cluster.command(busy, nodes=1, resources=CORES, idle=idle).start()
-    assert runs_on(run, 9) and not run.events("idle")
+    step = f"srun --overlap --nodes=1 --ntasks=1 --mem=0 {sys.executable} -c '{BUSY}'"
+    until_busy = 'until test -e "$TRAINWORKS_RUN_DIR/busy"; do :; done'  # the rank itself, which then uses nothing
+    idle = STOPS | {"report_after": "12s", "stop_after": "14s"}
+    run = cluster.command(f"{step} & {until_busy}; wait", nodes=1, resources=CORES, idle=idle).start()
+    wait_until((run.run_dir.path / "busy").exists)
+    assert runs_on(run, 17) and not run.events("idle")
 
 
 def test_accelerators_that_nobody_can_read_count_as_used(cluster: Cluster) -> None:

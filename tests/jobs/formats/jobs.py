@@ -70,7 +70,7 @@ def run(argv: list[str], folder: Path, **env: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
 
 

@@ -222,7 +222,7 @@ def test_lsf_starts_in_the_folder_of_the_job(tmp_path: Path) -> None:
 
 
 def test_lsf_fails_as_the_program_fails(tmp_path: Path) -> None:
-    (tmp_path / "job.lsf").write_text(FORMATS["lsf"](pods(run='[ "$RANK" = 1 ] && exit 5; sleep 60', num_nodes=2)))
+    (tmp_path / "job.lsf").write_text(FORMATS["lsf"](pods(run='[ "$RANK" = 1 ] && exit 5; sleep 600', num_nodes=2)))
     assert run(["/bin/bash", "job.lsf"], tmp_path, **lsf_machine(tmp_path)).returncode == 5
 
 

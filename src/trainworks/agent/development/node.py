@@ -67,7 +67,7 @@ def _check_alive(server: Serving, clock: Clock) -> None:
     if code is None:
         return
     clock.sleep(_STOP_ARRIVES_S)
-    ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    ending = f"was killed by {process.signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     raise EnvironmentProblem(f"{server.name} {ending}")
 
 

@@ -204,10 +204,11 @@ class KubernetesBackend(Backend):
         try:
             self._client.create(path, body)
         except Conflict:
-            existing = self._client.get(self._core("secrets", metadata["name"]))
-            if any(one.get("uid") == metadata["uid"] for one in existing["metadata"].get("ownerReferences") or []):
-                return
-            self._client.delete(self._core("secrets", metadata["name"]))
+            with suppress(NotFound):  # the garbage collector may be faster
+                existing = self._client.get(self._core("secrets", metadata["name"]))
+                if any(one.get("uid") == metadata["uid"] for one in existing["metadata"].get("ownerReferences") or []):
+                    return
+                self._client.delete(self._core("secrets", metadata["name"]))
             self._client.create(path, body)
 
     def _delete(self, name: str) -> None:

@@ -41,7 +41,7 @@ _STARTS: dict[str, list[str]] = {
     "once": ["# the command starts once, and starts the ranks"],
 }
 
-_END_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 30.0
 """Longest wait for a supervisor whose run has ended."""
 _supervisors: list[tuple[RunDir, process.Child]] = []
 """Runs of this process, by their absolute paths, and their supervisors until these are reaped: a run that starts again
@@ -129,8 +129,11 @@ class AttachedBackend(Backend):
         _reap_supervisors()
         _supervisors.append((RunDir(run_dir.path.resolve()), child))
         deadline = self._clock.now() + _START_TIMEOUT_S
-        while run_dir.read_status().state == "CREATED":
-            if (code := child.exit_code()) is not None:
+        while True:
+            code = child.exit_code()  # before the status: a short run may start and end between the two looks
+            if run_dir.read_status().state != "CREATED":
+                break
+            if code is not None:
                 raise self._start_failure(run_dir, f"the supervisor ended with code {code}")
             if self._clock.now() > deadline:
                 child.signal_group(signal.SIGKILL)

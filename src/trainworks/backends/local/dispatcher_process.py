@@ -46,8 +46,8 @@ _LOOK_S = 0.25
 _STORE_RETRY_S = 1.0
 _STORE_AWAY_S = 3600.0
 """How long a store may be away before the dispatcher gives up; the next dispatcher continues."""
-_TAKES_OVER_S = 5.0
-"""How long a new dispatcher waits for one that is about to go."""
+_TAKES_OVER_S = 60.0
+"""How long a new dispatcher waits for one that is about to go, which may have looked at the queue for the last time."""
 
 
 def main(starting: int) -> int:

@@ -120,10 +120,11 @@ class StepHosts:
         """Signal of an agent that was killed alone: `srun` ends with 128 + signal, and Slurm still runs the job.
 
         When Slurm ends or requeues a job, because of a lost node or for another job, it changes the job's state before
-        it kills the processes. The signals by which Slurm asks for an end do not count.
+        it kills the processes. The signals by which Slurm asks for an end do not count. Neither do real-time signals:
+        an `srun` that could not start its task ends with the last byte of Slurm's error, 167 for an expired credential.
         """
         number = exit_code - 128
-        if number not in signal.valid_signals() or number in ENDING:
+        if number not in signal.valid_signals() or number >= signal.SIGRTMIN or number in ENDING:
             return None
         with contextlib.suppress(TrainworksError):
             return number if self._client.call("squeue", *state_query(self._got.job)).strip() == "RUNNING" else None

@@ -30,6 +30,8 @@ _ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 _PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "sinfo", "scontrol", "sbatch")
 _ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db", "sacctmgr")
 _MODES = {".sh": 0o755}
+_PATIENCE_S = 120.0
+"""Time in which a daemon has to start, to answer, or to save its state and end, on a busy machine."""
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _SQL = """create database if not exists slurm_acct;
 create user if not exists 'slurm'@'127.0.0.1' identified by 'slurm'; grant all on slurm_acct.* to 'slurm'@'127.0.0.1';
@@ -221,7 +223,11 @@ class SlurmSandbox:
         """Simulate a power failure: the daemons die before they can report the end of their tasks."""
         self._check_node(name)
         tasks = process.processes_with({"SLURMD_NODENAME": name} | self._mark())
-        steps = {parent.pid for task in tasks if (parent := task.parent()) and parent.name() == "slurmstepd"}
+        steps = set()
+        for task in tasks:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                if (parent := task.parent()) is not None and parent.name() == "slurmstepd":
+                    steps.add(parent.pid)
         pid_file = self.paths.pid_file(f"slurmd-{name}")
         slurmd = daemon_pid(pid_file, "slurmd")
         kill_daemons([*([slurmd] if slurmd else []), *steps, *(task.pid for task in tasks)])
@@ -274,7 +280,7 @@ class SlurmSandbox:
             start_daemon(command, log=self.paths.log(f"{name}-start"), env=self._environment())
 
     def _wait(self, condition: Callable[[], bool], what: str, daemon: str) -> None:
-        wait_for_daemon(condition, self._clock, what, timeout_s=30, log=self.paths.log(daemon))
+        wait_for_daemon(condition, self._clock, what, timeout_s=_PATIENCE_S, log=self.paths.log(daemon))
 
     def _succeeds(self, *command: str) -> bool:
         return self._run(*command).exit_code == 0
@@ -287,7 +293,7 @@ class SlurmSandbox:
             )
 
     def _run(self, *command: str) -> process.Output:
-        return process.run(command, timeout_s=30, env=self._environment())
+        return process.run(command, timeout_s=_PATIENCE_S, env=self._environment())
 
     def _environment(self) -> dict[str, str]:
         """Environment without variables of another Slurm."""
@@ -325,7 +331,7 @@ def start_daemon(command: list[str], *, log: Path, env: dict[str, str]) -> None:
         EnvironmentProblem: the program failed; the message is its last line.
     """
     child = process.spawn(command, log=log, env=env, new_session=True)
-    code = child.wait(timeout_s=30)
+    code = child.wait(timeout_s=_PATIENCE_S)
     if code is None:
         child.end(1.0)
     if code != 0:
@@ -333,7 +339,7 @@ def start_daemon(command: list[str], *, log: Path, env: dict[str, str]) -> None:
         raise EnvironmentProblem(f"`{command[0]}` did not start: {output[-1] if output else code}", hint=f"see {log}")
 
 
-def end_daemon(pid_file: Path, program: str, clock: Clock, *, timeout_s: float = 10) -> None:
+def end_daemon(pid_file: Path, program: str, clock: Clock, *, timeout_s: float = _PATIENCE_S) -> None:
     """Terminate the process named in a pid file, and kill it after a timeout."""
     if (pid := daemon_pid(pid_file, program)) is not None:
         os.kill(pid, signal.SIGTERM)

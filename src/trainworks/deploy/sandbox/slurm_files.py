@@ -33,6 +33,11 @@ class SandboxSize:
     """Run an accounting database, which adds history, quotas, QOS and fair share."""
     node_timeout_s: int = 10
     """Time after which a silent node counts as down; Slurm's default is 300 s."""
+    message_timeout_s: int = 5
+    """Time in which a daemon has to answer; a client tries as long to reach slurmctld. Slurm's default is 10 s."""
+    credential_s: int = 5
+    """Time in which a node has to start a step, and which a requeued job waits for its next start; Slurm's default is
+    120 s."""
     cloud: int = 0
     """Number of nodes, counted from the last, that start on demand."""
     down_after_s: int = 30

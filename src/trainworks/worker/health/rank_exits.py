@@ -126,7 +126,7 @@ class RankExits:
     def _note_exit(self, ended: RankExit) -> FailureEvent:
         """Failure of a rank that could not report it itself; the kernel counts its out-of-memory kills."""
         seen = self.last_seen(ended.rank)
-        name = signal.Signals(-ended.code).name if ended.code < 0 else None
+        name = process.signal_name(-ended.code) if ended.code < 0 else None
         failure = FailureEvent(
             kind="failure",
             rank=ended.rank,
