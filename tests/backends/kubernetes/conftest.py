@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
+
+INJECTED = Path(__file__).parents[2] / "faults" / "inject"
 
 
 class Run:
@@ -110,6 +113,36 @@ class Run:
         pod = next(pod for pod in self.pods() if f"-node-0-{index}-" in pod["metadata"]["name"])
         path = self.cluster.path("pods", pod["metadata"]["name"])
         self.cluster.client.delete(path, {"gracePeriodSeconds": grace_s})
+
+
+class Hold:
+    """Ranks in pods that wait after a step, until they are let go: what happens meanwhile never comes too late.
+
+    Args:
+        volume: content of the claim.
+        step: after which every attempt waits.
+    """
+
+    def __init__(self, volume: Path, step: int) -> None:
+        self._folder, self._step = volume / f"hold-{secrets.token_hex(4)}", step
+        self._folder.mkdir()
+        (self._folder / f"hold-{step}").touch()
+
+    @property
+    def patch(self) -> dict[str, Any]:
+        """`cluster.kubernetes.patch` of the job: `tests/faults/inject` sees the folder as its pods do."""
+        env = {"PYTHONPATH": str(INJECTED), "TRAINWORKS_TEST_FAULT": "held"}
+        env["TRAINWORKS_TEST_HOLD"] = f"/runs/{self._folder.name}"
+        values = [{"name": name, "value": value} for name, value in env.items()]
+        return {"spec": {"containers": [{"name": "node", "env": values}]}}
+
+    def is_reached(self) -> bool:
+        """Whether a rank waits."""
+        return (self._folder / f"held-{self._step}").exists()
+
+    def release(self) -> None:
+        """Let all ranks go on."""
+        (self._folder / f"hold-{self._step}").unlink()
 
 
 class Kube:

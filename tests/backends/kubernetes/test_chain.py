@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="NOT TESTED: training in pods; trainworks[train]")
 
-from tests.backends.kubernetes.conftest import Kube
+from tests.backends.kubernetes.conftest import Hold, Kube
 from tests.kubernetes.cluster import CLAIM, IMAGE, wait_until
 from trainworks.jobs.state import parse_state
 from trainworks.record.run_dir import RunDir
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.timeout(900)
 
 STEPS, HELD, LIMIT_S = 60, 30, 400.0
 FIRST = ["node1", "node2"]
-INJECTED = Path(__file__).parents[2] / "faults" / "inject"
 RUN = f"""\
 name: guides
 workload:
@@ -41,14 +40,7 @@ cluster:
   kubernetes:
     image: "{IMAGE}"
     volume: {CLAIM}
-    patch:
-      spec:
-        containers:
-          - name: node
-            env:
-              - {{name: PYTHONPATH, value: "{INJECTED}"}}
-              - {{name: TRAINWORKS_TEST_FAULT, value: held}}
-              - {{name: TRAINWORKS_TEST_HOLD, value: /runs/hold}}
+    patch: {{patch}}
 """
 POLICY = "max_share: 25%\nreset: ''\nreboot: ''\ncheck: 'false'\n"
 ALERTS = """[{"labels": {"alertname": "NodeDown", "node": "%s"}, "status": {"state": "active"},
@@ -90,27 +82,26 @@ def one_core_each(kube: Kube) -> Iterator[None]:
 def test_a_run_that_loses_a_node_is_measured_repaired_and_billed(kube: Kube, tmp_path: Path) -> None:
     trainworks = Commands(kube, tmp_path)
     (tmp_path / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 2000)
-    (tmp_path / "run.yaml").write_text(RUN.replace("{source}", str(tmp_path / "words.txt")))
+    hold = Hold(kube.cluster.volume, HELD)
+    text = RUN.replace("{source}", str(tmp_path / "words.txt")).replace("{patch}", json.dumps(hold.patch))
+    (tmp_path / "run.yaml").write_text(text)
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "alerts.json").write_text(ALERTS % ("node2", "node2"))
     measured = json.loads(trainworks("bench", "network", "--cluster", "run.yaml", "--nodes", "2", "--json"))
     assert [node["name"] for node in measured["nodes"]] == FIRST
 
-    hold = kube.cluster.volume / "hold"
-    hold.mkdir()
-    (hold / f"hold-{HELD}").touch()
     trainworks("submit", "run.yaml", "--yes")
 
     def is_held() -> bool:
         (state,) = {RunDir(folder).read_status().state for folder in kube.cluster.volume.glob("guides-*")} or {"QUEUED"}
         assert not parse_state(state).is_final, trainworks("report")
-        return (hold / f"held-{HELD}").exists()
+        return hold.is_reached()
 
     wait_until(is_held, LIMIT_S)
     live = json.loads(trainworks("report", "--json"))
     assert live["state"] == "RUNNING" and 0 < live["training"]["steps_done"] <= HELD
     kube.cluster.lose("node2")
-    (hold / f"hold-{HELD}").unlink()
+    hold.release()
     repair = trainworks("repair", "kubernetes", "--policy", "policy.yaml", "--from", "alerts.json", "--yes", code=1)
     assert "out" in repair
     trainworks("wait")
