@@ -40,7 +40,8 @@ _NAME = re.compile(r"trainworks-[0-9a-f]{32}\.claim")
 _LARGEST = 16 * 1024
 _MOST_FILES = 16_384
 _MOST_PER_USER = 1024
-_PATIENCE_S = 1.0
+_PATIENCE_S = 30.0
+"""A claim takes milliseconds; a busy machine may stop the process that makes it for seconds."""
 _POLL_S = 0.005
 _FLOCK = "hhqqi4x"
 """`struct flock` of Linux."""
