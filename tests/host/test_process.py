@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -215,6 +216,22 @@ def test_nobody_waits_for_a_process_that_is_gone(tmp_path: Path) -> None:
     child = process.spawn(["true"], log=tmp_path / "log")
     child.wait()
     process.wait_for_end(child.pid)
+
+
+def test_a_process_with_a_thousand_open_files_can_wait_for_another(tmp_path: Path) -> None:
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("NOT TESTED: more than a thousand open files; the limit is lower")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        child = process.spawn(["sleep", "0.1"], log=tmp_path / "log")
+        process.wait_for_end(child.pid)
+        assert child.exit_code() == 0
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def test_a_program_takes_the_place_of_another() -> None:
