@@ -37,4 +37,4 @@ if __name__ == "__main__":  # a script with its arguments, and then the number o
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
-    print(remaining_threads("gloo"))
+    sys.stdout.write(f"{remaining_threads('gloo')}\n")
