@@ -27,6 +27,8 @@ class MetadataService:
         self.rebalance: str | None = None
         self.broken = False
         self.changed = threading.Condition()
+        self.num_waiting = 0
+        """Requests that wait for a change of a value of GCP."""
 
     def reclaim(self, seconds: float) -> None:
         """EC2 interrupts this spot instance."""
@@ -44,6 +46,12 @@ class MetadataService:
         with self.changed:
             self.values[key] = value
             self.changed.notify_all()
+
+    def change_when_awaited(self, key: str, value: str) -> None:
+        """A value of GCP changes as soon as a request waits for it."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.num_waiting > 0)
+            self.change(key, value)
 
     def answer(self, method: str, target: str, headers: Any) -> tuple[int, str, str]:
         """Status, text and ETag."""
@@ -73,7 +81,12 @@ class MetadataService:
             return 403, "", ""
         with self.changed:
             if query["last_etag"] == [self.values[key]]:  # the ETag of a value is the value
-                self.changed.wait(timeout=min(float(query["timeout_sec"][0]), 5.0))
+                self.num_waiting += 1
+                self.changed.notify_all()
+                self.changed.wait_for(
+                    lambda: query["last_etag"] != [self.values[key]], min(float(query["timeout_sec"][0]), 5.0)
+                )
+                self.num_waiting -= 1
             return 200, self.values[key], self.values[key]
 
     def _azure(self, path: str, headers: Any) -> tuple[int, str]:

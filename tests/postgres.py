@@ -72,12 +72,18 @@ class PostgresServer:
         self._do("pg_ctl", "-w", "-t", "240", "-l", str(self.folder / "log"), "-o", settings, "start")
 
     def kill(self) -> None:
-        """As `kill -9` of the server, which takes the processes of its connections along."""
+        """As `kill -9` of the server, which takes the processes of its connections along.
+
+        Until the last of them has ended, none can be started again: they share memory. The server is stopped first,
+        so that it makes no other process meanwhile.
+        """
         server = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
-        for process in [server, *server.children()]:
+        server.suspend()
+        ending = [*server.children(), server]
+        for process in ending:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs([server], timeout=60)
+        psutil.wait_procs(ending, timeout=240)
 
     def _do(self, program: str, *arguments: str) -> None:
         programs = _programs()

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.environments.wheels import make_wheel, write_lock
@@ -26,6 +28,11 @@ from trainworks.agent.environments.build import build
 from trainworks.record.run_environment import ResolvedEnvironment
 built = build(ResolvedEnvironment.model_validate_json(sys.argv[1]), trains=False)
 print(built.facts.key, built.facts.built_s > 0)
+"""
+KILLED_BEFORE_ITS_LAST_FILE = """
+import os, signal, sys
+from trainworks.agent.environments import build
+build._finish = lambda plan, built_s: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -118,9 +125,9 @@ def test_a_stop_ends_the_build_and_leaves_nothing(cache: Path, locked) -> None:
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
-def started(environment: ResolvedEnvironment) -> subprocess.Popen[str]:
-    """Another process that builds the environment."""
-    command = [sys.executable, "-c", CHILD, environment.model_dump_json()]
+def started(environment: ResolvedEnvironment, before: str = "") -> subprocess.Popen[str]:
+    """Another process that builds the environment, and does something before."""
+    command = [sys.executable, "-c", before + CHILD, environment.model_dump_json()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -131,16 +138,39 @@ def test_of_two_builders_one_waits_for_the_other(cache: Path, locked) -> None:
     assert said == ["False", "True"]
 
 
-def test_a_killed_builder_leaves_nothing_that_the_next_one_takes_for_complete(cache: Path, locked) -> None:
+def end_pip(folder: Path) -> None:
+    """End a pip that works in a folder: it starts itself again, and of the two the kernel ends the first alone."""
+    left = [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or ())]
+    for one in left:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(left, timeout=60)
+
+
+@pytest.mark.parametrize("before", ["", KILLED_BEFORE_ITS_LAST_FILE], ids=["while it installs", "before its last file"])
+def test_a_killed_builder_leaves_nothing_that_the_next_one_takes_for_complete(
+    cache: Path, locked, tmp_path: Path, before: str
+) -> None:
+    """While it installs, a pipe in the place of the wheel holds it until it is killed."""
     environment = locked()
-    victim = started(environment)
-    deadline = time.monotonic() + 120
-    while not list(cache.glob("*/pyvenv.cfg")):
-        assert time.monotonic() < deadline and victim.poll() is None
-        time.sleep(0.005)
-    os.kill(victim.pid, signal.SIGKILL)
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    content = wheel.read_bytes()
+    if not before:
+        wheel.unlink()
+        os.mkfifo(wheel)
+    victim = started(environment, before)
+    if not before:
+        deadline = time.monotonic() + 240
+        while not list(cache.glob("*/pyvenv.cfg")):
+            assert time.monotonic() < deadline and victim.poll() is None
+            time.sleep(0.005)
+        os.kill(victim.pid, signal.SIGKILL)
     victim.communicate()
-    assert list(cache.glob("*/complete.json")) == []
+    assert victim.returncode == -signal.SIGKILL
+    end_pip(tmp_path)
+    assert list(cache.glob("*/pyvenv.cfg")) and list(cache.glob("*/complete.json")) == []
+    wheel.unlink()
+    wheel.write_bytes(content)
     assert build(environment, trains=False).facts.built_s > 0
 
 

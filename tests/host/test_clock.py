@@ -12,7 +12,7 @@ from trainworks.host.clock import Clock, SystemClock
 def test_time_passes_while_one_sleeps(clock: Clock) -> None:
     before = clock.now()
     clock.sleep(0.01)
-    assert 0.009 <= clock.now() - before < 5
+    assert 0.009 <= clock.now() - before < 600  # a busy machine may let the process wait, after the sleep too
 
 
 def test_what_is_planned_on_the_fake_clock_happens_in_its_time(clock: FakeClock) -> None:

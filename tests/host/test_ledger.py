@@ -130,6 +130,15 @@ def test_a_lock_of_a_reader_makes_no_claim(ledger: MachineLedger, tmp_path: Path
         assert ledger.claims() == []
 
 
+def test_a_process_that_is_stopped_while_it_claims_delays_the_others(
+    ledger: MachineLedger, tmp_path: Path, clock: FakeClock
+) -> None:
+    holder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    clock.after(20.0, lambda: os.close(holder))
+    os.close(held(ledger))
+
+
 def test_a_ledger_that_stays_locked_is_an_error(ledger: MachineLedger, tmp_path: Path) -> None:
     holder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)

@@ -7,7 +7,6 @@ import re
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -64,7 +63,7 @@ def when_it_listens(request: str | urllib.request.Request) -> Any:
     while True:
         try:
             return urllib.request.urlopen(request, timeout=60)
-        except urllib.error.URLError:
+        except OSError:  # a connection that is reset is no URLError
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

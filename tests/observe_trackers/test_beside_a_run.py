@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_run_is_tracked_and_its_end_is_told(folder: Path, webhook: Webhook) -> None:  # noqa: F811
-    written = {"name": "demo", "run": "true", "track": ["tensorboard"], "notify": [webhook.url]}
+    written = {"name": "demo", "run": "true", "track": ["tensorboard"], "notify": [webhook.patient_url]}
     run = trainworks.run(written, folder=folder)
     wait_until(lambda: ended(run, "tensorboard") and len(webhook.posts) == 1)
     assert webhook.titles[0].startswith("demo-1 finished")
@@ -103,7 +103,7 @@ def test_a_request_that_cannot_be_met_is_refused(folder: Path, arguments: dict[s
 
 
 def test_a_run_that_is_resumed_in_the_background_is_watched_in_the_queue(folder: Path, webhook: Webhook) -> None:  # noqa: F811
-    run = trainworks.run({"name": "demo", "run": "false", "notify": [webhook.url]}, folder=folder, wait=False)
+    run = trainworks.run({"name": "demo", "run": "false", "notify": [webhook.patient_url]}, folder=folder, wait=False)
     assert run.wait() is JobState.FAILED
     assert not run.run_dir.observer_log("waiting").exists()
     trainworks.resume(run.id, folder=folder, background=True)
@@ -112,7 +112,7 @@ def test_a_run_that_is_resumed_in_the_background_is_watched_in_the_queue(folder:
 
 def test_a_run_that_fails_before_its_first_rank_is_told(folder: Path, webhook: Webhook) -> None:  # noqa: F811
     health, envs = "echo fan hunter22 is off; false", {"FAN_TOKEN": "hunter22"}
-    written = {"name": "demo", "run": "true", "job": {"health": health}, "envs": envs, "notify": [webhook.url]}
+    written = {"name": "demo", "run": "true", "job": {"health": health}, "envs": envs, "notify": [webhook.patient_url]}
     with pytest.warns(UserWarning, match="keeps the value of FAN_TOKEN"):
         run = trainworks.run(written, folder=folder, wait=False)
     assert run.wait() is JobState.FAILED

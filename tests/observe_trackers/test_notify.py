@@ -51,6 +51,8 @@ class Webhook:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"json://127.0.0.1:{self.server.server_port}"
+        self.patient_url = f"{self.url}?cto=240&rto=240"
+        """For a sender in another process: after its usual four seconds it sends a message again."""
 
     @property
     def titles(self) -> list[str]:

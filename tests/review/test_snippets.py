@@ -113,7 +113,7 @@ def test_the_batch_script_is_a_job_of_four_nodes() -> None:
 def test_slurm_reads_its_configuration(tmp_path: Path) -> None:
     def said(folder: Path) -> str:
         command = ["slurmd", "-G", "-N", "gpu1", "-f", folder / "slurm.conf"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         return done.stdout + done.stderr
 
     shutil.copytree(CLUSTER, tmp_path / "other")

@@ -115,7 +115,7 @@ class serving:  # noqa: N801, reads as a statement
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(240)
         self._socket.close()
 
 

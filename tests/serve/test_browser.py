@@ -46,7 +46,7 @@ RUN_FILE = "name: watched\nrun: until [ -e %s ]; do sleep 0.1; done; echo bye\nr
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=240_000)
         yield browser
         browser.close()
 
@@ -151,6 +151,25 @@ def test_a_curve_grows_while_it_is_watched(chromium: Any, server: Server, proble
     page.goto(f"http://127.0.0.1:{server.port}/runs/{writer.run_dir.run_id}")
     before = page.locator("path.line").first.get_attribute("d")
     threading.Thread(target=lambda: (time.sleep(1), writer.steps(100))).start()
+    page.wait_for_function("old => document.querySelector('path.line').getAttribute('d') !== old", arg=before)
+    assert problems == []
+
+
+@pytest.mark.lane("test-all")
+def test_what_changes_before_the_stream_of_events_is_open_is_shown(
+    chromium: Any, server: Server, problems: list[str]
+) -> None:
+    writer = RunWriter(server.runs, make_plan(), None).launch().steps(20).status("RUNNING")
+    page = page_of(chromium, server, problems)
+    held: list[Any] = []
+    page.route("**/live?*", lambda route: held.append(route))  # noqa: PLW0108, playwright marks it
+    page.goto(f"http://127.0.0.1:{server.port}/runs/{writer.run_dir.run_id}")
+    before = page.locator("path.line").first.get_attribute("d")
+    writer.steps(100)
+    while not held:
+        page.wait_for_timeout(10)
+    time.sleep(1)  # an answer that the visitors of half a second share is no longer that of before
+    held[0].continue_()
     page.wait_for_function("old => document.querySelector('path.line').getAttribute('d') !== old", arg=before)
     assert problems == []
 

@@ -213,9 +213,10 @@ def test_every_page_opens(server: Server, path: str) -> None:
 
 def test_costs_are_by_month_and_owner(server: Server) -> None:
     submitted(server, "true", name="priced")
-    (month,) = server.ask("/api/v1/costs").json
-    assert month["jobs"] >= 1
-    assert month["core_hours"] > 0
+    months = server.ask("/api/v1/costs").json
+    assert len(months) <= 2  # a month may end meanwhile
+    assert sum(month["jobs"] for month in months) >= 1
+    assert sum(month["core_hours"] for month in months) > 0
 
 
 def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, trained: str) -> None:

@@ -27,6 +27,7 @@ def test_no_request_is_an_error_of_the_server(server: Server, trained: str, tmp_
     (tmp_path / "api.json").write_text(json.dumps(description))
     command = [str(PROGRAM), "run", "api.json", "--url", f"http://127.0.0.1:{server.port}", "--seed", "7"]
     command += ["-H", f"Authorization: Bearer {ADMIN}", "-n", "10", "--phases", "examples,coverage,fuzzing"]
+    command += ["--request-timeout", "240"]  # the server is in this process, which a busy machine may let wait
     command += ["-c", "not_a_server_error,response_schema_conformance,content_type_conformance", "--no-color"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,7 +41,7 @@ _LARGEST = 16 * 1024
 _MOST_FILES = 16_384
 _MOST_PER_USER = 1024
 _PATIENCE_S = 30.0
-"""Who has the lock keeps it for milliseconds, unless it gets no processor; the kernel ends that of a killed process."""
+"""A claim takes milliseconds; a busy machine may stop the process that makes it for seconds."""
 _POLL_S = 0.005
 _FLOCK = "hhqqi4x"
 """`struct flock` of Linux."""

@@ -113,7 +113,7 @@ def when_ended(pid: int, act: Callable[[], None]) -> None:
         return
 
     def wait_and_act() -> None:
-        select.select([handle], [], [])
+        _wait_until_ended(handle)
         act()
 
     threading.Thread(target=wait_and_act, name=f"until-{pid}-ends", daemon=True).start()
@@ -146,8 +146,15 @@ def wait_for_end(pid: int) -> None:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    select.select([handle], [], [])
+    _wait_until_ended(handle)
     os.close(handle)
+
+
+def _wait_until_ended(handle: int) -> None:
+    """Wait for the process of a pidfd; `select` refuses handles from 1024 on."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    poll.poll()
 
 
 def adopt_orphans() -> None:

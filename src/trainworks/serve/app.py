@@ -77,8 +77,8 @@ def create_app(site: Site, access: Access, *, port: int, is_encrypted: bool) -> 
         log: Annotated[str | None, Query(max_length=20)] = None,
     ) -> Response:
         stamp = _stamp_of(site, run, log)
-        await run_in_threadpool(stamp)
-        return StreamingResponse(_changes(stamp), media_type="text/event-stream")
+        before = await run_in_threadpool(stamp)  # a page that is fetched once the stream is open is no older
+        return StreamingResponse(_changes(stamp, before), media_type="text/event-stream")
 
     return app
 
@@ -97,9 +97,9 @@ def _stamp_of(site: Site, run: str | None, log: str | None) -> Callable[[], obje
     return lambda: site.shared.get(("stamp", run, log), compute, age_s=_LOOK_EVERY_S / 2)
 
 
-async def _changes(stamp: Callable[[], object]) -> AsyncIterator[str]:
+async def _changes(stamp: Callable[[], object], before: object) -> AsyncIterator[str]:
     """Server-sent events: one per change, and a comment now and then, by which a closed connection is noticed."""
-    before, silence_s = await run_in_threadpool(stamp), 0.0
+    silence_s = 0.0
     yield "retry: 3000\n\n"
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ def main(kind: str) -> int:
 
 PACKAGE = "jupyterlab (pip install jupyterlab)"
 _TIMEOUT_S = 5.0
+_SILENT_FOR_S = 600.0
+"""Time for which a server that does not answer is used as it was: a busy machine may stop it, and not its kernels."""
 
 
 class JupyterServing:
@@ -133,6 +136,8 @@ class JupyterServing:
     def __init__(self, place: Place) -> None:
         program = find_program("jupyter-lab", PACKAGE)
         self._place = place
+        self._busy, self._busy_at = 0, 0.0
+        """Busy kernels when the server answered last, and the time of that answer."""
         self._token_file = place.folder / "token"
         if not self._token_file.exists():
             write_private(self._token_file, secrets.token_urlsafe(32) + "\n")
@@ -152,9 +157,12 @@ class JupyterServing:
         return self._get("/api/kernels") is not None
 
     def in_use(self) -> int:
-        """Number of busy kernels; a server that does not answer has none."""
-        kernels = self._get("/api/kernels") or []
-        return sum(kernel.get("execution_state") == "busy" for kernel in kernels if isinstance(kernel, dict))
+        """Number of busy kernels; a server that has not answered for ten minutes has none."""
+        kernels = self._get("/api/kernels")
+        if kernels is not None:
+            self._busy_at = time.monotonic()
+            self._busy = sum(kernel.get("execution_state") == "busy" for kernel in kernels if isinstance(kernel, dict))
+        return self._busy if time.monotonic() - self._busy_at < _SILENT_FOR_S else 0
 
     def describe(self) -> DevServer:
         """Address, user and token file."""

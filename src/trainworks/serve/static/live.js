@@ -43,8 +43,7 @@
     if (pending) { pending = false; update(); }
   }
 
-  let opened = false;
   const events = new EventSource(status.dataset.live);
   events.addEventListener("changed", update);
-  events.addEventListener("open", () => { if (opened) update(); opened = true; });
+  events.addEventListener("open", update);  // no event tells what changed while the stream was not open
 })();
