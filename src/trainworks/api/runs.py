@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trainworks.report.runs.summary import Report
 
 _RESUME_TAKES_S = 30.0
-"""From when a `resume` has the lock of a run until its supervisor says so: it plans the run, on a busy machine."""
+"""Time that a `resume` with the lock of a run has to plan it and to start its supervisor, on a busy machine."""
 _SHARED_STORE = (
     "other users can write this job store: they can change what it says of this job, but not what the job runs"
 )

@@ -38,17 +38,6 @@ Known = Mapping[str, tuple[int, int]]
 """Size in bytes and time of change in nanoseconds of each file that a reader has, by its name in the run directory."""
 
 
-class RecordQuestion(TypedDict):
-    """What a reader knows, and wants to know."""
-
-    runs: Mapping[str, Known]
-    """What is known of each run directory, by its path there."""
-    most_bytes: int
-    """Size from which on no further content is read."""
-    without: list[str]
-    """Files and folders of the record that stay there."""
-
-
 class FilePart(TypedDict):
     """What is new of a file."""
 
@@ -70,9 +59,9 @@ class Found(TypedDict):
 
 
 def question(runs: Mapping[str, RunDir], most_bytes: int, without: Sequence[str] = ()) -> bytes:
-    """What is known here of runs, by the path of their run directory there; see `RecordQuestion`."""
+    """What is known here of runs, by the path of their run directory there, and what else `send` takes."""
     known = {there: _known(run_dir) for there, run_dir in runs.items()}
-    return json.dumps(RecordQuestion(runs=known, most_bytes=most_bytes, without=list(without))).encode()
+    return json.dumps({"runs": known, "most_bytes": most_bytes, "without": without}).encode()
 
 
 def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
@@ -82,13 +71,19 @@ def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
 
 def answer(question: bytes) -> str:
     """What has changed in the records of runs, compressed and in base64."""
-    asked: RecordQuestion = json.loads(question)
-    found = send(asked["runs"], asked["most_bytes"], asked["without"])
+    asked = json.loads(question)
+    found = send(asked["runs"], asked["most_bytes"], asked.get("without", ()))  # an older reader leaves it out
     return base64.b64encode(zlib.compress(json.dumps(found).encode(), 1)).decode("ascii")
 
 
 def send(runs: Mapping[str, Known], most_bytes: int, without: Sequence[str] = ()) -> Found:
-    """What has changed in the records of runs; the arguments are the entries of a `RecordQuestion`."""
+    """What has changed in the records of runs.
+
+    Args:
+        runs: what is known of each run directory, by its path.
+        most_bytes: size from which on no further content is read.
+        without: files and folders of the record that stay there.
+    """
     left, is_whole = most_bytes, True
     found: dict[str, dict[str, FilePart]] = {}
     for path, known in runs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -12,11 +13,11 @@ from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.software import ImageRecipe
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import has_nvswitch, system_of
-from trainworks.deploy.images import image_files, machine_image_files
 from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.slurm_conf import accounts_script, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
@@ -26,6 +27,9 @@ from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.nccl import ADDING_SWITCHES
 
 _HOMES = "/home"
+_INDEX = "https://download.pytorch.org/whl"
+_IMAGE_ROLES = ("base", "fabric", "gpu")
+"""Roles that a machine without its network and its drives can take."""
 _HIGHEST_PRIORITY = 14
 """Highest priority of a subnet manager of InfiniBand."""
 
@@ -342,3 +346,71 @@ def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _static(entry, f"{name}/")
         else:
             yield name, entry.read_text(encoding="utf-8")
+
+
+def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> dict[str, str]:
+    """Files of all container images by path: each by the digest of its base and the hashes of its wheels.
+
+    Source: Containerfile(5), buildah-build(1), `pip install --require-hashes`.
+
+    Args:
+        recipes: of the stack.
+        locks: text of each lock file, by its name in the recipes.
+
+    Raises:
+        ArgumentError: a lock file has a requirement without a hash, or no PyTorch.
+    """
+    files: dict[str, str] = {}
+    for index, recipe in enumerate(recipes):
+        lock = locks[recipe.lock]
+        argument = f"images.{index}.lock"
+        # refuse a lock file that does not say which files are installed
+        hint = "write it with `uv pip compile --generate-hashes requirements.in`"
+        names = set()
+        # a requirement and its hashes are one line, over several of the file
+        lines = (line.strip() for line in re.sub(r"\\\n\s*", " ", lock).splitlines())
+        for entry in lines:
+            if not entry or entry.startswith(("#", "--index-url", "--extra-index-url")):
+                continue
+            found = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==\S+", entry)
+            if found is None or "--hash=sha256:" not in entry:
+                raise ArgumentError(
+                    f"`{entry[:60]}` in {recipe.lock} has no version or no hash", argument=argument, hint=hint
+                )
+            names.add(found[1].lower())
+        if "torch" not in names:
+            raise ArgumentError(f"{recipe.lock} has no torch", argument=argument, hint=hint)
+        folder = f"images/{recipe.name}"
+        files |= {
+            f"{folder}/Containerfile": render("images/Containerfile", recipe=recipe, index=index_of(recipe)),
+            f"{folder}/requirements.lock": lock,
+            f"{folder}/.containerignore": render("images/containerignore"),
+            f"{folder}/build.sh": render("images/build.sh", recipe=recipe),
+        }
+    return files
+
+
+def index_of(recipe: ImageRecipe) -> str:
+    """Index of PyTorch's wheels for the accelerator of a recipe.
+
+    >>> from trainworks.config.stack_parts.software import ImageRecipe
+    >>> index_of(ImageRecipe(name="a", base="b@sha256:" + "0" * 64, rocm="6.4", lock="a.lock"))
+    'https://download.pytorch.org/whl/rocm6.4'
+    """
+    if recipe.cuda is not None:
+        return f"{_INDEX}/cu{recipe.cuda.replace('.', '')}"
+    return f"{_INDEX}/rocm{recipe.rocm}" if recipe.rocm is not None else f"{_INDEX}/cpu"
+
+
+def machine_image_files(stack: Stack) -> dict[str, str]:
+    """Files by path; empty without `machine_image`.
+
+    The roles of the image are those of a node that runs, so that an image and a repaired node do not differ.
+
+    Source: Packer's HCL2, its QEMU builder and its Ansible provisioner.
+    """
+    if stack.machine_image is None:
+        return {}
+    node = next(name for group in stack.groups("compute") for name in group.names)
+    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, node=node, roles=_IMAGE_ROLES)
+    return {"images/machine/node.pkr.hcl": packer}

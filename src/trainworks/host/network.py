@@ -56,7 +56,7 @@ def listening_socket(address: str, port: int) -> socket.socket:
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
     """
-    server = _bound_socket(address, port)
+    server = reserve(address, port)
     try:
         server.listen(_BACKLOG)
     except OSError:
@@ -65,19 +65,14 @@ def listening_socket(address: str, port: int) -> socket.socket:
     return server
 
 
-def reserve(address: str = LOOPBACK) -> socket.socket:
-    """A socket with a port that the kernel gives to no other program while it is open.
+def reserve(address: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """A socket with a port that no other program gets while it is open; the only place that takes a port.
 
     It does not listen, so that a program that gets the port and sets SO_REUSEADDR, as servers do, can listen there.
 
     Raises:
-        OSError: the address is not one of this machine.
+        OSError: the port is taken, or the address is not one of this machine.
     """
-    return _bound_socket(address, 0)
-
-
-def _bound_socket(address: str, port: int) -> socket.socket:
-    """The only place that takes a port."""
     bound = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -373,18 +373,16 @@ class KubernetesBackend(Backend):
         return (line for pod in pods() for line in log_lines(self._client, pod, follow=False))
 
     def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
-        """A pod for each run reads its record on the volume: seconds for each, as the pod has to start.
-
-        The state comes from the API server, and logs from `output`.
-        """
-        for run_dir in run_dirs if self._options.volume is not None else ():
+        """Read each record on the volume by a pod, in seconds; the state and the logs come from the API server."""
+        options = self._options
+        if options.run_as_user is None and self._requires_user():
+            options = options.model_copy(update={"run_as_user": render.DEFAULT_USER})
+        for run_dir in run_dirs if options.volume is not None else ():
             name = render.name_of(RunDir(run_dir.path.absolute()), self._machine)
             there, is_whole = {f"{RUNS}/{name}": run_dir}, False
             while not is_whole:
                 asked = question(there, _MOST_BYTES, without=("status.json", "logs"))
-                reader = copy.deepcopy(dict(render.reader(self._options, name, asked)))
-                if self._options.run_as_user is None and self._requires_user():
-                    render.run_as(reader, render.DEFAULT_USER)
+                reader = render.reader(options, name, asked)
                 is_whole = write_answer(there, read_by_pod(self._client, self._jobsets(), reader, self._clock))
         return True
 

@@ -113,14 +113,13 @@ def read_by_pod(client: KubernetesClient, jobsets: str, manifest: Object, clock:
         while clock.now() < deadline:
             pods = client.list(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOBSET_LABEL}={name}"})
             for pod in pods:
-                status = pod.get("status", {})
-                phase = status.get("phase")
+                phase = pod.get("status", {}).get("phase")
                 if phase == "Succeeded":
                     return "".join(log_lines(client, pod, follow=False))
                 if phase == "Failed":
                     said = ["no reason given", *log_lines(client, pod, follow=False, last=1)][-1]
                     raise UsageError(f"the pod that reads the volume failed: {said}", hint=_HINT)
-                waits = (str(one["message"]) for one in status.get("conditions") or () if one.get("message"))
+                waits = (str(one["message"]) for one in pod["status"].get("conditions") or () if one.get("message"))
                 seen = next(waits, f"is {phase}")
             clock.sleep(_POLL_S)
         raise UnreachableError(f"the pod that reads the volume did not end within {_READ_S:.0f} s: {seen}")

@@ -21,7 +21,7 @@ Undo = Callable[[], None]
 CUT_FOR_S = 3.0
 SLOW_FOR_S = 12.0
 _COMPLETES_S = 0.5
-"""From the last file of a checkpoint to its manifest, on a slow disk."""
+"""Time between the last file of a checkpoint and its manifest, on a slow disk."""
 _HITS = {
     DrillFault.KILL_SUPERVISOR: (Victim.SUPERVISOR, signal.SIGKILL),
     DrillFault.KILL_AGENT: (Victim.AGENT, signal.SIGKILL),
