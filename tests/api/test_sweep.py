@@ -163,6 +163,32 @@ def test_pruning_ends_the_worst_trial_early_and_keeps_the_best(sweep_with: Sweep
     assert result.best.steps == NUM_STEPS
 
 
+def test_a_record_that_is_elsewhere_is_fetched_before_its_trial_is_judged(
+    sweep_with: SweepNow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(run: Run) -> Run:
+        (run.path / "there").rename(run.run_dir.metrics_file)
+        return run
+
+    class Elsewhere(Trainer):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            for run_id, writer in self.writers.items():
+                if writer.step >= NUM_STEPS and (file := Run(self.folder / run_id).run_dir.metrics_file).exists():
+                    file.rename(file.with_name("there"))
+
+    monkeypatch.setattr(Run, "with_record", fetch)
+    result = sweep_with(Elsewhere(tmp_path))
+    assert result.best.settings == {"workload.optimizer.lr": "3e-3"}
+    assert [trial.steps for trial in result.trials] == [NUM_STEPS] * 4
+
+
+def test_pruning_is_refused_where_no_curve_is_seen_meanwhile() -> None:
+    run_file, source = parse_run_file(f"{RUN_FILE}cluster: kubernetes\n", name="tiny.yaml")
+    with pytest.raises(UsageError, match="ends trials early by their curves"):
+        sweep(RunRequest(run_file, source), SPACE, pruning="asha")
+
+
 def test_settings_that_no_run_can_have_fail_alone(sweep_with: SweepNow, tmp_path: Path) -> None:
     result = sweep_with(Trainer(tmp_path), {"optimizer.lr": [3e-3, -1.0]})
     assert [trial.state for trial in result.trials] == ["succeeded", "failed"]

@@ -92,7 +92,7 @@ def env(run: Run | str | None = None, folder: Path | str = "runs") -> RunPackage
         ...
         trainworks.errors.UsageError: run true-1 is a command without `environment`: its packages are not in the record
     """
-    found = as_run(run, folder)
+    found = as_run(run, folder).with_record()
     resolved, nodes = found.resolved, found.run_dir.read_node_environments()
     if nodes:
         return RunPackages(found.id, resolved.environment, nodes)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from trainworks.agent.current_state import current_status
 from trainworks.api.notices import Notify, warn
@@ -225,30 +225,28 @@ class Run:
         job.refresh()
         return job.output(node=node, follow=follow)
 
-    def _fetch_record(self) -> None:
-        """Bring the state and the record of a submitted run, unless all of it is here."""
-        job = self.job
-        if job is None or job.row.handle is None:
-            return
-        is_over = job.refresh().is_final
-        states = of_kind(read_events(self.run_dir.events_file), StateEvent)
-        has_end = bool(states) and parse_state(states[-1]["state"]).is_final
-        if has_end and is_over and states[-1].get("t", 0.0) >= (job.row.started_at or 0.0):
-            return
-        try:
-            job.fetch()
-        except TrainworksError as problem:
-            self.notify(f"the record of run {self.id} may be older than the job: {problem.message}")
+    def with_record(self) -> Self:
+        """This run, with state and record of a submitted one whose nodes share no files; that takes seconds.
+
+        `notify` says if that cannot be.
+        """
+        job = self.job if self.has_remote_output else None
+        if job is not None and job.row.handle is not None:
+            is_over = job.refresh().is_final
+            states = of_kind(read_events(self.run_dir.events_file), StateEvent)
+            has_end = bool(states) and parse_state(states[-1]["state"]).is_final
+            try:
+                if not (has_end and is_over and states[-1].get("t", 0.0) >= (job.row.started_at or 0.0)):
+                    job.fetch()
+            except TrainworksError as problem:
+                self.notify(f"the record of run {self.id} may be older than the job: {problem.message}")
+        return self
 
     def report(self) -> Report:
-        """What was planned and what happened; also of a run that is not over.
-
-        The record of a run on nodes that share no files is fetched first, in seconds; `notify` says if it cannot be.
-        """
+        """What was planned and what happened; also of a run that is not over. Fetches its record first."""
         from trainworks.report.runs.summary import build_report  # noqa: PLC0415 - imports numpy
 
-        if self.has_remote_output:
-            self._fetch_record()
+        self.with_record()
         return build_report(self.run_dir, time.time(), state=self.state)
 
 

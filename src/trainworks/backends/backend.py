@@ -265,8 +265,6 @@ class Backend(abc.ABC):
     def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
         """Bring the records of jobs into their run directories, if the jobs write them elsewhere.
 
-        It may take seconds for each run where `shares_files` is False.
-
         Returns:
             False if there is more, which the next call brings.
 

@@ -51,7 +51,7 @@ def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnos
     >>> why(str(ended.path)).num_steps
     0
     """
-    return diagnosis_of(as_run(run, folder))
+    return diagnosis_of(as_run(run, folder).with_record())
 
 
 def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:

@@ -19,6 +19,7 @@ from trainworks.api.run_handle import Run, backend_poller
 from trainworks.api.run_request import RunRequest, RunTarget, read_run
 from trainworks.api.runs import submit
 from trainworks.api.sweeping.search import Search, SearchName, make_search
+from trainworks.backends.registry import shares_files
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.source import Source
@@ -83,6 +84,9 @@ def sweep(
     request = read_run(target)
     if request.run_file.workload is None:
         raise UsageError("a sweep trains a workload, and the run file has a command", hint="see `submit --array`")
+    if pruning is not None and not shares_files(request.run_file.cluster.engine):
+        hint = "leave out `--prune`: this cluster shows what a run measured at its end"
+        raise UsageError("a sweep ends trials early by their curves, which have to be there meanwhile", hint=hint)
     dimensions = {full_key(key): parse_dimension(key, written) for key, written in space.items()}
     objective = _objective(request.run_file.workload)
     chosen = make_search(search, dimensions, num_trials=trials, seed=seed, maximize=objective == "held-out accuracy")
@@ -354,6 +358,7 @@ def ended_as(trial_run: TrialRun) -> SweepTrial | None:
         state, message = job.state, job.row.end.message  # a job that could not be launched leaves no status
     if not state.is_final:
         return None
+    trial_run.run.with_record()
     trial_run.look()
     changes: dict[str, object] = {"steps": trial_run.steps_done}
     if state is JobState.SUCCEEDED and (value := trial_run.value()) is not None:

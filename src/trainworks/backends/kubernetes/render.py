@@ -46,8 +46,6 @@ DEFAULT_USER = 1000
 NODE_MODULE = "trainworks.backends.kubernetes.node"
 """Module that every pod runs, with the run directory as its argument."""
 
-_READ, _READ_BYTES = "-read-", 3
-"""In the name of a JobSet that reads a record, and random bytes after it."""
 _READER_KEEP_S = 60
 _DEFAULT_PRIORITY = 50
 _HASH = 6
@@ -168,8 +166,8 @@ def reader(cluster: Kubernetes, name: str, question: bytes) -> Mapping[str, obje
         name: of that job.
         question: of `record_parts`.
     """
-    longest = manifest.LONGEST_NAME - len(_READ) - 2 * _READ_BYTES
-    own = f"{name[:longest].strip('-')}{_READ}{secrets.token_hex(_READ_BYTES)}"
+    mark = f"-read-{secrets.token_hex(3)}"
+    own = name[: manifest.LONGEST_NAME - len(mark)].strip("-") + mark
     spec = JobSpec(run_id=own, name=own, min_nodes=1, max_nodes=1, node=NodeResources(cores=0.1))
     packed = base64.b64encode(zlib.compress(question)).decode("ascii")
     lone = cluster.model_copy(update={"devices": {}, "topology": None, "queue": None})
