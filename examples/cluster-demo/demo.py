@@ -170,24 +170,29 @@ def accept() -> None:
     run("scp -q key deploy@login1:.ssh/id_ed25519; scp -q repair.yaml deploy@login1:")
     run("ssh deploy@login1 'printf \"StrictHostKeyChecking accept-new\\nLogLevel ERROR\\n\" > .ssh/config'")
     run(f"ssh deploy@{SLOW} 'sudo tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms'  # a bad cable")
-    run("ssh alice@login1 'mkdir -p /shared/alice .ssh'; scp -q key alice@login1:.ssh/id_ed25519")
-    run("scp -q chain.yaml guides.txt alice@login1:/shared/; scp -q -r stack.yaml project alice@login1:/shared/alice/")
-    verify = "trainworks deploy verify stack.yaml --into project --bench ../chain.yaml --json > acceptance.json"
-    run(f"ssh alice@login1 'cd /shared/alice && {verify}'", lambda code, printed: code == 1)
+    bench = "cd /shared/alice && trainworks bench network --cluster slurm --nodes 4"
+    run(
+        f"ssh alice@login1 'mkdir -p /shared/alice .ssh && {bench} --json > bench.json'",
+        lambda code, printed: code == 1,
+    )
     is_slow = re.compile(rf"^{SLOW}  ", re.M)  # the node, and not one of its links
     run(
-        "ssh alice@login1 'cd /shared/alice && trainworks bench --resume bench-all-1 | sed -n 1,/^Links/p'",
+        "ssh alice@login1 'cd /shared/alice && trainworks bench --resume bench-network-1 | sed -n 1,/^Links/p'",
         lambda code, printed: is_slow.search(printed) is not None,
     )
-    repair = "sudo trainworks repair slurm --policy repair.yaml --from /shared/alice/acceptance.json"
+    repair = "sudo trainworks repair slurm --policy repair.yaml --from /shared/alice/bench.json"
     run(
         f"ssh deploy@login1 '{repair} --yes'",
         lambda code, printed: code == 0 and re.search(rf"{SLOW} +back", printed) is not None,
     )
-    bench = "cd /shared/alice && trainworks bench network --cluster slurm --nodes 4"
+    run("scp -q key alice@login1:.ssh/id_ed25519")
+    run("ssh alice@login1 'printf \"StrictHostKeyChecking accept-new\\nLogLevel ERROR\\n\" > .ssh/config'")
+    run("scp -q chain.yaml guides.txt alice@login1:/shared/; scp -q -r stack.yaml project alice@login1:/shared/alice/")
+    verify = "trainworks deploy verify stack.yaml --into project --bench ../chain.yaml > acceptance.txt"
+    shown = "sed -n 1,/^Checks/p acceptance.txt; grep -A 3 ^Training acceptance.txt"
     run(
-        f"ssh alice@login1 '{bench} | sed -n 1,/^Links/p'",
-        lambda code, printed: "verdicts" in printed and is_slow.search(printed) is None,
+        f"ssh alice@login1 'cd /shared/alice && {verify}; {shown}'",
+        lambda code, printed: re.search(r"^verdict +(accepted|no verdict)$", printed, re.M) is not None,
     )
 
 
