@@ -125,7 +125,7 @@ class Hold:
 
     def __init__(self, volume: Path, step: int) -> None:
         self._folder, self._step = volume / f"hold-{secrets.token_hex(4)}", step
-        self._folder.mkdir()
+        self._folder.mkdir(parents=True)  # the first pod with the claim may not have made it
         (self._folder / f"hold-{step}").touch()
 
     @property
