@@ -217,7 +217,7 @@ def lose_a_node() -> None:
     )
     run(
         "ssh alice@login1 'cd /shared/alice && trainworks ps'",
-        lambda code, printed: "RUNNING" in printed and f"gpu{dies}" not in printed,
+        lambda code, printed: re.search("STARTING|RUNNING", printed) is not None and f"gpu{dies}" not in printed,
     )
     run("ssh alice@login1 'cd /shared/alice && trainworks wait; trainworks ps --all'")
     if not Pager.pages.empty():
