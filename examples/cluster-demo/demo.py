@@ -166,7 +166,7 @@ def order() -> None:
 
 
 def accept() -> None:
-    """A node with a slow link is found, taken out, repaired, measured and given back."""
+    """A node with a slow link is found, taken out, repaired and given back; then the cluster is accepted, or not."""
     run("scp -q key deploy@login1:.ssh/id_ed25519; scp -q repair.yaml deploy@login1:")
     run("ssh deploy@login1 'printf \"StrictHostKeyChecking accept-new\\nLogLevel ERROR\\n\" > .ssh/config'")
     run(f"ssh deploy@{SLOW} 'sudo tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms'  # a bad cable")
