@@ -16,11 +16,13 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.measure import row_settings
+from trainworks.measure.completions import can_fit
 from trainworks.measure.measured_clusters import read_cluster
 from trainworks.measure.tables import Row, flag_of, needed_number, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.collectives import Collective
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
+from trainworks.plan.programs import normalised
 from trainworks.plan.run.pricing import AdaptedJob
 from trainworks.plan.search import search
 from trainworks.plan.software import Software
@@ -116,6 +118,11 @@ def read_run(row: Row) -> MeasuredRun:
         sequence_parallel=bool(layout["sequence_parallel"]),
     )
     job = _job(shape, length, precision, cluster, software, adapter)
+    if adapter is None:
+        found = row_settings.read_programs(row, job, layout)
+        # the run did fit: a program that cannot have fitted did not train it
+        fitting = [each for each in found if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
+        job = replace(job, programs=normalised(fitting or found) if len(found) > 1 else ())
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(

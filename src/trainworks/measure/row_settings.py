@@ -10,20 +10,26 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import Attention, Fp8Recipe, family_of
+from trainworks.config.software import Attention, Fp8Recipe, family_of, years_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
+from trainworks.plan.programs import Programs, Shown, programs
 from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Selective, Software
+from trainworks.plan.space import Fixed
+from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 _EXPERT_COLUMNS = ("experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 MODEL_COLUMNS = (*("model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), *_EXPERT_COLUMNS)
 _PADDING = 128
+_HEAD_SIZES = (64, 96, 128, 192, 256)
+_OTHER_HEADS, _SAME_SIZE = 0.1, 0.03
+"""A printed size that is so far off means heads of another width than hidden / heads; one so near is the same."""
 _GATED_NAMES = re.compile(
-    r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm", re.IGNORECASE
+    r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm|\bgated\b|glu\b", re.IGNORECASE
 )
 _EXPERT_NAMES = re.compile(r"\d+x\d+b|moe\b|[-_]a\d+b", re.IGNORECASE)
 
@@ -89,7 +95,17 @@ def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
         changed = shape.model_copy(update=experts)
         return changed.model_copy(update={"num_parameters": num_parameters(changed)}) if experts else shape
 
-    return of(layers or _layers_of_size(row, of, experts.get("dense_layers", 0)))
+    shape = of(layers or _layers_of_size(row, of, experts.get("dense_layers", 0)))
+    if not gated or experts or layers is None or not _is_off(shape, row, _OTHER_HEADS):
+        return shape
+    wide = [shape_of_hf_config(config | {layers_key: layers, "head_dim": size}) for size in _HEAD_SIZES]
+    return next((each for each in wide if not _is_off(each, row, _SAME_SIZE)), shape)
+
+
+def _is_off(shape: ModelShape, row: Row, share: float) -> bool:
+    """Whether a shape differs from the printed number of parameters by more than a share; False without one."""
+    printed = number_of(row, "params_b")
+    return printed is not None and abs(shape.num_parameters / (printed * 1e9) - 1) > share
 
 
 def _layers_of_size(row: Row, of: Callable[[int], ModelShape], dense_layers: int) -> int:
@@ -144,6 +160,7 @@ _RECIPES: tuple[tuple[Fp8Recipe, str], ...] = (
     ("rowwise", r"row[\s_-]*wise"),
     ("blockwise", r"block|mx"),
 )
+_SHARDING = re.compile(r"[\s\d,+/-]*(?:fsdp|hsdp|zero)[\s\d,+/-]*", re.IGNORECASE)
 _ABOUT_SOFTWARE = ("precision", "source", "notes", "software", "source_key")
 T = TypeVar("T")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
@@ -172,7 +189,7 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequ
     """
     words = " ".join(text_of(row, name) for name in _ABOUT_SOFTWARE)
     framework = text_of(row, "framework")
-    named = "" if re.fullmatch(r"[\s\d,+/-]*(?:fsdp|hsdp|zero)[\s\d,+/-]*", framework, re.IGNORECASE) else framework
+    named = "" if _SHARDING.fullmatch(framework) else framework
     old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
     native = zero == 3 and tp == pp == 1 and precision in ("bf16", "fp32", "tf32")
     software = Software.of(
@@ -186,6 +203,35 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequ
     )
     changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}
     return replace(software, **changes)
+
+
+def read_programs(row: Row, job: TrainingJob, layout: Fixed) -> Programs:
+    """What may have trained, with shares; one program where the row says its name, its year and its compiler."""
+    words = " ".join(text_of(row, name) for name in _ABOUT_SOFTWARE)
+    framework = text_of(row, "framework")
+    named = "" if _SHARDING.fullmatch(framework) else framework
+    tp, pp, zero = layout["tp"], layout["pp"], layout["zero"]
+    first_year, last_year = years_of(words)
+    shown = Shown(
+        job.precision,
+        job.cluster.accelerator,
+        first_year=first_year,
+        last_year=last_year,
+        is_split=tp * pp > 1,
+        is_sharded=zero == 3,
+        is_of_2021=tp > 1 and not layout["sequence_parallel"] and zero < 3,
+    )
+    changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}
+    found = programs(
+        shown,
+        named or family_of(words) or "",
+        compiled=_compiled(row, words),
+        attention=_written(_ATTENTION, text_of(row, "attention") or words),
+        fp8_recipe=job.software.fp8_recipe,
+        gradient_bytes=2 if job.precision == "fp16" or "pure" in text_of(row, "precision").lower() else None,
+        selective=_selective(text_of(row, "recompute")),
+    )
+    return tuple((replace(software, **changes), share) for software, share in found)
 
 
 def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:

@@ -48,6 +48,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.resolved import ExpectedStep
 
@@ -150,20 +151,30 @@ class Belief:
         return Slowdowns(*self.factors.tolist())
 
 
-def prior_of(job: AnyJob) -> Prior:
-    """Prior for a model with or without routed experts; `software`, tau, is wider for a job unlike what was fitted."""
+def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
+    """Prior for a model with or without routed experts; `software`, tau, is wider for a job unlike what was fitted.
+
+    Args:
+        job: a job of several programs differs between them, too.
+        layouts: of the job; the first one says by how much.
+    """
     prior = EXPERTS_PRIOR if getattr(job.shape, "experts", 0) else PRIOR
     world, link = job.cluster.num_accelerators, job.cluster.accelerator.scale_up
+    of_programs = [] if layouts is None else getattr(job, "by_program", [])
     parts = {
         "8 bits": job.precision in ("fp8", "fp4"),
         "many accelerators": min(1.0, max(0.0, math.log2(2 * world / _MANY))),
         # Switches, or a mesh of their own links, join all accelerators of a node.
         "no NVLink switch": link == "none" or "bridge" in link,
         "not compared": bool(not_compared(job)),
-        "perhaps compiled": job.software.is_fusion_assumed,
+        "perhaps compiled": job.software.is_fusion_assumed and not of_programs,
     }
     beyond = [math.log2(max(1.0, ratio)) for ratio in (world / LARGEST_WORLD, job.sequence_length / LONGEST)]
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
+    if layouts is not None and of_programs:
+        shares = [share for _, share in job.programs]  # type: ignore[attr-defined]
+        logs = np.log([one.step_times(layouts.take(slice(1))).total_s[0] for one in of_programs])
+        kinds += float(mixture_spread(logs[:, None], shares)[0]) ** 2
     tau = math.sqrt(prior.software**2 + kinds + sum((_PER_DOUBLING * doublings) ** 2 for doublings in beyond))
     return replace(prior, software=tau)
 

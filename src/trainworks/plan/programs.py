@@ -1,0 +1,174 @@
+"""The program that trains where nobody names it: a distribution over families, years and compilers.
+
+    P(program) = P(family | layout, precision) P(year | accelerator, precision, layout) P(compiled | family, year)
+
+Whatever is said is certain. The shares are those of published runs that show as much (`benchmarks/data/step_times.csv`
+with its labels), rounded, so that none is zero that could be. A job of several programs takes, with T_h the step time
+under program h and w_h its share,
+
+    F(x) = sum_h w_h / (1 + exp((log T_h - x) / s))        T = exp(x) with F(x) = 1/2
+
+The median is not moved by a program that is unlikely and slow, as a mean would be. What lies between the tenth and the
+ninetieth percentile is part of the interval. All runs of one program share it, so that measurements take it away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainworks.catalog.facts import Accelerator
+from trainworks.config.software import Attention, Family, family_of, year_of
+from trainworks.plan.layouts import Array
+from trainworks.plan.software import Software
+
+Programs = tuple[tuple[Software, float], ...]
+"""Programs with their shares, which add up to 1."""
+_SMOOTH = 0.06
+"""Scale s of the logistic distribution of one program's time: programs that differ by less are one."""
+_HALVINGS = 30
+_Z80 = 1.2815515655446004
+_LEAST = 0.04
+"""Share below which a program is left out."""
+_COMPILED_SHARE = 0.5
+"""Of the PyTorch programs since 2024."""
+_UNFUSED, _FIRST_FUSED, _PRESENT = 2021, 2023, 2026
+"""Years that stand for attention in several kernels, the first fused one, and the present."""
+_NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
+
+
+_ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
+"""Precisions by those that programs are told apart by; any other one is as bf16."""
+_FAMILIES: dict[tuple[str, str], dict[Family, float]] = {
+    ("fp8", "split"): {"megatron": 0.9, "torch": 0.1},
+    ("fp8", "sharded"): {"jax": 0.4, "torch": 0.3, "megatron": 0.3},
+    ("fp8", "replicated"): {"megatron": 0.9, "torch": 0.1},
+    ("fp16", "split"): {"megatron": 0.7, "paddle": 0.2, "torch": 0.1},
+    ("fp16", "sharded"): {"megatron": 0.5, "torch": 0.3, "paddle": 0.2},
+    ("fp16", "replicated"): {"megatron": 0.5, "torch": 0.3, "paddle": 0.2},
+    ("bf16", "split"): {"megatron": 0.65, "torch": 0.35},
+    ("bf16", "sharded"): {"torch": 0.75, "jax": 0.25},
+    ("bf16", "replicated"): {"megatron": 0.5, "torch": 0.5},
+}
+"""Families by precision, and by whether tensor and pipeline parallelism split the model or ZeRO 3 shards it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a run shows of its program without naming it."""
+
+    precision: str
+    accelerator: Accelerator
+    is_split: bool
+    """Whether it has tensor or pipeline parallelism."""
+    is_sharded: bool
+    """Whether weights are sharded over the replicas (ZeRO 3, FSDP)."""
+    first_year: int = 0
+    last_year: int = 9999
+    """What the program can be of."""
+    is_of_2021: bool = False
+    """Whether it does what later programs have given up: tensor parallelism without sequence parallelism."""
+
+
+def programs(
+    shown: Shown,
+    framework: str = "",
+    *,
+    year: int | None = None,
+    compiled: bool | None = None,
+    attention: Attention | None = None,
+    **more: Any,
+) -> Programs:
+    """Programs that may train, with their shares, which add up to 1; the likeliest first.
+
+    Args:
+        shown: what the run shows.
+        framework: the program, with or without its year; empty where nobody names it.
+        year: of its release, where the name has none.
+        compiled: whether its blocks are compiled, if that is said.
+        attention: its kernel of the attention, if that is said.
+        **more: further arguments of `Software.of`.
+    """
+    named = family_of(framework)
+    families = {framework: 1.0} if named else {_NAMES[family]: share for family, share in _families(shown).items()}
+    found: dict[Software, float] = {}
+    for name, of_family in families.items():
+        known = year or year_of(name)
+        for at, of_year in {known: 1.0}.items() if known else _years(shown).items():
+            of = {"year": at, "attention": attention, **more}
+            usual = Software.of(name, compiled=compiled, **of)
+            is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
+            share = _COMPILED_SHARE if is_open else 0.0
+            kinds = [(usual, 1 - share)] + ([(Software.of(name, compiled=True, **of), share)] if is_open else [])
+            for software, of_kind in kinds:
+                found[software] = found.get(software, 0.0) + of_family * of_year * of_kind
+    likeliest = sorted(found.items(), key=lambda each: -each[1])
+    return normalised([each for each in likeliest if each[1] >= _LEAST])
+
+
+def normalised(found: Sequence[tuple[Software, float]]) -> Programs:
+    """The programs with shares that add up to 1."""
+    whole = sum(share for _, share in found)
+    return tuple((software, share / whole) for software, share in found)
+
+
+def _families(shown: Shown) -> dict[Family, float]:
+    if (shown.accelerator.architecture or "").startswith("TPU"):
+        return {"jax": 1.0}
+    mesh = "split" if shown.is_split else "sharded" if shown.is_sharded else "replicated"
+    return _FAMILIES[_ALIKE.get(shown.precision, "bf16"), mesh]
+
+
+def _years(shown: Shown) -> dict[int, float]:
+    """Shares of the years that stand for an era, of those that are possible."""
+    if shown.precision in ("fp8", "fp4") or shown.accelerator.launched > _FIRST_FUSED:
+        return {_PRESENT: 1.0}
+    if shown.is_of_2021 or shown.precision == "fp16":
+        shares = {_UNFUSED: 0.75, _FIRST_FUSED: 0.25}
+    elif shown.accelerator.launched < _FIRST_FUSED - 1:
+        shares = {_UNFUSED: 0.25, _FIRST_FUSED: 0.35, _PRESENT: 0.4}
+    else:
+        shares = {_FIRST_FUSED: 0.1, _PRESENT: 0.9}
+    first, last = _era(shown.first_year), _era(shown.last_year)
+    return {year: share for year, share in shares.items() if first <= year <= last} or {last: 1.0}
+
+
+def _era(year: int) -> int:
+    return _UNFUSED if year < _FIRST_FUSED else _FIRST_FUSED if year == _FIRST_FUSED else _PRESENT
+
+
+def mixture_quantile(logs: Array, shares: Sequence[float], part: float) -> Array:
+    """Quantile of a mixture of logistic distributions, shape [n].
+
+    Args:
+        logs: their centres, shape [programs, n].
+        shares: of the programs.
+        part: 0.5 for the median.
+    """
+    low, high = logs.min(axis=0) - 10 * _SMOOTH, logs.max(axis=0) + 10 * _SMOOTH
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        is_below = _below(logs, middle).T @ np.asarray(shares) < part
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return (low + high) / 2
+
+
+def mixture_nearness(logs: Array, shares: Sequence[float], at: Array) -> Array:
+    """Share of each program in the density of the mixture, shape [programs, n]; adds up to 1."""
+    below = _below(logs, at)
+    density = np.asarray(shares)[:, None] * below * (1 - below)
+    return density / density.sum(axis=0)
+
+
+def mixture_spread(logs: Array, shares: Sequence[float]) -> Array:
+    """Standard deviation of the normal distribution that is as wide as the programs differ, shape [n]; 0 for one."""
+    width, own = mixture_quantile(logs, shares, 0.9) - mixture_quantile(logs, shares, 0.1), 2 * _SMOOTH * math.log(9)
+    return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * _Z80)
+
+
+def _below(logs: Array, at: Array) -> Array:
+    return 1 / (1 + np.exp((logs - at) / _SMOOTH))
