@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import Attention, Fp8Recipe, family_of, years_of
+from trainworks.config.software import Attention, Fp8Recipe, family_of, is_usually_eager, years_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
@@ -217,6 +217,7 @@ def read_programs(row: Row, job: TrainingJob, layout: Fixed) -> Programs:
         job.cluster.accelerator,
         first_year=first_year,
         last_year=last_year,
+        is_usually_eager=is_usually_eager(f"{framework} {words}"),
         is_split=tp * pp > 1,
         is_sharded=zero == 3,
         is_of_2021=tp > 1 and not layout["sequence_parallel"] and zero < 3,

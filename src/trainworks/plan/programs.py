@@ -34,8 +34,8 @@ _HALVINGS = 30
 _Z80 = 1.2815515655446004
 _LEAST = 0.04
 """Share below which a program is left out."""
-_COMPILED_SHARE = 0.5
-"""Of the PyTorch programs since 2024."""
+_COMPILED_SHARE, _COMPILED_SHARE_OF_EAGER = 0.5, 0.1
+"""Of the PyTorch programs since 2024, and of those that come eager."""
 _UNFUSED, _FIRST_FUSED, _PRESENT = 2021, 2023, 2026
 """Years that stand for attention in several kernels, the first fused one, and the present."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
@@ -70,6 +70,8 @@ class Shown:
     first_year: int = 0
     last_year: int = 9999
     """What the program can be of."""
+    is_usually_eager: bool = False
+    """Whether the program compiles nothing unless it is told to."""
     is_of_2021: bool = False
     """Whether it does what later programs have given up: tensor parallelism without sequence parallelism."""
 
@@ -102,7 +104,8 @@ def programs(
             of = {"year": at, "attention": attention, **more}
             usual = Software.of(name, compiled=compiled, **of)
             is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
-            share = _COMPILED_SHARE if is_open else 0.0
+            usually = _COMPILED_SHARE_OF_EAGER if shown.is_usually_eager else _COMPILED_SHARE
+            share = usually if is_open else 0.0
             kinds = [(usual, 1 - share)] + ([(Software.of(name, compiled=True, **of), share)] if is_open else [])
             for software, of_kind in kinds:
                 found[software] = found.get(software, 0.0) + of_family * of_year * of_kind
