@@ -62,7 +62,7 @@ def find_preset(text: str) -> str | None:
     """Find the model that a text names; None if it is not certain.
 
     Case, spaces, dashes and underscores do not matter, and the text may have other words; the longest name wins. A size
-    that is not part of a known name, as in `GPT2 3B`, makes it another model.
+    that is not part of a known name, as in `GPT2 3B`, or a word as in `Phi-4-multimodal`, makes it another model.
 
     >>> find_preset("llama3_70b cut to 12 layers")
     'llama3-70b'
@@ -79,12 +79,13 @@ def find_preset(text: str) -> str | None:
             if name is not None:
                 last, after = words[end - 1], words[end : end + 1]
                 is_another_size = after and not _SIZE.fullmatch(last) and _SIZE.fullmatch(after[0])
-                return None if is_another_size else name
+                return None if is_another_size or _OTHERS.intersection(after) else name
     return None
 
 
 _OWN = "give its dimensions (`layers`, `hidden`, `heads`), or its checkpoint with `hf`"
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z0-9]*)*")
+_OTHERS = frozenset(("distill", "flash", "moe", "multimodal", "vision", "vl"))
 _SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
 
 
