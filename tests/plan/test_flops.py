@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lanes import examples
-from tests.plan.families import BLOOM, CONFIGS, GPT2, VIT, family
+from tests.plan.families import BLOOM, CONFIGS, GPT2, LLAMA4, VIT, family
 from trainworks.catalog.models import preset, preset_names
 from trainworks.plan.flops import (
     FlopsConvention,
@@ -148,6 +148,17 @@ def test_a_window_leaves_the_pairs_that_a_mask_leaves(window: int, length: int) 
     exact = 12 * everywhere.layers * everywhere.heads * everywhere.head_dim * seen
     rest = model_flops_per_token(everywhere, length) - attention_flops_per_token(everywhere, length)
     assert causal_flops_per_token(everywhere, length) - rest == pytest.approx(exact)
+
+
+@given(chunk=st.integers(1, 40), chunks=st.integers(1, 8))
+@settings(max_examples=examples(50))
+def test_a_chunk_leaves_half_of_its_pairs(chunk: int, chunks: int) -> None:
+    config = family("llama4_text", **LLAMA4, attention_chunk_size=chunk, no_rope_layer_interval=4)
+    chunked, length = shape_of_hf_config(config), chunk * chunks
+    rest = model_flops_per_token(chunked, length) - attention_flops_per_token(chunked, length)
+    exact = 12 * chunked.layers * chunked.heads * chunked.head_dim * chunk / 2
+    assert chunked.window_layers == chunked.layers
+    assert causal_flops_per_token(chunked, length) - rest == pytest.approx(exact)
 
 
 @given(length=st.integers(1, 4096))

@@ -85,7 +85,8 @@ def find_preset(text: str) -> str | None:
 
 _OWN = "give its dimensions (`layers`, `hidden`, `heads`), or its checkpoint with `hf`"
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z0-9]*)*")
-_OTHERS = frozenset(("distill", "flash", "moe", "multimodal", "vision", "vl"))
+_HUB_ID = re.compile(r"huggingface\.co/(.+)/blob")
+_OTHERS = frozenset(("distill", "embed", "flash", "moe", "multimodal", "vision", "vl"))
 _SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
 
 
@@ -97,11 +98,11 @@ def _key(words: list[str]) -> str:
 
 @cache
 def _names_by_key() -> dict[str, str]:
-    """Preset by the key of its name and of each alias."""
+    """Preset by the key of its name, of each alias and of its id on the hub."""
     names: dict[str, str] = {}
     for model in _models().values():
-        for name in (model.name, *model.aliases):
-            key = _key(_WORD.findall(name))
+        for name in (model.name, *model.aliases, *_HUB_ID.findall(model.source)):
+            key = _key(_WORD.findall(name.lower()))
             if names.setdefault(key, model.name) != model.name:
                 raise ValueError(f"`{name}` names both `{names[key]}` and `{model.name}`")
     return names

@@ -18,7 +18,7 @@ from trainworks.record.model_shape import LatentAttention, ModelShape, SmallPara
 
 
 def _with_rms_norms(
-    dimensions: Mapping[str, int], *, norms: int = 2, query_key_norms: int = 0, biases: int = 0, **small: int
+    dimensions: Mapping[str, Any], *, norms: int = 2, query_key_norms: int = 0, biases: int = 0, **small: int
 ) -> ModelShape:
     """RMS norms of h in every layer and one outside, those of queries and keys of d each, and the biases of a layer."""
     hidden = dimensions["hidden"]
@@ -159,7 +159,9 @@ def gemma2(config: Config) -> ModelShape:
 
 
 def gemma3(config: Config) -> ModelShape:
-    """Every sixth layer sees all; queries and keys have a norm of d each."""
+    """Every sixth layer sees all; queries and keys have a norm of d each. Published configs leave out defaults."""
+    config = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4} | dict(config)
+    config = {"max_position_embeddings": 131072} | config
     dimensions = decoder(config, head_dim=256, tied=True) | window(config, full_every=6)
     return _with_rms_norms(dimensions, norms=4, query_key_norms=2, biases=_biases(config, dimensions))
 
@@ -190,17 +192,10 @@ def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> Model
     dimensions = decoder(config) | _experts(config, whole(config, "moe_intermediate_size"), dense=dense)
     dimensions["head_dim"] = latent.nope_head_dim + latent.rope_head_dim
     hidden, dimensions["kv_heads"] = dimensions["hidden"], dimensions["heads"]
-    norms = 2 * hidden + latent.query_rank + latent.kv_rank
-    biases = latent.query_rank + latent.kv_rank + latent.rope_head_dim + hidden  # of down-projections and output
-    return completed(
-        **dimensions,
-        latent=latent,
-        small=SmallParameters(
-            layer=norms + (biases if config.get("attention_bias") else 0),
-            router=dimensions["experts"] if routing_bias else 0,
-            model=dimensions["hidden"],
-        ),
-    )
+    norms = latent.query_rank + latent.kv_rank
+    biases = norms + latent.rope_head_dim + hidden if config.get("attention_bias") else 0  # down-projections and output
+    router = dimensions["experts"] if routing_bias else 0
+    return _with_rms_norms(dimensions | {"latent": latent}, biases=norms + biases, router=router)
 
 
 def gpt2(config: Config, *, learned_positions: bool = True) -> ModelShape:
@@ -384,5 +379,7 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
-        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=f"known types: {', '.join(PLANNED_TYPES)}")
+        hint = "its `text_config`, saved as the config.json of a folder, is planned without the other encoders"
+        hint = hint if "text_config" in config else f"known types: {', '.join(PLANNED_TYPES)}"
+        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=hint)
     return _READERS[kind](config)
