@@ -338,8 +338,8 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "vit": vit,
 }
 """Readers of Hugging Face configs by `model_type`."""
-PLANNED_TYPES = tuple(_READERS)
-"""Every `model_type` that `shape_of_hf_config` reads."""
+PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"}
+"""Types with formulas for ranks at hand; `transformers` computes the experts of the others in a way of its own."""
 
 
 def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> ModelShape:
@@ -380,6 +380,6 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
         hint = "its `text_config`, saved as the config.json of a folder, is planned without the other encoders"
-        hint = hint if "text_config" in config else f"known types: {', '.join(PLANNED_TYPES)}"
+        hint = hint if "text_config" in config else f"known types: {', '.join(_READERS)}"
         raise UsageError(f"model type `{kind}` cannot be planned yet", hint=hint)
     return _READERS[kind](config)
