@@ -161,6 +161,14 @@ def test_a_chunk_leaves_half_of_its_pairs(chunk: int, chunks: int) -> None:
     assert causal_flops_per_token(chunked, length) - rest == pytest.approx(exact)
 
 
+@given(length=st.integers(1, 8192))
+def test_a_sequence_within_one_chunk_is_seen_in_full(length: int) -> None:
+    chunked = shape_of_hf_config(preset("llama4-scout"))
+    whole = chunked.model_copy(update={"window": 0, "window_layers": 0})
+    for flops in (model_flops_per_token, causal_flops_per_token):
+        assert flops(chunked, length) == pytest.approx(flops(whole, length))
+
+
 @given(length=st.integers(1, 4096))
 def test_a_window_as_long_as_the_sequence_is_none(length: int) -> None:
     windowed = shape_of_hf_config(family("mistral", sliding_window=4096))

@@ -50,7 +50,7 @@ def causal_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     if not shape.causal:
         return model_flops_per_token(shape, sequence_length)
     window = min(shape.window, sequence_length)
-    windowed = shape.window_layers * (window - window**2 / (2 * (window if shape.chunked else sequence_length)))
+    windowed = shape.window_layers * window * (0.5 if shape.chunked else 1 - window / (2 * sequence_length))
     contexts = (shape.layers - shape.window_layers) * sequence_length / 2 + windowed
     attention = _flops_per_context(shape) * contexts
     full = attention_flops_per_token(shape, sequence_length)

@@ -97,8 +97,7 @@ _NAMES = {
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts"), "experts"),
     **dict.fromkeys(("num_experts_per_tok", "experts_per_token"), "experts"),
     **dict.fromkeys(("vocab_size", "num_labels"), "vocabulary"),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length"), "sequence_length"),
-    **dict.fromkeys(("sliding_window", "attention_chunk_size"), "sequence_length"),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length", "sliding_window"), "sequence_length"),
     "image_size": "image_size",
 }
 """The limit of each key; that of `hidden` for any other."""
