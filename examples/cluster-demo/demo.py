@@ -141,8 +141,9 @@ class Pager(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """One message of Alertmanager."""
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        alerts = (f"{one['status']} {one['labels']['alertname']} {one['labels']['node']}" for one in message["alerts"])
-        self.pages.put("; ".join(alerts))
+        for one in message["alerts"]:
+            labels = one["labels"]
+            self.pages.put(f"{one['status']} {labels['alertname']} {labels.get('node') or labels.get('run')}")
         self.send_response(200)
         self.end_headers()
 
@@ -209,15 +210,16 @@ def lose_a_node() -> None:
     print(f"page: {page}\n# {time.monotonic() - started:.0f} s\n", flush=True)
     if page != f"firing NodeDown gpu{dies}":
         raise SystemExit(f"not as the demonstration says: `firing NodeDown gpu{dies}` is paged")
-    run("ssh alice@login1 'cd /shared/alice && trainworks ps'", lambda code, printed: "Slurm still ends" in printed)
+    run("ssh alice@login1 'cd /shared/alice && trainworks ps'")
     alerts = "amtool alert query --alertmanager.url=http://localhost:9093 -o json > alerts.json"
     run(
         f"ssh deploy@login1 '{alerts}; sudo trainworks repair slurm --policy repair.yaml --from alerts.json --yes'",
         lambda code, printed: re.search(rf"gpu{dies} +out", printed) is not None,
     )
+    on_others = 'until trainworks ps | grep -E "STARTING|RUNNING"; do sleep 1; done'
     run(
-        "ssh alice@login1 'cd /shared/alice && trainworks ps'",
-        lambda code, printed: re.search("STARTING|RUNNING", printed) is not None and f"gpu{dies}" not in printed,
+        f"ssh alice@login1 'cd /shared/alice && {on_others}'",
+        lambda code, printed: code == 0 and f"gpu{dies}" not in printed,
     )
     run("ssh alice@login1 'cd /shared/alice && trainworks wait; trainworks ps --all'")
     if not Pager.pages.empty():

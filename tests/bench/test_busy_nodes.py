@@ -83,3 +83,12 @@ def test_a_figure_of_all_nodes_is_excused_by_any() -> None:
     with_shared = NodeRecord(**{**vars(first), "parts": {"collectives/all_reduce@default": BenchPart((shared,))}})
     assert verdicts(report(with_shared, node(1, 25e9)))[0] is BenchVerdict.FAIL
     assert verdicts(report(with_shared, node(1, 25e9, load=0.9)))[0] is BenchVerdict.BUSY
+
+
+@pytest.mark.parametrize(("others", "value", "is_found"), [(0.8, 1e9, True), (0.8, 3e9, False), (0.2, 1e9, False)])
+def test_load_explains_a_rate_far_below_that_of_its_peers_only_where_they_are_less_busy(
+    others: float, value: float, is_found: bool
+) -> None:
+    found = report(node(0, value, load=0.85), *(node(index, 24e9 + 1e8 * index, load=others) for index in range(1, 5)))
+    assert [each.subject for each in found.outliers] == ["a gpu0"] * is_found
+    assert found.is_accepted is not is_found

@@ -188,6 +188,23 @@ def test_runs_above_the_limit_are_left_out_and_counted(folder: Path, clock: Fake
     assert watcher.left_out == 1
 
 
+def test_a_run_keeps_its_name_while_another_of_that_name_comes_and_goes(
+    running: RunningRun, tmp_path: Path, folder: Path, clock: FakeClock
+) -> None:
+    other = RunningRun(tmp_path / "others")
+    other.launch().steps(5).state("RUNNING")
+    watcher = RunWatcher(folder, lambda: [str(other.run_dir.path)], clock)
+
+    def labels() -> dict[str, str]:
+        return {run.run: str(run.state) for run in watcher.facts()}
+
+    running.state("QUEUED")
+    assert list(labels()) == ["stdlib-lm-1"]
+    other.status("FAILED")
+    running.wait(60).state("RUNNING")
+    assert labels() == {"stdlib-lm-1": "FAILED", str(running.run_dir.path): "RUNNING"}
+
+
 def test_two_runs_of_one_name_in_different_folders_are_two_series(
     running: RunningRun, tmp_path: Path, folder: Path, clock: FakeClock
 ) -> None:

@@ -164,6 +164,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "admin_home": stack.home_of_admin,
         "mount_folders": stack.folders,
         "base_packages": ["chrony", "python3", "rsync"],
+        "compiler_packages": ["g++", "python3-dev"] if apt else ["gcc-c++", "python3-devel"],
         "time_service": "chrony" if apt else "chronyd",
         "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
         "network": str(stack.network),

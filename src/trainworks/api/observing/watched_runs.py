@@ -161,6 +161,8 @@ class RunWatcher:
         self._watched: dict[Path, WatchedRun] = {}
         self._over: dict[Path, int] = {}
         """Runs that ended long ago -> time of their status; another launch changes it."""
+        self._labels: dict[Path, str] = {}
+        """A run keeps its name while its folder is there: counters of two runs under one name would seem to jump."""
         self.unreadable = self.left_out = 0
 
     def watched(self) -> list[WatchedRun]:
@@ -174,13 +176,13 @@ class RunWatcher:
     def facts(self) -> list[RunSnapshot]:
         """All of them as metrics show them."""
         found = self.watched()
-        facts, names, share = [], set[str](), _MOST_TIME_FOR_LEDGER / max(1, len(found))
+        facts, share = [], _MOST_TIME_FOR_LEDGER / max(1, len(found))
         for watched in found:
             path = watched.run_dir.path
-            label = str(path) if path.name in names else path.name
-            names.add(path.name)
+            if path not in self._labels:
+                self._labels[path] = str(path) if path.name in self._labels.values() else path.name
             try:
-                facts.append(watched.facts(label, ledger_share=share))
+                facts.append(watched.facts(self._labels[path], ledger_share=share))
             except (
                 TrainworksError,
                 OSError,
@@ -196,6 +198,7 @@ class RunWatcher:
         paths = {run.path.resolve() for run in run_dirs(self._folder)} | {Path(path) for path in self._submitted()}
         paths |= self._watched.keys()  # an ended job is no longer among the submitted ones
         self._over = {path: at for path, at in self._over.items() if path in paths}
+        self._labels = {path: label for path, label in self._labels.items() if path in paths}
         for path in paths:
             run_dir = RunDir(path)
             try:

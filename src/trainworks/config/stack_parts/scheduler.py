@@ -97,6 +97,8 @@ class SlurmScheduler(Spec):
     qos: tuple[QualityOfService, ...] = ()
     accounts: tuple[SlurmAccount, ...] = ()
     """Accounts with limits; those that only `users` name have none."""
+    node_timeout: Annotated[DurationS, Field(ge=60, le=65533)] = 300.0
+    """Time without an answer after which Slurm takes a node for lost, and its jobs continue elsewhere."""
     power: SlurmPower | None = None
     pmix: Version | None = None
     """Release of PMIx that Slurm was built with, for MPI jobs: `srun --mpi=pmix` becomes the default."""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import EnvironmentProblem
@@ -16,12 +17,15 @@ from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_
 from trainworks.measure.bench.short_training import ShortTraining
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, clear_blame, judge
 from trainworks.record.measured.bench import unique_names
+from trainworks.record.usage import QUIET_SHARE
 from trainworks.results import Result
 
 _NOT_THERE = ("no accelerator", "one node has no link")
 """Begin the reasons of parts that a healthy cluster may lack."""
 _ON_ACCELERATORS = frozenset({"compute", "memory", "collectives"})
 """Kinds of measurements that use the accelerators of a node."""
+_LOWEST_BY_LOAD = 0.05
+"""Share of the rate of equally busy peers below which load is no explanation: an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ def build_bench_report(
     outliers = tuple(
         with_cables(each, named, cables or {})
         for each in find_outliers(each.measurement for each in judged)
-        if not _is_lowered(each.measurement, each.subject, named, busy)
+        if not _is_lowered(each.measurement, each.subject, named, busy) or _is_beyond_load(each, records)
     )
     if cluster is None:
         return BenchReport(run, "", tuple(records), judged, outliers)
@@ -149,6 +153,15 @@ def _is_lowered(measurement: Measurement, subject: str, nodes: Sequence[str], bu
         return False  # what an accelerator does by itself needs no cores
     concerned = {*nodes} & {*subject.replace(",", " ").split()} or {*nodes}
     return not busy.isdisjoint(concerned)
+
+
+def _is_beyond_load(outlier: BenchOutlier, records: Sequence[NodeRecord]) -> bool:
+    """Whether a rate is so far below those of nodes that were as busy that their load does not explain it."""
+    named = {*outlier.subject.split()}
+    own, others = ([r.others_share or 0.0 for r in records if (r.name in named) is inside] for inside in (True, False))
+    is_rate = outlier.measurement.quantity is not Quantity.LINK_LATENCY  # a wait for a core makes latency a hundredfold
+    is_alike = bool(own and others) and max(own) <= median(others) + QUIET_SHARE
+    return is_rate and is_alike and outlier.share < _LOWEST_BY_LOAD
 
 
 def _measurements(
