@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[[MeasuredRun], bool]] = {
     "512 accelerators and more": lambda run: run.num_accelerators >= 512,
     "Volta": lambda run: run.job.cluster.accelerator.architecture == "Volta",
     "Hopper": lambda run: run.job.cluster.accelerator.architecture == "Hopper",
-    "Blackwell": lambda run: run.job.cluster.accelerator.architecture.startswith("Blackwell"),
+    "Blackwell": lambda run: (run.job.cluster.accelerator.architecture or "").startswith("Blackwell"),
     "Omni-Path": lambda run: run.job.cluster.network == "Omni-Path" and run.job.cluster.num_nodes > 1,
     "RoCE": lambda run: run.job.cluster.network == "RoCE" and run.job.cluster.num_nodes > 1,
 }
@@ -370,7 +370,7 @@ def _left_out(labelled: Sample, hidden: Sample, some: Sample, whole: Fit) -> dic
             macro = macro_average(by_source.values())
             assert macro is not None
             kinds[name][what] = replace(macro, n=sum(one.n for one in by_source.values()))
-    found = {}
+    found: dict[str, dict[str, Errors]] = {}
     for name, sample in samples.items():
         found |= {f"source{name}": errors_by_source(sample, sources[name]), f"kind{name}": kinds[name]}
         _print_errors(f"fitted without the source{name}", found[f"source{name}"])

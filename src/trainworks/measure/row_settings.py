@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from trainworks.catalog.catalog import explain_term
+from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
 from trainworks.config.software import Attention, Fp8Recipe, family_of, is_usually_eager, years_of
@@ -17,17 +18,17 @@ from trainworks.plan.parameters import num_parameters, resized
 from trainworks.plan.programs import Programs, Shown, programs
 from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.shapes.transformer import shape_of_hf_config
-from trainworks.plan.software import Selective, Software
+from trainworks.plan.software import Selective
 from trainworks.plan.space import Fixed
-from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
 _EXPERT_COLUMNS = ("experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 MODEL_COLUMNS = (*("model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), *_EXPERT_COLUMNS)
 _PADDING = 128
-_HEAD_SIZES = (64, 96, 128, 192, 256)
-_OTHER_HEADS, _SAME_SIZE = 0.1, 0.03
-"""A printed size that is so far off means heads of another width than hidden / heads; one so near is the same."""
+_OTHERWISE = ({"tie_word_embeddings": True}, *({"head_dim": size} for size in (64, 96, 128, 192, 256)))
+"""What a decoder may have where its printed size says so: one table for both ends, or heads of another width."""
+_OTHER_SIZE, _SAME_SIZE = 0.1, 0.03
+"""Share by which a printed size differs from that of another shape at least, and of the same one at most."""
 _GATED_NAMES = re.compile(
     r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm|\bgated\b|glu\b", re.IGNORECASE
 )
@@ -96,10 +97,10 @@ def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
         return changed.model_copy(update={"num_parameters": num_parameters(changed)}) if experts else shape
 
     shape = of(layers or _layers_of_size(row, of, experts.get("dense_layers", 0)))
-    if not gated or experts or layers is None or not _is_off(shape, row, _OTHER_HEADS):
+    if not gated or experts or layers is None or not _is_off(shape, row, _OTHER_SIZE):
         return shape
-    wide = [shape_of_hf_config(config | {layers_key: layers, "head_dim": size}) for size in _HEAD_SIZES]
-    return next((each for each in wide if not _is_off(each, row, _SAME_SIZE)), shape)
+    others = [shape_of_hf_config(config | {layers_key: layers} | change) for change in _OTHERWISE]
+    return next((each for each in others if not _is_off(each, row, _SAME_SIZE)), shape)
 
 
 def _is_off(shape: ModelShape, row: Row, share: float) -> bool:
@@ -179,22 +180,29 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
 """What words of a row say, a later one of which overrules an earlier one."""
 
 
-def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequence_parallel: bool) -> Software:
-    """Software of a row: from `framework`, `attention` and `compiled`, else from words of its source and notes.
+def read_programs(row: Row, precision: str, accelerator: Accelerator, layout: Fixed) -> Programs:
+    """What may have trained, the likeliest first; one program where the row says its name, its year and its compiler.
 
-    A row that is silent has current software, unless it shows what only older software does: fp16 with loss scaling, or
-    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. A word about sharding
-    (FSDP, ZeRO, HSDP) names no program, in no column: programs of every family shard. Weights that are sharded in 16
-    bits or more without tensor and pipeline parallelism are those of a PyTorch program.
+    Said is what `framework`, `attention` and `compiled` say, else words of its source and notes. A word about sharding
+    (FSDP, ZeRO, HSDP) names no program, in no column: programs of every family shard.
     """
     words = " ".join(text_of(row, name) for name in _ABOUT_SOFTWARE)
     framework = text_of(row, "framework")
     named = "" if _SHARDING.fullmatch(framework) else framework
-    old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
-    native = zero == 3 and tp == pp == 1 and precision in ("bf16", "fp32", "tf32")
-    software = Software.of(
-        named or family_of(words) or ("torch" if native else "megatron"),
-        year=2022 if old and not named else None,
+    first_year, last_year = years_of(words)
+    shown = Shown(
+        precision,
+        accelerator,
+        first_year=first_year,
+        last_year=last_year,
+        is_usually_eager=is_usually_eager(f"{framework} {words}"),
+        is_split=layout["tp"] * layout["pp"] > 1,
+        is_sharded=layout["zero"] == 3,
+        is_of_2021=layout["tp"] > 1 and not layout["sequence_parallel"] and layout["zero"] < 3,
+    )
+    found = programs(
+        shown,
+        named or family_of(words) or "",
         compiled=_compiled(row, words),
         attention=_written(_ATTENTION, text_of(row, "attention") or words),
         fp8_recipe=_written(_RECIPES, text_of(row, "fp8_recipe") or text_of(row, "precision")),
@@ -202,36 +210,6 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequ
         selective=_selective(text_of(row, "recompute")),
     )
     changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}
-    return replace(software, **changes)
-
-
-def read_programs(row: Row, job: TrainingJob, layout: Fixed) -> Programs:
-    """What may have trained, with shares; one program where the row says its name, its year and its compiler."""
-    words = " ".join(text_of(row, name) for name in _ABOUT_SOFTWARE)
-    framework = text_of(row, "framework")
-    named = "" if _SHARDING.fullmatch(framework) else framework
-    tp, pp, zero = layout["tp"], layout["pp"], layout["zero"]
-    first_year, last_year = years_of(words)
-    shown = Shown(
-        job.precision,
-        job.cluster.accelerator,
-        first_year=first_year,
-        last_year=last_year,
-        is_usually_eager=is_usually_eager(f"{framework} {words}"),
-        is_split=tp * pp > 1,
-        is_sharded=zero == 3,
-        is_of_2021=tp > 1 and not layout["sequence_parallel"] and zero < 3,
-    )
-    changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}
-    found = programs(
-        shown,
-        named or family_of(words) or "",
-        compiled=_compiled(row, words),
-        attention=_written(_ATTENTION, text_of(row, "attention") or words),
-        fp8_recipe=job.software.fp8_recipe,
-        gradient_bytes=2 if job.precision == "fp16" or "pure" in text_of(row, "precision").lower() else None,
-        selective=_selective(text_of(row, "recompute")),
-    )
     return tuple((replace(software, **changes), share) for software, share in found)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.software import Attention, Family, family_of, year_of
+from trainworks.config.software import Attention, Family, family_of, is_usually_eager, year_of
 from trainworks.plan.layouts import Array
 from trainworks.plan.software import Software
 
@@ -113,6 +113,40 @@ def programs(
     return normalised([each for each in likeliest if each[1] >= _LEAST])
 
 
+def planned_programs(software: Software, precision: str, accelerator: Accelerator) -> Programs:
+    """What may train a plan of today whose software is not named, or named without its compiler; empty if it is known.
+
+    Args:
+        software: of the plan, with what is said of it.
+        precision: of the plan.
+        accelerator: of its cluster.
+    """
+    shown = Shown(
+        precision, accelerator, is_split=False, is_sharded=False, is_usually_eager=is_usually_eager(software.name)
+    )
+    said = {
+        key: value
+        for key in ("compiled", "attention", "fp8_recipe")
+        if key in software.said
+        for value in [software.fused_kernels if key == "compiled" else getattr(software, key)]
+    }
+    found = programs(shown, software.name, year=None if year_of(software.name) else _PRESENT, **said)
+    return found if len(found) > 1 else ()
+
+
+def describe_programs(found: Programs) -> str:
+    """Programs by name with their shares, as one line.
+
+    >>> describe_programs(((Software.of("PyTorch 2025", compiled=True), 0.7), (Software.of("Megatron-LM"), 0.3)))
+    'not named: PyTorch 2025 compiled 70 %, Megatron-LM 30 %'
+    """
+    names = (
+        f"{one.name}{' compiled' * (one.framework == 'torch' and one.fused_kernels)} {100 * share:.0f} %"
+        for one, share in found
+    )
+    return f"not named: {', '.join(names)}"
+
+
 def normalised(found: Sequence[tuple[Software, float]]) -> Programs:
     """The programs with shares that add up to 1."""
     whole = sum(share for _, share in found)
@@ -144,7 +178,7 @@ def _era(year: int) -> int:
     return _UNFUSED if year < _FIRST_FUSED else _FIRST_FUSED if year == _FIRST_FUSED else _PRESENT
 
 
-def mixture_quantile(logs: Array, shares: Sequence[float], part: float) -> Array:
+def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: float) -> Array:
     """Quantile of a mixture of logistic distributions, shape [n].
 
     Args:
@@ -160,17 +194,42 @@ def mixture_quantile(logs: Array, shares: Sequence[float], part: float) -> Array
     return (low + high) / 2
 
 
-def mixture_nearness(logs: Array, shares: Sequence[float], at: Array) -> Array:
+def mixture_nearness(logs: Array, shares: Sequence[float] | Array, at: Array) -> Array:
     """Share of each program in the density of the mixture, shape [programs, n]; adds up to 1."""
     below = _below(logs, at)
-    density = np.asarray(shares)[:, None] * below * (1 - below)
+    density: Array = np.asarray(shares)[:, None] * below * (1 - below)
     return density / density.sum(axis=0)
 
 
-def mixture_spread(logs: Array, shares: Sequence[float]) -> Array:
+def mixture_spread(logs: Array, shares: Sequence[float] | Array) -> Array:
     """Standard deviation of the normal distribution that is as wide as the programs differ, shape [n]; 0 for one."""
     width, own = mixture_quantile(logs, shares, 0.9) - mixture_quantile(logs, shares, 0.1), 2 * _SMOOTH * math.log(9)
     return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * _Z80)
+
+
+def narrowing(found: Programs, logs: Array) -> tuple[str, float]:
+    """The key of the `software:` block whose answer narrows a time most, and the spread that is then expected.
+
+    Args:
+        found: the programs.
+        logs: logarithms of the times that they take, shape [programs].
+    """
+    shares = np.array([share for _, share in found])
+    answers = {
+        "framework": [software.name.split()[0] for software, _ in found],
+        "compiled": [str(software.fused_kernels) for software, _ in found],
+        "attention": [str(software.attention) for software, _ in found],
+    }
+
+    def left(key: str) -> float:
+        alike = [
+            [at for at, each in enumerate(answers[key]) if each == answer] for answer in dict.fromkeys(answers[key])
+        ]
+        weights = [float(shares[group].sum()) for group in alike]
+        spreads = [mixture_spread(logs[group, None], shares[group] / shares[group].sum())[0] for group in alike]
+        return math.sqrt(float(np.average(np.square(spreads), weights=weights)))
+
+    return min(((key, left(key)) for key in answers), key=lambda each: each[1])
 
 
 def _below(logs: Array, at: Array) -> Array:

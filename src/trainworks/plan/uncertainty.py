@@ -63,10 +63,8 @@ KINDS = {
     "many accelerators": 0.13,
     "no NVLink switch": 0.11,
     "not compared": 0.11,
-    "perhaps compiled": 0.12,
 }
-"""u_k by kind. Of PyTorch programs that may be compiled or not, eager ones of litgpt and torchtune take 27 to 37 %
-longer; the prediction has one of the two."""
+"""u_k by kind."""
 _MANY = 512
 LARGEST_WORLD = 6144
 LONGEST = 131072
@@ -156,27 +154,31 @@ def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
 
     Args:
         job: a job of several programs differs between them, too.
-        layouts: of the job; the first one says by how much.
+        layouts: of the job, whose first one says by how much; by default plain data parallelism with sharded weights.
     """
     prior = EXPERTS_PRIOR if getattr(job.shape, "experts", 0) else PRIOR
     world, link = job.cluster.num_accelerators, job.cluster.accelerator.scale_up
-    of_programs = [] if layouts is None else getattr(job, "by_program", [])
     parts = {
         "8 bits": job.precision in ("fp8", "fp4"),
         "many accelerators": min(1.0, max(0.0, math.log2(2 * world / _MANY))),
         # Switches, or a mesh of their own links, join all accelerators of a node.
         "no NVLink switch": link == "none" or "bridge" in link,
         "not compared": bool(not_compared(job)),
-        "perhaps compiled": job.software.is_fusion_assumed and not of_programs,
     }
     beyond = [math.log2(max(1.0, ratio)) for ratio in (world / LARGEST_WORLD, job.sequence_length / LONGEST)]
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
-    if layouts is not None and of_programs:
-        shares = [share for _, share in job.programs]  # type: ignore[attr-defined]
-        logs = np.log([one.step_times(layouts.take(slice(1))).total_s[0] for one in of_programs])
-        kinds += float(mixture_spread(logs[:, None], shares)[0]) ** 2
-    tau = math.sqrt(prior.software**2 + kinds + sum((_PER_DOUBLING * doublings) ** 2 for doublings in beyond))
+    spread = 0.0
+    if programs := getattr(job, "programs", ()):
+        at = layouts or Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3)
+        spread = float(mixture_spread(program_logs(job, at), [share for _, share in programs])[0])
+    tau = math.sqrt(prior.software**2 + kinds + spread**2 + sum((_PER_DOUBLING * each) ** 2 for each in beyond))
     return replace(prior, software=tau)
+
+
+def program_logs(job: AnyJob, layouts: Layouts) -> Array:
+    """Logarithms of the time that the first of the layouts takes under each program of the job, shape [programs, 1]."""
+    by_program: Sequence[AnyJob] = getattr(job, "by_program", ())
+    return np.log([each.step_times(layouts.take(slice(1))).total_s for each in by_program])
 
 
 def not_compared(job: AnyJob) -> list[str]:
