@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from trainworks.api.anchor import anchor
 from trainworks.api.plan import plan
 from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file
-from trainworks.config.run_file import Workload
+from trainworks.config.model import Model
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.measure.model_config import model_shape
 from trainworks.plan.shapes.presets import with_dimensions
@@ -29,6 +33,9 @@ def named(name: str, task: str = "causal-lm", **data: object) -> Workload:
         ("mixtral-8x7b", "causal-lm", 512),
         ("llama3-8b", "causal-lm", 512),
         ("qwen2.5-7b", "causal-lm", 512),
+        ("yi1.5-6b", "causal-lm", 512),
+        ("smollm2-135m", "causal-lm", 512),
+        ("tiiuae/Falcon3-7B-Base", "causal-lm", 512),
         ("gpt2", "causal-lm", 1024),
         ("bert-base", "masked-lm", 512),
     ],
@@ -40,11 +47,26 @@ def test_a_preset_trains_with_its_published_parameters(name: str, task: str, len
     assert shape.num_parameters == shape_of_hf_config(preset(name)).num_parameters
 
 
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "deepseek-v3", "gpt-oss-20b", "gemma-2b", "resnet-50"])
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "deepseek-v3", "llama4-scout", "gpt-oss-20b", "gemma-2b", "resnet-50"])
 def test_a_preset_whose_dimensions_do_not_describe_it_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="can be planned, not trained") as found:
         with_dimensions(named(name), None)
     assert "`hf`" in (found.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["gemma3-12b", "llama4-scout", "glm4.5-air", "glm4-9b", "smollm3-3b", "arctic-480b"])
+def test_a_folder_with_a_config_alone_is_planned_as_the_preset_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(preset(name)), encoding="utf-8")
+    workload = named(name).model_copy(update={"model": Model(hf=str(tmp_path))})
+    assert model_shape(workload) == shape_of_hf_config(preset(name))
+
+
+@pytest.mark.parametrize("name", ["gemma3-12b", "google/gemma-3-12b-pt", "meta-llama/Llama-4-Maverick-17B-128E"])
+def test_a_preset_of_2025_is_planned_for_a_described_cluster(name: str) -> None:
+    keys = {"task": "causal-lm", "model": {"preset": name}, "data": {"sequence_length": 4096}}
+    workload = keys | {"global_batch": 512, "train_for": "100B tokens"}
+    planned = plan(RunFile.model_validate({"name": "t", "workload": workload}), on="64 nodes of DGX H100")
+    assert planned.best
 
 
 def test_a_preset_keeps_its_vocabulary() -> None:

@@ -18,6 +18,8 @@ BLOOM = {"model_type": "bloom", "hidden_size": 48, "n_layer": 3, "n_head": 6, "v
 VIT = {"model_type": "vit", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
 VIT |= {"num_attention_heads": 6, "image_size": 32, "patch_size": 8, "num_labels": 10}
 EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+GLM_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1}
+LLAMA4 = {"intermediate_size_mlp": 160, "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 8}
 DEEPSEEK = {
     "num_key_value_heads": 6,
     "n_routed_experts": 8,
@@ -47,6 +49,13 @@ CONFIGS = {
     "gemma-narrow-heads": family("gemma", head_dim=10),
     "gemma3-biases": family("gemma3_text", head_dim=10, attention_bias=True),
     **{kind: family(kind) for kind in ("olmo2", "olmo3", "phi3", "smollm3", "granite")},
+    "glm": family("glm", head_dim=8),
+    "glm-no-biases": family("glm", head_dim=10, attention_bias=False),
+    "glm4_moe": family("glm4_moe", **GLM_EXPERTS),
+    "glm4_moe-norms-and-biases": family("glm4_moe", **GLM_EXPERTS, head_dim=10, use_qk_norm=True, attention_bias=True),
+    "llama4_text": family("llama4_text", **LLAMA4),
+    "llama4_text-every-second-layer": family("llama4_text", **LLAMA4, interleave_moe_layer_step=2),
+    "llama4_text-named-layers": family("llama4_text", **LLAMA4, moe_layers=[0, 2], attention_bias=True),
     "olmo2-biases": family("olmo2", attention_bias=True),
     "mixtral": family("mixtral", num_local_experts=4),
     "qwen3_moe": family("qwen3_moe", **EXPERTS),

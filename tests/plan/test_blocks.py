@@ -186,6 +186,19 @@ def test_a_fused_loss_moves_fewer_bytes() -> None:
     assert head().output_s < head(software=UNFUSED).output_s
 
 
+@pytest.mark.parametrize("length", [8192, 32768])
+def test_attention_within_chunks_takes_the_time_of_a_window_half_as_long(length: int) -> None:
+    chunked = known("llama4-scout")
+    windowed = chunked.model_copy(update={"chunked": False, "window": chunked.window // 2})
+    assert block(chunked, length=length).forward_s == pytest.approx(block(windowed, length=length).forward_s)
+
+
+@pytest.mark.parametrize("length", [4096, 8192])
+def test_a_chunk_as_long_as_the_sequence_is_none(length: int) -> None:
+    whole = known("llama4-scout").model_copy(update={"window_layers": 0})
+    assert block(known("llama4-scout"), length=length).forward_s == block(whole, length=length).forward_s
+
+
 def test_shapes_are_those_of_the_layouts() -> None:
     many: Layouts = layouts(tp=np.array([1.0, 2.0, 4.0]))
     device = device_rates(accelerator("H100-SXM"), "bf16")

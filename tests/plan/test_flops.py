@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lanes import examples
-from tests.plan.families import BLOOM, CONFIGS, GPT2, VIT, family
+from tests.plan.families import BLOOM, CONFIGS, GPT2, LLAMA4, VIT, family
 from trainworks.catalog.models import preset, preset_names
 from trainworks.plan.flops import (
     FlopsConvention,
@@ -148,6 +148,25 @@ def test_a_window_leaves_the_pairs_that_a_mask_leaves(window: int, length: int) 
     exact = 12 * everywhere.layers * everywhere.heads * everywhere.head_dim * seen
     rest = model_flops_per_token(everywhere, length) - attention_flops_per_token(everywhere, length)
     assert causal_flops_per_token(everywhere, length) - rest == pytest.approx(exact)
+
+
+@given(chunk=st.integers(1, 40), chunks=st.integers(1, 8))
+@settings(max_examples=examples(50))
+def test_a_chunk_leaves_half_of_its_pairs(chunk: int, chunks: int) -> None:
+    config = family("llama4_text", **LLAMA4, attention_chunk_size=chunk, no_rope_layer_interval=4)
+    chunked, length = shape_of_hf_config(config), chunk * chunks
+    rest = model_flops_per_token(chunked, length) - attention_flops_per_token(chunked, length)
+    exact = 12 * chunked.layers * chunked.heads * chunked.head_dim * chunk / 2
+    assert chunked.window_layers == chunked.layers
+    assert causal_flops_per_token(chunked, length) - rest == pytest.approx(exact)
+
+
+@given(length=st.integers(1, 8192))
+def test_a_sequence_within_one_chunk_is_seen_in_full(length: int) -> None:
+    chunked = shape_of_hf_config(preset("llama4-scout"))
+    whole = chunked.model_copy(update={"window": 0, "window_layers": 0})
+    for flops in (model_flops_per_token, causal_flops_per_token):
+        assert flops(chunked, length) == pytest.approx(flops(whole, length))
 
 
 @given(length=st.integers(1, 4096))

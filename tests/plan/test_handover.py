@@ -163,6 +163,10 @@ REFUSED = [
         "attention and experts",
         "Bridge",
     ),
+    *(
+        ("megatron", {"workload": {"model": {"preset": name}}}, "attention and experts", "Bridge")
+        for name in ("glm4-9b", "smollm3-3b", "phi4-mini", "granite3-8b", "gemma-2b")
+    ),
     ("deepspeed", {"layout": LAYOUTS["megatron"]}, "PipelineModule", "pp: 1"),
     ("deepspeed", {"layout": {"dp_shard": 4, "cp": 2, "zero": 1}}, "DistributedAttention", "cp: 1"),
     ("deepspeed", HYBRID, "among all data-parallel", "dp_replicate: 1"),

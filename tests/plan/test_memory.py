@@ -15,7 +15,7 @@ from trainworks.plan.activations import activation_bytes
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.parameters import resized
+from trainworks.plan.parameters import expert_parameters, resized
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
@@ -265,3 +265,15 @@ def test_measured_allocations_are_predicted_within_five_per_cent(
     some = layouts(accum * degrees.get("dp", 1), zero=1, **degrees)
     allocated = memory(shape, some, length=4096).allocated_bytes
     assert float(allocated[0]) / 2**30 == pytest.approx(gibibytes, rel=0.05)
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_experts_in_every_second_layer_are_shared_evenly_by_the_stages(pp: int) -> None:
+    """With the dense layers first, the later stages would hold all experts."""
+    maverick = known("llama4-maverick")
+    first = maverick.model_copy(update={"interleaved": False})
+    degrees = {"pp": pp, "ep": 8, "dp": 8, "dp_shard": 8}
+    stage, expected = states(memory(maverick, **degrees)), 18 * (maverick.num_parameters - 2 * 202048 * 5120) / pp
+    routed = 18 * maverick.experts * expert_parameters(maverick) * 24 / pp
+    assert stage == pytest.approx(expected - routed + routed / 8 + 18 * 202048 * 5120, rel=0.01)
+    assert states(memory(first, **degrees)) > 1.2 * stage

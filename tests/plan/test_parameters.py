@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lanes import examples
-from tests.plan.families import CONFIGS, family
+from tests.plan.families import CONFIGS, LLAMA4, family
+from tests.plan.jobs import layouts
 from trainworks.catalog.models import preset
 from trainworks.errors import UsageError
 from trainworks.plan.parameters import (
     active_parameters,
     attention_parameters,
+    dense_blocks,
     dense_mlp_parameters,
     embedding_parameters,
     expert_parameters,
@@ -30,7 +33,8 @@ from trainworks.plan.parameters import (
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.record.model_shape import ModelShape
 
-MIXTURES = ["mixtral", "qwen3_moe", "qwen3_moe-every-second-layer", "gpt_oss", "deepseek_v2", "deepseek_v3"]
+MIXTURES = ["mixtral", "qwen3_moe", "qwen3_moe-every-second-layer", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe"]
+MIXTURES += ["llama4_text", "llama4_text-every-second-layer"]
 
 
 def shape(name: str) -> ModelShape:
@@ -112,6 +116,30 @@ def test_parts_of_a_layer_with_experts_are_those_of_the_hand_computation() -> No
     assert (num_dense_layers(small), num_expert_layers(small)) == (1, 2)
 
 
+ARCTIC = family("arctic", num_local_experts=4, num_experts_per_tok=2, moe_layer_frequency=1, use_residual=True)
+
+
+def test_an_arctic_has_a_dense_mlp_of_its_width_and_a_norm_beside_the_experts() -> None:
+    """h=48, H=6, K=2, d=8, e=80, E=4, V=100, in 3 layers, as the vendor's `modeling_arctic.py` builds it."""
+    attention, experts, residual, norms = 2 * 48 * 8 * (6 + 2), 4 * 3 * 48 * 80 + 48 * 4, 3 * 48 * 48, 3 * 48
+    layer = attention + experts + residual + norms
+    assert shape_of_hf_config(ARCTIC).num_parameters == 3 * layer + 2 * 48 * 100 + 48
+
+
+@pytest.mark.parametrize("change", [{"use_residual": False}, {"moe_layer_frequency": 2}, {"moe_layer_frequency": None}])
+def test_an_arctic_of_another_form_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="cannot be planned yet"):
+        shape_of_hf_config(ARCTIC | change)
+
+
+@pytest.mark.parametrize("end", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize(("name", "dense"), [("llama4-maverick", (12, 12)), ("deepseek-v3", (3, 0))])
+def test_dense_layers_come_first_or_stand_between_the_others(name: str, dense: tuple[int, int], end: bool) -> None:
+    """Of two stages of 24 layers each."""
+    shape = resized(shape_of_hf_config(preset(name)), layers=48)
+    assert dense_blocks(shape, layouts(pp=np.array([2.0])), np.array([24.0]), end=end) == dense[end]
+
+
 def test_a_tied_output_costs_nothing_and_is_computed_all_the_same() -> None:
     tied, untied = shape("gpt2"), shape("gpt2-untied")
     assert (output_parameters(tied), output_parameters(untied)) == (0, 4800)
@@ -143,6 +171,28 @@ def test_windows_stand_in_the_layers_that_have_them() -> None:
     assert (oss.window, oss.window_layers) == (128, 12)
     gemma = shape_of_hf_config(family("gemma3_text", num_hidden_layers=13, sliding_window=8))
     assert (gemma.window, gemma.window_layers) == (8, 11)
+
+
+def test_chunks_stand_in_all_but_every_fourth_layer_of_llama_4() -> None:
+    scout, maverick = (shape_of_hf_config(preset(f"llama4-{name}")) for name in ("scout", "maverick"))
+    assert (scout.window, scout.window_layers, scout.chunked, scout.interleaved) == (8192, 36, True, False)
+    assert (maverick.window_layers, maverick.dense_layers, maverick.interleaved) == (36, 24, True)
+    named = ["chunked_attention", "chunked_attention", "full_attention"]
+    config = family("llama4_text", **LLAMA4, attention_chunk_size=8, layer_types=named)
+    assert (shape_of_hf_config(config).window, shape_of_hf_config(config).window_layers) == (8, 2)
+
+
+def test_a_text_model_of_gemma_3_has_the_defaults_that_its_published_config_leaves_out() -> None:
+    left_out = ("vocab_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "head_dim")
+    whole = preset("gemma3-4b")
+    published = {key: value for key, value in whole.items() if key not in left_out}
+    assert shape_of_hf_config(published) == shape_of_hf_config(whole)
+
+
+def test_a_config_with_other_encoders_says_how_its_text_part_is_planned() -> None:
+    with pytest.raises(UsageError, match="model type `gemma3` cannot be planned yet") as refused:
+        shape_of_hf_config({"model_type": "gemma3", "text_config": preset("gemma3-4b"), "vision_config": {}})
+    assert "`text_config`" in str(refused.value.hint)
 
 
 def test_a_config_without_a_dimension_names_it() -> None:

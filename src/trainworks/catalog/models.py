@@ -62,7 +62,7 @@ def find_preset(text: str) -> str | None:
     """Find the model that a text names; None if it is not certain.
 
     Case, spaces, dashes and underscores do not matter, and the text may have other words; the longest name wins. A size
-    that is not part of a known name, as in `GPT2 3B`, makes it another model.
+    that is not part of a known name, as in `GPT2 3B`, or a word as in `Phi-4-multimodal`, makes it another model.
 
     >>> find_preset("llama3_70b cut to 12 layers")
     'llama3-70b'
@@ -79,12 +79,14 @@ def find_preset(text: str) -> str | None:
             if name is not None:
                 last, after = words[end - 1], words[end : end + 1]
                 is_another_size = after and not _SIZE.fullmatch(last) and _SIZE.fullmatch(after[0])
-                return None if is_another_size else name
+                return None if is_another_size or _OTHERS.intersection(after) else name
     return None
 
 
 _OWN = "give its dimensions (`layers`, `hidden`, `heads`), or its checkpoint with `hf`"
 _WORD = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z0-9]*)*")
+_HUB_ID = re.compile(r"huggingface\.co/(.+)/blob")
+_OTHERS = frozenset(("distill", "embed", "flash", "moe", "multimodal", "vision", "vl"))
 _SIZE = re.compile(r"\d+(\.\d+)?[bmt]")
 
 
@@ -96,11 +98,11 @@ def _key(words: list[str]) -> str:
 
 @cache
 def _names_by_key() -> dict[str, str]:
-    """Preset by the key of its name and of each alias."""
+    """Preset by the key of its name, of each alias and of its id on the hub."""
     names: dict[str, str] = {}
     for model in _models().values():
-        for name in (model.name, *model.aliases):
-            key = _key(_WORD.findall(name))
+        for name in (model.name, *model.aliases, *_HUB_ID.findall(model.source)):
+            key = _key(_WORD.findall(name.lower()))
             if names.setdefault(key, model.name) != model.name:
                 raise ValueError(f"`{name}` names both `{names[key]}` and `{model.name}`")
     return names

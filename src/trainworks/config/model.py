@@ -18,8 +18,8 @@ class Model(Spec):
     """A model: a preset, a Hugging Face checkpoint (local folder or hub id), a Python file, or bare dimensions."""
 
     preset: str | None = None
-    """A published model by name (`llama2-7b`); replaces the dimensions below. It trains from random weights with its
-    published dimensions, if they describe it; the other models of the catalogue can be planned."""
+    """A published model by name or hub id (`gemma3-12b`, `google/gemma-3-12b-pt`); replaces the dimensions below. It
+    trains from random weights with its published dimensions, if they describe it; others can be planned."""
     hf: str | None = None
     """Folder or hub id with a config.json; replaces the dimensions below."""
     module: str | None = None

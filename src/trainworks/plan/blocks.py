@@ -219,10 +219,11 @@ def _attention_core_s(
         return forward, 2.0 * forward
     if software.fused_attention:
         rates = device.attention_rates((query_dim + value_dim) / 2, sequence_length, causal=shape.causal)
-        # Half of the token pairs when causal, and a band of them in layers with a window.
+        # Half of the token pairs when causal, and a band of them, or of chunks half, in layers with a window.
         full = 0.5 if shape.causal else 1.0
         banded = shape.window_layers / shape.layers if shape.window else 0.0
-        seen = flops * ((1 - banded) * full + banded * min(full, shape.window / sequence_length))
+        band = shape.window * (full if shape.chunked else 1.0) / sequence_length
+        seen = flops * ((1 - banded) * full + banded * min(full, band))
         return seen / rates[0], 2.5 * seen / rates[1]
     length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp

@@ -45,12 +45,12 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
 def causal_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     """Model FLOPs with the attention that a causal mask leaves; an encoder keeps all of it.
 
-    A token sees T/2 others on average, or w - w^2/2T under a window w <= T.
+    A token sees T/2 others on average, or w - w^2/2T under a window w <= T, w/2 in a chunk of w.
     """
     if not shape.causal:
         return model_flops_per_token(shape, sequence_length)
     window = min(shape.window, sequence_length)
-    windowed = shape.window_layers * (window - window**2 / (2 * sequence_length))
+    windowed = shape.window_layers * window * (0.5 if shape.chunked else 1 - window / (2 * sequence_length))
     contexts = (shape.layers - shape.window_layers) * sequence_length / 2 + windowed
     attention = _flops_per_context(shape) * contexts
     full = attention_flops_per_token(shape, sequence_length)

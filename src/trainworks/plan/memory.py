@@ -93,7 +93,8 @@ def predict_memories(
     once per step: in a pipeline, and with zero 1 and several micro-batches.
     """
     fullest = _stage(shape, layouts, sequence_length, precision, software, "first")
-    for position in ("last", "middle") if shape.experts and shape.dense_layers else ("last",):
+    differs = shape.experts and shape.dense_layers and not shape.interleaved
+    for position in ("last", "middle") if differs else ("last",):
         other = _stage(shape, layouts, sequence_length, precision, software, position)
         fuller = other.allocated_bytes > fullest.allocated_bytes
         fullest = Memories(

@@ -226,7 +226,7 @@ def chunk_counts(layers: int, pp: int, most: int) -> list[int]:
 
 
 def dense_blocks(shape: ModelShape, layouts: Layouts, blocks: Array, *, end: bool) -> Array:
-    """Number of a stage's blocks without experts: they are the first of the model.
+    """Number of a stage's blocks without experts: they are the first of the model, or the stage's share rounded down.
 
     Args:
         shape: the model.
@@ -236,6 +236,8 @@ def dense_blocks(shape: ModelShape, layouts: Layouts, blocks: Array, *, end: boo
     """
     if not shape.experts:
         return blocks
+    if shape.interleaved:
+        return np.floor(blocks * shape.dense_layers / shape.layers)
     first = np.minimum(shape.dense_layers, blocks)
     last = np.maximum(0.0, shape.dense_layers - (shape.layers - blocks))
     return np.where((layouts.pp > 1) & end, last, first)

@@ -60,12 +60,16 @@ class ModelShape(Spec):
     """Total width of the experts that every token uses."""
     dense_layers: int = 0
     """Layers of a model with experts that have a dense MLP instead."""
+    interleaved: bool = False
+    """The dense layers stand between those with experts, as in Llama 4 Maverick; else they come first."""
     latent: LatentAttention | None = None
     """Ranks of multi-head latent attention; None for MHA and GQA."""
     window: int = 0
     """Window of layers with sliding-window attention, in tokens; 0 without such layers."""
     window_layers: int = 0
     """Layers with such a window."""
+    chunked: bool = False
+    """A layer with a window attends within chunks of its length, as in Llama 4, instead of to the last tokens."""
     patch_values: int = 0
     """Pixel values of one image patch, which is projected to a token; 0 for models with an embedding table. An image
     has one output, over `vocabulary` classes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from trainworks.catalog.models import preset
 from trainworks.config.layout import stage_layers
 from trainworks.plan.handover.job import (
     HandedJob,
@@ -18,6 +19,7 @@ from trainworks.plan.handover.job import (
 )
 
 _PROGRAM = "Megatron-LM"
+_UNLIKE_LLAMA = ("gemma", "glm", "granite", "phi3", "smollm3")  # in positions, activations or scales
 _Options = dict[str, str | int | float | bool | None]
 """Option without its dashes -> value; True for a switch, and False or None to leave it out."""
 
@@ -68,7 +70,8 @@ def _attention(job: HandedJob) -> _Options | None:
         2 * shape.head_dim: {"qk-layernorm": True},
         (shape.heads + 2 * shape.kv_heads) * shape.head_dim: {"add-qkv-bias": True},
     }
-    if extra not in kinds or shape.learned_positions:
+    name = job.workload.model.preset
+    if extra not in kinds or shape.learned_positions or (name and preset(name)["model_type"] in _UNLIKE_LLAMA):
         return None
     usual: _Options = {
         "position-embedding-type": "rope",

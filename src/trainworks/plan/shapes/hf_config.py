@@ -44,13 +44,14 @@ def decoder(
 
 
 def window(config: Config, *, full_every: int | None = None) -> dict[str, int]:
-    """The sliding window and the layers that have it: those that `layer_types` names, else all, or all but every
-    n-th.
+    """The sliding window, or the chunk, and the layers that have it: those that `layer_types` names, else all, or all
+    but every n-th.
     """
-    tokens, layers = optional(config, "sliding_window", 0), whole(config, "num_hidden_layers")
+    tokens = optional(config, "sliding_window", 0) or optional(config, "attention_chunk_size", 0)
+    layers = whole(config, "num_hidden_layers")
     types = config.get("layer_types")
     without = layers // full_every if full_every else 0
-    sliding = layers - without if types is None else list(types).count("sliding_attention")
+    sliding = layers - without if types is None else len(types) - list(types).count("full_attention")
     return {"window": tokens, "window_layers": sliding} if tokens and sliding else {}
 
 
@@ -91,7 +92,8 @@ _MAY_BE_ZERO = ("first_k_dense_replace",)
 _NAMES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "first_k_dense_replace", "decoder_sparse_step"), "layers"),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), "heads"),
-    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner"), "feed_forward"),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "moe_intermediate_size"), "feed_forward"),
+    **dict.fromkeys(("ffn_dim", "n_inner"), "feed_forward"),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts"), "experts"),
     **dict.fromkeys(("num_experts_per_tok", "experts_per_token"), "experts"),
     **dict.fromkeys(("vocab_size", "num_labels"), "vocabulary"),

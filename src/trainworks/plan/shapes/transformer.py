@@ -18,24 +18,36 @@ from trainworks.record.model_shape import LatentAttention, ModelShape, SmallPara
 
 
 def _with_rms_norms(
-    dimensions: Mapping[str, int], *, norms: int = 2, query_key_norms: int = 0, biases: int = 0, mlp_biases: int = 0
+    dimensions: Mapping[str, Any], *, norms: int = 2, query_key_norms: int = 0, biases: int = 0, **small: int
 ) -> ModelShape:
     """RMS norms of h in every layer and one outside, those of queries and keys of d each, and the biases of a layer."""
     hidden = dimensions["hidden"]
     layer = norms * hidden + query_key_norms * dimensions["head_dim"] + biases
-    return completed(**dimensions, small=SmallParameters(layer=layer, dense_mlp=mlp_biases, model=hidden))
+    return completed(**dimensions, small=SmallParameters(layer=layer, model=hidden, **small))
 
 
-def _biases(config: Config, dimensions: Mapping[str, int], *, default: bool = False) -> int:
-    """Biases of all projections of the attention, if the config has them."""
-    return attention_biases(dimensions, output=True) if config.get("attention_bias", default) else 0
+def _biases(config: Config, dimensions: Mapping[str, int], *, default: bool = False, output: bool = True) -> int:
+    """Biases of the projections of the attention, if the config has them."""
+    return attention_biases(dimensions, output=output) if config.get("attention_bias", default) else 0
+
+
+def _experts(config: Config, width: int, *, dense: int = 0, default: tuple[int, int] | None = None) -> dict[str, int]:
+    """Experts of a width under their most common keys; the shared ones are as wide as the routed ones."""
+    count, per_token = default or (None, None)
+    return {
+        "experts": whole(config, "num_experts", "n_routed_experts", "num_local_experts", default=count),
+        "experts_per_token": whole(config, "num_experts_per_tok", "experts_per_token", default=per_token),
+        "expert_feed_forward": width,
+        "shared_feed_forward": width * optional(config, "n_shared_experts", 0),
+        "dense_layers": dense,
+    }
 
 
 def llama(config: Config) -> ModelShape:
     """RMS norms 2 h; biases of all projections if `attention_bias`, of the MLP 2 f + h if `mlp_bias`."""
     dimensions = decoder(config)
     mlp = 2 * dimensions["feed_forward"] + dimensions["hidden"] if config.get("mlp_bias") else 0
-    return _with_rms_norms(dimensions, biases=_biases(config, dimensions), mlp_biases=mlp)
+    return _with_rms_norms(dimensions, biases=_biases(config, dimensions), dense_mlp=mlp)
 
 
 def smollm3(config: Config) -> ModelShape:
@@ -54,6 +66,12 @@ def qwen2(config: Config) -> ModelShape:
     return _with_rms_norms(dimensions, biases=attention_biases(dimensions, output=False))
 
 
+def glm(config: Config) -> ModelShape:
+    """A qwen2 whose biases `attention_bias` may switch off; heads are 128 wide by default."""
+    dimensions = decoder(config, head_dim=128)
+    return _with_rms_norms(dimensions, biases=_biases(config, dimensions, default=True, output=False))
+
+
 def qwen3(config: Config) -> ModelShape:
     """Queries and keys have a norm of d each; heads are 128 wide by default."""
     dimensions = decoder(config, head_dim=128)
@@ -65,13 +83,37 @@ def qwen3_moe(config: Config) -> ModelShape:
     dimensions = decoder(config)
     step, skipped = optional(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
     sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in range(dimensions["layers"]))
-    dimensions |= {
-        "experts": whole(config, "num_experts", "num_local_experts"),
-        "experts_per_token": whole(config, "num_experts_per_tok"),
-        "expert_feed_forward": whole(config, "moe_intermediate_size"),
-        "dense_layers": dimensions["layers"] - sparse,
-    }
+    dimensions |= _experts(config, whole(config, "moe_intermediate_size"), dense=dimensions["layers"] - sparse)
+    dimensions["interleaved"] = step > 1
     return _with_rms_norms(dimensions, query_key_norms=2, biases=_biases(config, dimensions))
+
+
+def glm4_moe(config: Config) -> ModelShape:
+    """Experts with a routing bias in all but the first layers; queries and keys have a norm if `use_qk_norm`."""
+    dense = whole(config, "first_k_dense_replace", default=1)
+    dimensions = decoder(config) | _experts(config, whole(config, "moe_intermediate_size"), dense=dense)
+    biases, norms = _biases(config, dimensions, output=False), 2 if config.get("use_qk_norm") else 0
+    return _with_rms_norms(dimensions, query_key_norms=norms, biases=biases, router=dimensions["experts"])
+
+
+def llama4(config: Config) -> ModelShape:
+    """Experts and a shared one in every n-th layer; all but every fourth layer attend within chunks."""
+    dimensions, width = decoder(config, width_key="intermediate_size_mlp"), whole(config, "intermediate_size")
+    every = dimensions["layers"] // optional(config, "interleave_moe_layer_step", 1)
+    dense = dimensions["layers"] - (every if config.get("moe_layers") is None else len(config["moe_layers"]))
+    dimensions |= window(config, full_every=optional(config, "no_rope_layer_interval", 4))
+    dimensions |= _experts(config, width, dense=dense) | {"shared_feed_forward": width}
+    dimensions |= {"interleaved": dense > 0, "chunked": True}
+    return _with_rms_norms(dimensions, biases=_biases(config, dimensions))
+
+
+def arctic(config: Config) -> ModelShape:
+    """A dense MLP of width h and a norm stand beside the experts of every layer, as a shared expert would."""
+    if not config.get("use_residual") or config.get("moe_layer_frequency") != 1:
+        raise UsageError("an Arctic without a dense MLP beside the experts of every layer cannot be planned yet")
+    dimensions = decoder(config)
+    dimensions |= _experts(config, dimensions["feed_forward"]) | {"shared_feed_forward": dimensions["hidden"]}
+    return _with_rms_norms(dimensions, norms=3)
 
 
 def olmo2(config: Config) -> ModelShape:
@@ -92,27 +134,16 @@ def _olmo_with(config: Config, dimensions: Mapping[str, int]) -> ModelShape:
 def mixtral(config: Config) -> ModelShape:
     """A mistral with experts in every layer, as wide as `intermediate_size`."""
     dimensions = decoder(config) | window(config)
-    experts = {
-        "experts": whole(config, "num_local_experts", default=8),
-        "experts_per_token": whole(config, "num_experts_per_tok", default=2),
-        "expert_feed_forward": dimensions["feed_forward"],
-    }
-    return _with_rms_norms(dimensions | experts)
+    return _with_rms_norms(dimensions | _experts(config, dimensions["feed_forward"], default=(8, 2)))
 
 
 def gpt_oss(config: Config) -> ModelShape:
     """Biases everywhere, a sink per head, and a window in every second layer."""
     dimensions = decoder(config, head_dim=64) | window(config, full_every=2)
     hidden, width = dimensions["hidden"], dimensions["feed_forward"]
-    experts = whole(config, "num_local_experts", "num_experts", default=128)
-    layer = 2 * hidden + dimensions["heads"] + _biases(config, dimensions, default=True)
-    return completed(
-        **dimensions,
-        experts=experts,
-        experts_per_token=whole(config, "num_experts_per_tok", "experts_per_token", default=4),
-        expert_feed_forward=width,
-        small=SmallParameters(layer=layer, expert=2 * width + hidden, router=experts, model=hidden),
-    )
+    dimensions |= _experts(config, width, default=(128, 4))
+    biases = dimensions["heads"] + _biases(config, dimensions, default=True)
+    return _with_rms_norms(dimensions, biases=biases, expert=2 * width + hidden, router=dimensions["experts"])
 
 
 def gemma(config: Config) -> ModelShape:
@@ -128,7 +159,9 @@ def gemma2(config: Config) -> ModelShape:
 
 
 def gemma3(config: Config) -> ModelShape:
-    """Every sixth layer sees all; queries and keys have a norm of d each."""
+    """Every sixth layer sees all; queries and keys have a norm of d each. Published configs leave out defaults."""
+    config = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4} | dict(config)
+    config = {"max_position_embeddings": 131072} | config
     dimensions = decoder(config, head_dim=256, tied=True) | window(config, full_every=6)
     return _with_rms_norms(dimensions, norms=4, query_key_norms=2, biases=_biases(config, dimensions))
 
@@ -155,31 +188,19 @@ def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> Model
         nope_head_dim=whole(config, "qk_nope_head_dim", default=128),
         value_head_dim=whole(config, "v_head_dim", default=128),
     )
-    width = whole(config, "moe_intermediate_size")
-    experts = whole(config, "n_routed_experts", "num_local_experts")
-    dimensions = decoder(config) | {"head_dim": latent.nope_head_dim + latent.rope_head_dim}
+    dense = whole(config, "first_k_dense_replace", default=dense_layers)
+    dimensions = decoder(config) | _experts(config, whole(config, "moe_intermediate_size"), dense=dense)
+    dimensions["head_dim"] = latent.nope_head_dim + latent.rope_head_dim
     hidden, dimensions["kv_heads"] = dimensions["hidden"], dimensions["heads"]
-    norms = 2 * hidden + latent.query_rank + latent.kv_rank
-    biases = latent.query_rank + latent.kv_rank + latent.rope_head_dim + hidden  # of down-projections and output
-    return completed(
-        **dimensions,
-        experts=experts,
-        experts_per_token=whole(config, "num_experts_per_tok"),
-        expert_feed_forward=width,
-        shared_feed_forward=width * optional(config, "n_shared_experts", 0),
-        dense_layers=whole(config, "first_k_dense_replace", default=dense_layers),
-        latent=latent,
-        small=SmallParameters(
-            layer=norms + (biases if config.get("attention_bias") else 0),
-            router=experts if routing_bias else 0,
-            model=dimensions["hidden"],
-        ),
-    )
+    norms = latent.query_rank + latent.kv_rank
+    biases = norms + latent.rope_head_dim + hidden if config.get("attention_bias") else 0  # down-projections and output
+    router = dimensions["experts"] if routing_bias else 0
+    return _with_rms_norms(dimensions | {"latent": latent}, biases=norms + biases, router=router)
 
 
-def gpt2(config: Config) -> ModelShape:
+def gpt2(config: Config, *, learned_positions: bool = True) -> ModelShape:
     """Also GPT-3's and Megatron's: learned positions, biases everywhere, layer norms, a plain MLP."""
-    hidden = whole(config, "n_embd", "hidden_size")
+    hidden = whole(config, "n_embd", "hidden_size", "n_embed")
     return _plain(
         {
             "layers": whole(config, "n_layer", "num_hidden_layers"),
@@ -187,10 +208,11 @@ def gpt2(config: Config) -> ModelShape:
             "heads": whole(config, "n_head", "num_attention_heads"),
             "feed_forward": optional(config, "n_inner", 4 * hidden),
             "vocabulary": whole(config, "vocab_size"),
-            "max_sequence_length": whole(config, "n_positions", "max_position_embeddings", default=1024),
+            "max_sequence_length": whole(config, "n_positions", "max_position_embeddings", "seq_length", default=1024),
             "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
-            "learned_positions": True,
+            "learned_positions": learned_positions,
         },
+        outside=0 if learned_positions else 2 * hidden,
     )
 
 
@@ -208,21 +230,8 @@ def opt(config: Config) -> ModelShape:
 
 
 def bloom(config: Config) -> ModelShape:
-    """No positions (ALiBi), and a norm behind the embeddings."""
-    hidden = whole(config, "hidden_size", "n_embed")
-    return _plain(
-        {
-            "layers": whole(config, "n_layer", "num_hidden_layers"),
-            "hidden": hidden,
-            "heads": whole(config, "n_head", "num_attention_heads"),
-            "feed_forward": 4 * hidden,
-            "vocabulary": whole(config, "vocab_size"),
-            "max_sequence_length": whole(config, "seq_length", default=2048),
-            "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
-            "learned_positions": False,
-        },
-        outside=2 * hidden,
-    )
+    """A gpt2 without positions (ALiBi), and with a norm behind the embeddings."""
+    return gpt2({"seq_length": 2048} | dict(config) | {"n_inner": None}, learned_positions=False)
 
 
 def gpt_neox(config: Config) -> ModelShape:
@@ -304,6 +313,10 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
     "mixtral": mixtral,
+    "arctic": arctic,
+    "llama4_text": llama4,
+    "glm": glm,
+    "glm4_moe": glm4_moe,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "kimi_k2": deepseek_v3,
@@ -325,8 +338,8 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "vit": vit,
 }
 """Readers of Hugging Face configs by `model_type`."""
-PLANNED_TYPES = tuple(_READERS)
-"""Every `model_type` that `shape_of_hf_config` reads."""
+PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"}
+"""Types with formulas for ranks at hand; `transformers` computes the experts of the others in a way of its own."""
 
 
 def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> ModelShape:
@@ -366,5 +379,7 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
-        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=f"known types: {', '.join(PLANNED_TYPES)}")
+        hint = "its `text_config`, saved as the config.json of a folder, is planned without the other encoders"
+        hint = hint if "text_config" in config else f"known types: {', '.join(_READERS)}"
+        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=hint)
     return _READERS[kind](config)
