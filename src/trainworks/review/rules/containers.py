@@ -56,7 +56,6 @@ _MOUNT = """            volumeMounts: [{name: shm, mountPath: /dev/shm}]
 @rule(
     "TW401",
     "GPUs in requests alone",
-    "error",
     why="GPUs belong in `limits`: Kubernetes takes the limit as the request, and refuses a request without a limit or "
     "with another one.",
     fix="Move the GPUs to `limits`.",
@@ -79,7 +78,6 @@ def request_without_limit(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW402",
     "A part of a GPU",
-    "error",
     why="A container requests whole GPUs; Kubernetes refuses a fraction.",
     fix="Request a whole GPU; share one with MIG or time-slicing, which have resources of their own.",
     source=_GPUS,
@@ -146,7 +144,6 @@ def container_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW405",
     "Kubernetes refuses the job",
-    "error",
     why="Only `Never` and `OnFailure` are restart policies of a Job. Without one the policy is `Always`, which the API "
     "server refuses.",
     fix="Set `restartPolicy: Never`; `backoffLimit` says how often the Job tries again.",
@@ -169,7 +166,6 @@ def refused_job(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW406",
     "The ranks cannot find each other by name",
-    "error",
     why="A pod with `hostNetwork` resolves names as its node does, which does not know the services of the cluster. "
     "The meeting point of the ranks is the name of a service.",
     fix="Set `dnsPolicy: ClusterFirstWithHostNet`.",

@@ -81,7 +81,6 @@ _STORED_ACTIVATIONS = re.compile(
 @rule(
     "TW801",
     "More than the link carries",
-    "error",
     why="A test of one adapter cannot exceed the rate of its port, twice that in both directions. A factor of eight "
     "is Gb/s written as GB/s.",
     fix="Write Gb/s, or divide by eight.",
@@ -116,7 +115,6 @@ def _link_above(file: ReviewedFile, number: int) -> str | None:
 @rule(
     "TW802",
     "The parallel sizes exceed the GPUs",
-    "error",
     why="Each rank has one place on every axis, so the product of data, tensor and pipeline parallel sizes is the "
     "number of ranks.",
     fix="Divide the GPUs by tensor x pipeline parallel size: that is the data parallel size.",
@@ -154,7 +152,6 @@ def _parallel_sizes(text: str) -> dict[str, int]:
 @rule(
     "TW803",
     "More than NVLink carries",
-    "error",
     why="In an all-reduce each GPU sends and receives 2 (n - 1) / n of the buffer over its own links, and the bus "
     "bandwidth counts just that: it cannot exceed the rate of the links in one direction. Between nodes of g GPUs it "
     "cannot exceed the rate of a node's adapters times (n - 1) / (n - g). The adapters are those that the text gives "
@@ -215,7 +212,6 @@ def _only_part(file: ReviewedFile) -> Accelerator | None:
 @rule(
     "TW804",
     "Another kind of memory",
-    "error",
     why="The data sheet of the accelerator names another kind of memory, with another bandwidth.",
     fix="Take the memory from the data sheet: `trainworks catalog show PART`.",
     source=_CATALOG.format("PART"),
@@ -282,7 +278,6 @@ def threads_of_loader(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW807",
     "The checkpoint has no optimizer",
-    "error",
     why="`model.state_dict()` has the weights alone. A run that resumes from it starts with an empty optimizer, "
     "schedule and data position.",
     fix="Save them together: `{'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}`.",
@@ -301,7 +296,6 @@ def weights_alone(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW808",
     "The ratio of two peak rates",
-    "error",
     why="The data sheets give both rates, dense and in the same precision; their ratio is arithmetic.",
     fix="Divide the two figures: `trainworks catalog show PART`.",
     source=_CATALOG.format("PART"),
@@ -324,7 +318,6 @@ def wrong_ratio(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW809",
     "Checkpointed activations are recomputed",
-    "error",
     why="Activation checkpointing keeps the inputs of a region and computes the rest again in the backward pass. To "
     "store activations in host memory is another technique: activation offloading.",
     fix="Write that activations are recomputed, or name offloading.",
@@ -343,7 +336,6 @@ def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW810",
     "More than the memory carries",
-    "error",
     why="The data sheet of the accelerator names a lower bandwidth of its memory, which no program exceeds.",
     fix="Take the bandwidth from the data sheet: `trainworks catalog show PART`.",
     source=_CATALOG.format("PART"),

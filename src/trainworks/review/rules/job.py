@@ -21,7 +21,6 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 @rule(
     "TW108",
     "Only the first node starts",
-    "error",
     why="Slurm runs a batch script on the first node of the job alone. torchrun waits there for the other nodes, "
     "which nothing starts.",
     fix="Start torchrun on every node: `srun --ntasks-per-node=1 torchrun ...`.",
@@ -45,7 +44,6 @@ def one_node_starts(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW109",
     "More processes than GPUs",
-    "error",
     why="torchrun gives process N the GPU N. A process without a GPU fails with `invalid device ordinal`.",
     fix="Request as many GPUs per node as `--nproc-per-node` starts processes.",
     source=_TORCHRUN,
@@ -66,7 +64,6 @@ def more_processes_than_gpus(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW110",
     "More nodes than requested",
-    "error",
     why="torchrun waits for a number of nodes that the job does not have, until the rendezvous times out.",
     fix="Use `--nnodes=$SLURM_NNODES`, which is the number that Slurm allocated.",
     source=_TORCHRUN,
@@ -88,7 +85,6 @@ def more_nodes_than_requested(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW111",
     "The meeting point is the local host",
-    "error",
     why="Each node connects to itself: rank 0 of the first node is never found by the others.",
     fix='Set it to the first node: `$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.',
     source=_TORCHRUN_DEFAULTS,
@@ -118,12 +114,10 @@ def local_meeting_point(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW112",
     "The parallel sizes do not divide the world size",
-    "error",
     why="Megatron needs world size = data x tensor x pipeline x context parallel size, and stops with "
     "`world_size is not divisible` before the first step.",
     fix="Choose sizes whose product divides nodes x processes per node.",
     source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py",
-    file="train.sh",
     bad="torchrun --standalone --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 8 "
     "--pipeline-model-parallel-size 2\n",
     good="torchrun --standalone --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 4 "
@@ -147,7 +141,6 @@ def indivisible_world_size(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW113",
     "srun sets no RANK",
-    "error",
     why="srun sets SLURM_PROCID and SLURM_LOCALID, and not RANK, LOCAL_RANK, WORLD_SIZE or MASTER_ADDR. "
     'A script that reads `os.environ["LOCAL_RANK"]` stops with a KeyError.',
     fix="Start it with torchrun: `srun --ntasks-per-node=1 torchrun --nproc-per-node=8 ...`; or export the variables "
@@ -193,12 +186,10 @@ def versioned_mpi_plugin(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW119",
     "mpirun and torchrun multiply",
-    "error",
     why="mpirun starts torchrun once per rank, and each torchrun starts its processes: their product shares the GPUs, "
     "and the launchers compete for one port.",
     fix="Start torchrun alone on one node, or one per node with `mpirun -N 1`.",
     source=_TORCHRUN,
-    file="train.sh",
     bad="mpirun -np 8 torchrun --nproc-per-node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
 )

@@ -24,12 +24,10 @@ _ELLIPSIS = re.compile(r"\.\.\.|…|\\\s*$")
 @rule(
     "TW101",
     "A launch line breaks off",
-    "error",
     why="The shell ends the command at the end of the line and then tries to run the next option as a program. "
     "The launcher starts without its options.",
     fix="End the line with a backslash.",
     source=_BACKSLASH,
-    file="train.sh",
     bad="torchrun --nnodes=1\n  --nproc-per-node=8 train.py --lr 1e-4\n",
     good="torchrun --nnodes=1 \\\n  --nproc-per-node=8 train.py --lr 1e-4\n",
 )
@@ -53,12 +51,10 @@ def missing_backslash(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW102",
     "A blank follows the backslash",
-    "error",
     why="A backslash continues a line only directly before its end. With a blank behind it, the command ends there "
     "and the next line is run as a program.",
     fix="Remove the blanks behind the backslash.",
     source=_BACKSLASH,
-    file="train.sh",
     bad="torchrun --nproc-per-node=8 \\ \n  train.py\n",
     good="torchrun --nproc-per-node=8 \\\n  train.py\n",
 )
@@ -82,7 +78,6 @@ def blank_after_backslash(file: ReviewedFile) -> Iterator[Problem]:
     "`--local-rank` to the script, which scripts for torchrun do not accept.",
     fix="Use `torchrun`, and read the environment variable `LOCAL_RANK` in the script.",
     source=_TORCHRUN,
-    file="train.sh",
     bad="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
     holds_for=_TORCHRUN_IS_THERE,
@@ -100,12 +95,10 @@ def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW104",
     "Several nodes without a meeting point",
-    "error",
     why="Without `--rdzv-endpoint` or `--master-addr`, torchrun takes 127.0.0.1:29500: every node waits for the "
     "others on itself until the rendezvous times out.",
     fix="Add `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT` with the same host on every node.",
     source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --nnodes=4 --nproc-per-node=8 train.py\n",
     good="torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
     stops=True,
@@ -123,12 +116,10 @@ def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW105",
     "Every node has rank 0",
-    "error",
     why="With `--master-addr` alone torchrun uses the static rendezvous, whose `--node-rank` is 0 by default. "
     "All nodes claim the same ranks and the job never starts.",
     fix="Pass `--node-rank`, or use `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`, which assigns the ranks.",
     source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --nnodes=4 --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
     good="torchrun --nnodes=4 --node-rank=$NODE_RANK --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
     stops=True,
@@ -147,7 +138,6 @@ def no_node_rank(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW106",
     "A rank is expanded before srun",
-    "error",
     why="The batch script runs on the first node, and its shell replaces the variable before `srun` starts the "
     "tasks. Every task gets the value of the batch step, which is 0.",
     fix="Let the task expand it: `srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...'`, in single quotes; or use "
@@ -179,7 +169,6 @@ def rank_before_srun(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW107",
     "Tasks and processes multiply",
-    "error",
     why="srun starts torchrun once per task, and each torchrun starts its processes: their product shares the GPUs "
     "of a node, and the launchers of a node compete for one port.",
     fix="Set `--ntasks-per-node=1`: torchrun starts the processes of a node.",
@@ -205,12 +194,10 @@ def tasks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW115",
     "The address is not used",
-    "error",
     why="`--master-addr` belongs to the static rendezvous. With `--rdzv-backend=c10d` torchrun ignores it and warns, "
     "and the nodes have no common meeting point.",
     fix="Give the address as `--rdzv-endpoint=HOST:PORT`.",
     source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --master-addr=$HEAD train.py\n",
     good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
 )
@@ -226,11 +213,9 @@ def unused_address(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW116",
     "Standalone on several nodes",
-    "error",
     why="`--standalone` sets the meeting point to the local host: each node waits for the others on itself.",
     fix="Replace it by `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`.",
     source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --standalone --nnodes=2 --nproc-per-node=8 train.py\n",
     good="torchrun --standalone --nnodes=1 --nproc-per-node=8 train.py\n",
     stops=True,
@@ -251,7 +236,6 @@ def standalone_on_nodes(file: ReviewedFile) -> Iterator[Problem]:
     "deprecated.",
     fix="Remove `--use-env`.",
     source=_TORCHRUN,
-    file="train.sh",
     bad="torchrun --use_env --nproc-per-node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
     holds_for=_TORCHRUN_IS_THERE,
@@ -272,7 +256,6 @@ def needless_option(file: ReviewedFile) -> Iterator[Problem]:
     why="`etcd` is in maintenance mode and will be removed; `etcd-v2` does the same with a revised implementation.",
     fix="Use `c10d`, which needs no server, or `etcd-v2`.",
     source=_TORCHRUN,
-    file="train.sh",
     bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=etcd --rdzv-endpoint=$HOST:2379 train.py\n",
     good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
     holds_for=_TORCHRUN_IS_THERE,

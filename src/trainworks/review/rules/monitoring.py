@@ -23,7 +23,6 @@ _VARIABLES = frozenset({"labels", "externalLabels", "externalURL", "value"})
 @rule(
     "TW721",
     "Prometheus cannot read the duration",
-    "error",
     why="A duration is a number with a unit, or several from the largest unit down: `5m`, `1h30m`. Prometheus refuses "
     "the whole file for another form, and keeps the rules that it had.",
     fix="Write it like `30s`, `5m` or `1h30m`.",
@@ -45,7 +44,6 @@ def unreadable_duration(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW722",
     "The timeout is above the interval",
-    "error",
     why="A scrape has to end before the next one begins: Prometheus does not start with this configuration.",
     fix="Set `scrape_timeout` to the interval or below.",
     source=_CONFIG,
@@ -66,7 +64,6 @@ def late_timeout(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW723",
     "An unknown variable in a template",
-    "error",
     why="A template of an alert has `$labels`, `$externalLabels`, `$externalURL` and `$value`. Prometheus refuses the "
     "file for any other name.",
     fix="Write `$labels.NAME` for a label, and `$value` for the value.",
@@ -94,7 +91,6 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW724",
     "Prometheus refuses the rule",
-    "error",
     why="A rule has an expression, and either `alert` or `record`; a recording rule has neither `for` nor annotations. "
     "Prometheus refuses the whole file for one such rule, and keeps the rules that it had.",
     fix="Add or remove the key that the message names.",

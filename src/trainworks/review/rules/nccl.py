@@ -32,7 +32,6 @@ _ALGORITHMS = {
     "host memory.",
     fix="Remove the variable: NCCL chooses the level by the distance of GPU and NIC.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_NET_GDR_LEVEL=LOC\n",
     good="export NCCL_NET_GDR_LEVEL=PHB\n",
 )
@@ -51,7 +50,6 @@ def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
     "update; the names stay.",
     fix="Write the name: LOC, NVL, PIX, PXB, PHB or SYS.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_P2P_LEVEL=4\n",
     good="export NCCL_P2P_LEVEL=PHB\n",
 )
@@ -69,7 +67,6 @@ def distance_as_number(file: ReviewedFile) -> Iterator[Problem]:
     why="NCCL ignores the variable since that release, without a message.",
     fix="Remove it; for GPUDirect RDMA set `NCCL_NET_GDR_LEVEL`.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_TREE_THRESHOLD=0\n",
     good="export NCCL_DEBUG=WARN\n",
 )
@@ -89,7 +86,6 @@ def removed_variable(file: ReviewedFile) -> Iterator[Problem]:
     why="Each process creates the file anew and overwrites what another wrote: the log is lost or mixed up.",
     fix="Make the name unique: `NCCL_DEBUG_FILE=nccl.%h.%p`, with host and process.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_DEBUG_FILE=/logs/nccl.txt\n",
     good="export NCCL_DEBUG_FILE=/logs/nccl.%h.%p.txt\n",
 )
@@ -109,7 +105,6 @@ def shared_log(file: ReviewedFile) -> Iterator[Problem]:
     "than ten adapters has.",
     fix="Put `=` before the list.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3\n",
     good="export NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_2,mlx5_3\n",
 )
@@ -131,7 +126,6 @@ def prefix_of_adapters(file: ReviewedFile) -> Iterator[Problem]:
     why="NCCL knows the levels VERSION, WARN, INFO, ABORT and TRACE, and prints nothing at another one.",
     fix="Set `NCCL_DEBUG=INFO` to see what NCCL chose, or `WARN` for errors.",
     source="https://github.com/NVIDIA/nccl (src/debug.cc, v2.30)",
-    file="train.sh",
     bad="export NCCL_DEBUG=DEBUG\n",
     good="export NCCL_DEBUG=INFO\n",
     holds_for=Releases("nccl", until="2.30"),
@@ -147,11 +141,9 @@ def unknown_level(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW217",
     "A wildcard in a list of prefixes",
-    "error",
     why="NCCL compares the start of each name and knows no wildcards: a name with `*` fits no interface.",
     fix="Remove the `*`: `eth` fits eth0, eth1 and so on.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_SOCKET_IFNAME=eth*\n",
     good="export NCCL_SOCKET_IFNAME=eth\n",
 )
@@ -171,7 +163,6 @@ def wildcard(file: ReviewedFile) -> Iterator[Problem]:
     why="The product of the two variables cannot exceed 64, and threads are at most 16.",
     fix="Set 4 and 4 on a network of 100 Gb/s, or leave both out.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_SOCKET_NTHREADS=16\nexport NCCL_NSOCKS_PERTHREAD=8\n",
     good="export NCCL_SOCKET_NTHREADS=4\nexport NCCL_NSOCKS_PERTHREAD=4\n",
 )
@@ -187,12 +178,10 @@ def too_many_sockets(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW219",
     "An unknown algorithm or protocol",
-    "error",
     why="Since 2.24 NCCL fails on a name that it does not know; before, it ignored the name.",
     fix="Use Ring, Tree, CollnetChain, CollnetDirect, NVLS, NVLSTree or PAT; LL, LL128 or Simple. Without the variable "
     "NCCL chooses.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_ALGO=Rings\n",
     good="export NCCL_ALGO=Ring\n",
     holds_for=Releases("nccl", until="2.30"),

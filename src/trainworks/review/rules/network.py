@@ -36,7 +36,6 @@ _MANY_GPUS = 8
     fix="Remove the variable: NCCL finds the adapters itself. To leave out an adapter for storage, exclude it: "
     "`NCCL_IB_HCA=^=mlx5_4`.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_IB_HCA=mlx5_0:1\ntorchrun --standalone --nproc-per-node=8 train.py\n",
     good="export NCCL_IB_HCA=^=mlx5_4\ntorchrun --standalone --nproc-per-node=8 train.py\n",
 )
@@ -55,7 +54,6 @@ def one_adapter(file: ReviewedFile) -> Iterator[Problem]:
     why="NCCL enables LL128 itself where the platform supports it. Forced on another platform it can corrupt data.",
     fix="Remove the variable; to exclude a protocol, write `NCCL_PROTO=^LL128`.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_PROTO=LL128\n",
     good="export NCCL_PROTO=^LL128\n",
 )
@@ -75,7 +73,6 @@ def forced_protocol(file: ReviewedFile) -> Iterator[Problem]:
     "what NCCL chose.",
     fix="Set `NCCL_DEBUG=WARN`.",
     source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html",
-    file="train.sh",
     bad="export NCCL_DEBUG=TRACE\n",
     good="export NCCL_DEBUG=WARN\n",
 )
@@ -94,7 +91,6 @@ def traced_calls(file: ReviewedFile) -> Iterator[Problem]:
     "effect.",
     fix="Remove `NCCL_IB_DISABLE`, or the variables that it disables.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n",
     good="export NCCL_IB_HCA=mlx5\n",
 )
@@ -132,7 +128,6 @@ def disabled_nvlink(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW206",
     "Nodes meet on an interface of one host",
-    "error",
     why="NCCL connects the ranks over this interface. The loopback and the bridge of Docker do not leave the host, so "
     "ranks of other nodes cannot connect.",
     fix="Name the interface of the cluster network, or exclude the others: `NCCL_SOCKET_IFNAME=^lo,docker0`.",
@@ -153,12 +148,10 @@ def interface_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW207",
     "A second ^ in a list of interfaces",
-    "error",
     why="One `^` at the start excludes the whole list. A later one becomes part of a name that no interface has, so "
     "that interface is used.",
     fix="Keep the first `^` only.",
     source=_NCCL,
-    file="train.sh",
     bad="export NCCL_SOCKET_IFNAME=^lo,^docker0\n",
     good="export NCCL_SOCKET_IFNAME=^lo,docker0\n",
 )
@@ -176,7 +169,6 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     why="NCCL ignores a variable that it does not know, without a message, so the setting has no effect.",
     fix="Correct the name.",
     source="https://github.com/NVIDIA/nccl (`NCCL_PARAM` in src/, v2.30)",
-    file="train.sh",
     bad="export NCCL_SOCKET_IFNAMES=eth0\n",
     good="export NCCL_SOCKET_IFNAME=eth0\n",
     holds_for=Releases("nccl", until="2.30"),
@@ -198,7 +190,6 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
     why="PyTorch 2.2 renamed its variables for NCCL to `TORCH_NCCL_...`, and every rank warns about the old one.",
     fix="Put `TORCH_` before the name.",
     source="https://github.com/pytorch/pytorch (c10d/Utils.hpp, whose warning was read in logs)",
-    file="train.sh",
     bad="export NCCL_ASYNC_ERROR_HANDLING=1\n",
     good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n",
     holds_for=Releases("torch", since="2.2"),
@@ -214,7 +205,6 @@ def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW210",
     "The adapter is taken for a host",
-    "error",
     why="The argument of these tests is the address of the server; without one the program is the server. A name of "
     "an adapter is looked up as a host and fails.",
     fix="Name the adapter with `-d`.",

@@ -29,7 +29,6 @@ _DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel i
 @rule(
     "TW601",
     "Every rank takes GPU 0",
-    "error",
     why="`.cuda()` without an argument means the current device, which is GPU 0 in every process. All ranks of a node "
     "put the model there, and the collectives of NCCL fail.",
     fix='Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before anything is moved to a GPU.',
@@ -54,7 +53,6 @@ def no_device(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW602",
     "The rank is not defined",
-    "error",
     why="The name is not bound in any scope around it: Python raises a NameError before the first step.",
     fix='Read it: `local_rank = int(os.environ["LOCAL_RANK"])`.',
     source=_TORCHRUN,
@@ -208,7 +206,6 @@ def _asks_for_gpu(parent: ast.AST, node: ast.AST) -> bool:
 @rule(
     "TW611",
     "fp16 and bf16 are enabled",
-    "error",
     why="DeepSpeed stops with `bfloat16 and fp16 modes cannot be simultaneously enabled`.",
     fix="Keep bf16 on Ampere and later, fp16 on older GPUs.",
     source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/config.py",
@@ -228,7 +225,6 @@ def two_precisions(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW612",
     "The batch sizes do not multiply",
-    "error",
     why="DeepSpeed needs `train_batch_size` = `train_micro_batch_size_per_gpu` x `gradient_accumulation_steps` x "
     "number of GPUs, and stops with an AssertionError.",
     fix="Leave `train_batch_size` out: DeepSpeed infers the third of the three.",

@@ -19,7 +19,6 @@ _SMALL_SHM_BYTES = 10**9
 @rule(
     "TW511",
     "Options behind a blank",
-    "error",
     why="No blank is permitted between a client and its options. The client gets the default options, which are "
     "read-only, and the options hold for every other host.",
     fix="Remove the blank before the parenthesis.",
