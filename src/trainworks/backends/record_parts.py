@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from trainworks.errors import UnreachableError
-from trainworks.files import write_atomic
+from trainworks.files import closing_handle, write_atomic
 
 if TYPE_CHECKING:
     from trainworks.record.run_dir import RunDir
@@ -157,13 +157,10 @@ def _write_part(file: Path, part: FilePart) -> None:
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o644
         write_atomic(file, content, durable=file.suffix == ".json", mode=mode)
     else:
-        handle = os.open(file, os.O_WRONLY)
-        try:
+        with closing_handle(os.open(file, os.O_WRONLY)) as handle:
             if os.fstat(handle).st_size < start:  # another process has replaced it
                 return
             os.pwrite(handle, content, start)
-        finally:
-            os.close(handle)
     os.utime(file, ns=(part["time"], part["time"]))
 
 
