@@ -14,8 +14,8 @@ from trainworks.review.readers.python import Call
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
-_loader_rule = partial(rule, file="train.py")
 _DATALOADER = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py"
+_loader_rule = partial(rule, file="train.py", source=_DATALOADER)
 _SAMPLER = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
 _HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 _SHARDS = re.compile(r"[Ss]ampler|IterableDataset|webdataset|shard|split_dataset|accelerat|lightning|fabric")
@@ -79,7 +79,6 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
     "A sampler and shuffle",
     why="DataLoader raises `sampler option is mutually exclusive with shuffle`.",
     fix="Remove `shuffle=True`; DistributedSampler shuffles itself.",
-    source=_DATALOADER,
     bad=_IMPORTS + "loader = DataLoader(data, shuffle=True, sampler=DistributedSampler(data))\n",
     good=_IMPORTS + "loader = DataLoader(data, sampler=DistributedSampler(data))\n",
 )
@@ -110,7 +109,6 @@ def _constructed(file: ReviewedFile, value: ast.expr | None) -> ast.Call | None:
     "Options of workers without workers",
     why="DataLoader raises a ValueError: `persistent_workers` and `prefetch_factor` need `num_workers` above 0.",
     fix="Set `num_workers`, or remove the option.",
-    source=_DATALOADER,
     bad=_IMPORTS + "loader = DataLoader(data, num_workers=0, persistent_workers=True)\n",
     good=_IMPORTS + "loader = DataLoader(data, num_workers=8, persistent_workers=True)\n",
 )
@@ -135,7 +133,6 @@ def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
     why="DataLoader raises a ValueError: `batch_sampler` decides about `batch_size`, `shuffle`, `sampler` and "
     "`drop_last`.",
     fix="Give these options to the batch sampler.",
-    source=_DATALOADER,
     bad="from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_sampler=batches, batch_size=32)\n",
     good="from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_sampler=batches)\n",
 )
@@ -156,7 +153,6 @@ def options_of_batch_sampler(file: ReviewedFile) -> Iterator[Problem]:
     why="DataLoader raises a ValueError for `shuffle` or `sampler` with an IterableDataset, which decides about its "
     "own order.",
     fix="Shuffle inside the data set, and let it choose its part by rank.",
-    source=_DATALOADER,
     bad="from torch.utils.data import DataLoader, IterableDataset\nclass Stream(IterableDataset):\n    pass\n"
     "loader = DataLoader(Stream(), shuffle=True)\n",
     good="from torch.utils.data import DataLoader, IterableDataset\nclass Stream(IterableDataset):\n    pass\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 from trainworks.review.files import ReviewedFile
@@ -12,20 +13,20 @@ from trainworks.review.readers.launch import TorchLaunch, count_of, nodes_of, st
 from trainworks.review.readers.shell import Script, Word
 from trainworks.review.rule import rule
 
+_batch_rule = partial(rule, file="train.sbatch")
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-@rule(
+@_batch_rule(
     "TW108",
     "Only the first node starts",
     why="Slurm runs a batch script on the first node of the job alone. torchrun waits there for the other nodes, "
     "which nothing starts.",
     fix="Start torchrun on every node: `srun --ntasks-per-node=1 torchrun ...`.",
     source="https://man.archlinux.org/man/sbatch.1.en.txt",
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\ntorchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
@@ -41,13 +42,12 @@ def one_node_starts(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.launcher.problem(f"torchrun for {nodes} nodes starts on one")
 
 
-@rule(
+@_batch_rule(
     "TW109",
     "More processes than GPUs",
     why="torchrun gives process N the GPU N. A process without a GPU fails with `invalid device ordinal`.",
     fix="Request as many GPUs per node as `--nproc-per-node` starts processes.",
     source=_TORCHRUN,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc-per-node=8 train.py\n",
     good="#!/bin/bash\n#SBATCH --gres=gpu:8\ntorchrun --standalone --nproc-per-node=8 train.py\n",
 )
@@ -61,13 +61,12 @@ def more_processes_than_gpus(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{processes} processes per node, and {source} gives {gpus} GPUs")
 
 
-@rule(
+@_batch_rule(
     "TW110",
     "More nodes than requested",
     why="torchrun waits for a number of nodes that the job does not have, until the rendezvous times out.",
     fix="Use `--nnodes=$SLURM_NNODES`, which is the number that Slurm allocated.",
     source=_TORCHRUN,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=2\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 "
@@ -82,13 +81,12 @@ def more_nodes_than_requested(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.options["nnodes"].problem(f"torchrun waits for {nodes} nodes; the job has {requested}")
 
 
-@rule(
+@_batch_rule(
     "TW111",
     "The meeting point is the local host",
     why="Each node connects to itself: rank 0 of the first node is never found by the others.",
     fix='Set it to the first node: `$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.',
     source=_TORCHRUN_DEFAULTS,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nexport MASTER_ADDR=localhost\nsrun python train.py\n",
     good='#!/bin/bash\n#SBATCH --nodes=4\nexport MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" '
     "| head -n 1)\nsrun python train.py\n",
@@ -162,7 +160,7 @@ def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(command.line, words[0].column, f"`{words[index + 1].text}` needs LOCAL_RANK")
 
 
-@rule(
+@_batch_rule(
     "TW114",
     "An MPI plugin of one version",
     "note",
@@ -170,7 +168,6 @@ def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
     "NCCL needs no MPI plugin.",
     fix="Use `--mpi=pmix`, the newest that the cluster has, or leave it out for a program without MPI.",
     source="https://slurm.schedmd.com/mpi_guide.html (read in part: that another version fails is an assumption)",
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nsrun --mpi=pmix_v3 ./solver\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun --mpi=pmix ./solver\n",
 )
@@ -206,7 +203,7 @@ def ranks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{ranks} x {processes} = {ranks * processes} processes on one node")
 
 
-@rule(
+@_batch_rule(
     "TW120",
     "Every node trains alone",
     "warning",
@@ -214,7 +211,6 @@ def ranks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
     "data, and the nodes write the same files.",
     fix="Add `--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`.",
     source=_TORCHRUN_DEFAULTS,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nproc-per-node=8 train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",

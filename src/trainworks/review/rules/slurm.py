@@ -16,8 +16,8 @@ from trainworks.review.finding import Edit, Problem
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
-_batch_rule = partial(rule, file="train.sbatch")
 _SBATCH = "https://man.archlinux.org/man/sbatch.1.en.txt"
+_batch_rule = partial(rule, file="train.sbatch", source=_SBATCH)
 _CHANGES = "https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.11.md"
 _EXCLUSIVE = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 _REMOVING = Releases("slurm", since="23.11")
@@ -29,7 +29,6 @@ _REMOVED = ("cgroupautomount", "allowedkmemspace", "constrainkmemspace", "maxkme
     "#SBATCH behind the first command",
     why="sbatch stops reading options at the first line that is neither blank nor a comment. The option has no effect.",
     fix="Move the line above the first command.",
-    source=_SBATCH,
     bad="#!/bin/bash\n#SBATCH --nodes=2\nmodule load cuda\n#SBATCH --gres=gpu:8\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:8\nmodule load cuda\nsrun python train.py\n",
 )
@@ -45,7 +44,6 @@ def late_option(file: ReviewedFile) -> Iterator[Problem]:
     "sbatch refuses the line",
     why="sbatch does not submit a script with an option that it does not know or cannot read.",
     fix="Correct the option; `sbatch --help` lists all.",
-    source=_SBATCH,
     bad="#!/bin/bash\n#SBATCH --node=2 --gpu-per-node=8\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=8\nsrun python train.py\n",
 )
@@ -68,7 +66,6 @@ def refused_option(file: ReviewedFile) -> Iterator[Problem]:
     "A variable in an #SBATCH line",
     why="sbatch reads these lines itself, before a shell runs: a variable is taken literally.",
     fix="Write the value, use a pattern of sbatch such as `%x` or `%j`, or give the option on the command line.",
-    source=_SBATCH,
     bad="#!/bin/bash\n#SBATCH --output=$HOME/logs/train.out\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --output=logs/%x-%j.out\nsrun python train.py\n",
 )
@@ -84,7 +81,6 @@ def variable_in_option(file: ReviewedFile) -> Iterator[Problem]:
     "sbatch refuses the script",
     why="A batch script begins with `#!` and the shell, and its lines end as on Unix: sbatch checks both.",
     fix="Write `#!/bin/bash` on the first line; convert the ends of lines with `sed -i 's/\\r$//'`.",
-    source=_SBATCH,
     bad="#SBATCH --nodes=2\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
 )
@@ -207,7 +203,6 @@ def removed_option(file: ReviewedFile) -> Iterator[Problem]:
     why="sbatch knows minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and "
     "days-hours:minutes:seconds, and refuses everything else.",
     fix="Write it like `90`, `24:00:00` or `2-00`.",
-    source=_SBATCH,
     bad="#!/bin/bash\n#SBATCH --time=24h\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --time=24:00:00\nsrun python train.py\n",
 )
@@ -226,7 +221,6 @@ def unreadable_time(file: ReviewedFile) -> Iterator[Problem]:
     "sbatch cannot read the list of nodes",
     why="A list of nodes is `node[1-3,7]`, with its brackets closed and the smaller number first.",
     fix="Write it like `node[1-3,7],gpu05`.",
-    source=_SBATCH,
     bad="#!/bin/bash\n#SBATCH --exclude=node[3-1]\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --exclude=node[1-3]\nsrun python train.py\n",
 )
