@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 from trainworks.catalog.bounds import RankGroup, busbw_bound
@@ -18,6 +18,7 @@ from trainworks.review.rule import rule
 from trainworks.units import format_quantity
 
 _CATALOG = "trainworks catalog show {}"
+_hardware_rule = partial(rule, source=_CATALOG.format("PART"), file="hardware.md")
 _GB_PER_S = r"(?<![\d.])(\d+(?:\.\d+)?)\s*\+?\s*GB/s"
 _STATED_RATE = re.compile(
     rf"(?<![x×\d] )(?<![x×\d]){LINK.pattern}\s*(?:[:：]|gives|reaches|可达|达到|为)\s*{_GB_PER_S}"
@@ -209,13 +210,11 @@ def _only_part(file: ReviewedFile) -> Accelerator | None:
         return None
 
 
-@rule(
+@_hardware_rule(
     "TW804",
     "Another kind of memory",
     why="The data sheet of the accelerator names another kind of memory, with another bandwidth.",
     fix="Take the memory from the data sheet: `trainworks catalog show PART`.",
-    source=_CATALOG.format("PART"),
-    file="hardware.md",
     bad="Each node has 8 A100 80GB HBM3.\n",
     good="Each node has 8 A100 80GB HBM2e.\n",
 )
@@ -293,13 +292,11 @@ def weights_alone(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(number, found.start(1) + 1, "this saves the weights, and not the state of the optimizer")
 
 
-@rule(
+@_hardware_rule(
     "TW808",
     "The ratio of two peak rates",
     why="The data sheets give both rates, dense and in the same precision; their ratio is arithmetic.",
     fix="Divide the two figures: `trainworks catalog show PART`.",
-    source=_CATALOG.format("PART"),
-    file="hardware.md",
     bad="The A100 has 312 TFLOPS (FP16), 3x the V100.\n",
     good="The A100 has 312 TFLOPS (FP16), 2.5x the V100.\n",
 )
@@ -333,13 +330,11 @@ def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(number, found.start() + 1, "checkpointed activations are recomputed, not stored on the host")
 
 
-@rule(
+@_hardware_rule(
     "TW810",
     "More than the memory carries",
     why="The data sheet of the accelerator names a lower bandwidth of its memory, which no program exceeds.",
     fix="Take the bandwidth from the data sheet: `trainworks catalog show PART`.",
-    source=_CATALOG.format("PART"),
-    file="hardware.md",
     bad="The A100 has HBM2e memory with 4.8 TB/s.\n",
     good="The H200 has HBM3e memory with 4.8 TB/s.\n",
 )
