@@ -60,13 +60,11 @@ class Found(TypedDict):
 
 def question(runs: Mapping[str, RunDir], most_bytes: int, without: Sequence[str] = ()) -> bytes:
     """What is known here of runs, by the path of their run directory there, and what else `send` takes."""
-    known = {there: _known(run_dir) for there, run_dir in runs.items()}
+    known = {}
+    for there, run_dir in runs.items():
+        facts = {str(file.relative_to(run_dir.path)): file.stat() for file in record_files(run_dir.path)}
+        known[there] = {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
     return json.dumps({"runs": known, "most_bytes": most_bytes, "without": without}).encode()
-
-
-def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
-    facts = {str(file.relative_to(run_dir.path)): file.stat() for file in record_files(run_dir.path)}
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
 
 
 def answer(question: bytes) -> str:
