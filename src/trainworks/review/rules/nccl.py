@@ -11,7 +11,7 @@ from trainworks.review.finding import Problem
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
-nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html")
+_nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html")
 _REMOVED = {
     "NCCL_IB_CUDA_SUPPORT": "2.4",
     "NCCL_SINGLE_RING_THRESHOLD": "2.3",
@@ -25,7 +25,7 @@ _ALGORITHMS = {
 }
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW211",
     "GPUDirect RDMA is switched off",
     "warning",
@@ -42,7 +42,7 @@ def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.name}={setting.value}` disables GPUDirect RDMA")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW212",
     "A distance as a number",
     "note",
@@ -59,7 +59,7 @@ def distance_as_number(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.name}={setting.value}` is a number of a distance")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW213",
     "NCCL removed the variable",
     "note",
@@ -77,7 +77,7 @@ def removed_variable(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(setting.line, setting.column, message, holds_for=Releases("nccl", since=release))
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW214",
     "All ranks write one log",
     "warning",
@@ -94,7 +94,7 @@ def shared_log(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"every process writes `{setting.value}`")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW215",
     "A prefix selects other adapters",
     "note",
@@ -134,7 +134,7 @@ def unknown_level(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.value}` is not a level of NCCL_DEBUG")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW217",
     "A wildcard in a list of prefixes",
     why="NCCL compares the start of each name and knows no wildcards: a name with `*` fits no interface.",
@@ -151,7 +151,7 @@ def wildcard(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.value}` fits no name: NCCL has no wildcards", edits)
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW218",
     "More sockets than NCCL opens",
     "warning",
@@ -169,7 +169,7 @@ def too_many_sockets(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(found[1].line, found[1].column, f"{found[0].value} x {found[1].value} = {product} sockets")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW219",
     "An unknown algorithm or protocol",
     why="Since 2.24 NCCL fails on a name that it does not know; before, it ignored the name.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 
 from trainworks.catalog.catalog import accelerator, node
@@ -16,10 +16,10 @@ from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.launch import count_of, nodes_of
 from trainworks.review.readers.shell import Command, Setting
 from trainworks.review.rule import rule
-from trainworks.review.rules.nccl import nccl_rule
 from trainworks.review.versions import Releases
 from trainworks.units import format_quantity
 
+_nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html")
 _NCCL_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf(?:_mpi)?")
 _LINES_TO_TABLE = 12
 """Lines between a command and the table of its results."""
@@ -27,7 +27,7 @@ _MANY_GPUS = 8
 """GPUs of a node of the catalogue, all of which have several NICs."""
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW201",
     "NCCL uses one adapter of many",
     "warning",
@@ -46,7 +46,7 @@ def one_adapter(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.value}` is one adapter; a node such as DGX A100 has {nics}")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW202",
     "LL128 is forced",
     "warning",
@@ -81,7 +81,7 @@ def traced_calls(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem("`NCCL_DEBUG=TRACE` prints every call")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW204",
     "InfiniBand is configured and disabled",
     "warning",
@@ -100,7 +100,7 @@ def disabled_infiniband(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`NCCL_IB_DISABLE=1` makes {named} useless")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW205",
     "NVLink is switched off",
     "warning",
@@ -121,7 +121,7 @@ def disabled_nvlink(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"the ranks of a node use PCIe ({host}) and not {part.scale_up} ({link})")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW206",
     "Nodes meet on an interface of one host",
     why="NCCL connects the ranks over this interface. The loopback and the bridge of Docker do not leave the host, so "
@@ -140,7 +140,7 @@ def interface_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
                 yield setting.problem(f"`{setting.value}` does not leave the host")
 
 
-@nccl_rule(
+@_nccl_rule(
     "TW207",
     "A second ^ in a list of interfaces",
     why="One `^` at the start excludes the whole list. A later one becomes part of a name that no interface has, so "
