@@ -80,7 +80,7 @@ KINDS: dict[str, Callable[[MeasuredRun], bool]] = {
     "512 accelerators and more": lambda run: run.num_accelerators >= 512,
     "Volta": lambda run: run.job.cluster.accelerator.architecture == "Volta",
     "Hopper": lambda run: run.job.cluster.accelerator.architecture == "Hopper",
-    "Blackwell": lambda run: run.job.cluster.accelerator.architecture.startswith("Blackwell"),
+    "Blackwell": lambda run: (run.job.cluster.accelerator.architecture or "").startswith("Blackwell"),
     "Omni-Path": lambda run: run.job.cluster.network == "Omni-Path" and run.job.cluster.num_nodes > 1,
     "RoCE": lambda run: run.job.cluster.network == "RoCE" and run.job.cluster.num_nodes > 1,
 }
@@ -100,10 +100,10 @@ _LONGEST = 0.4
 """Of a Gauss-Newton step, in the logarithm of a coefficient."""
 
 
-def read_runs(kinds: Sequence[str] = ("yes",)) -> list[MeasuredRun]:
+def read_runs(kinds: Sequence[str] = ("yes",), *, labels: bool = True) -> list[MeasuredRun]:
     """Rows of these kinds that can be predicted and have a step time."""
     found = []
-    for row in rows_of(STEP_TIMES):
+    for row in rows_of(STEP_TIMES, labels=labels):
         try:
             run = read_run(row)
         except TrainworksError:
@@ -140,9 +140,11 @@ class Sample:
         """Standard deviations that the planner gives the logarithms of the step times."""
         for jobs in self._jobs:
             parts = parts_s(jobs.job, jobs.layouts)
-            low, high = interval_s(parts, Belief.of(prior_of(jobs.job)))
             self.parts_s[:, jobs.rows] = parts
-            self.deviations[jobs.rows] = np.log(high / low) / (2 * Z80)
+            for at, row in enumerate(jobs.rows):
+                prior = prior_of(jobs.job, jobs.layouts.take(slice(at, at + 1)))
+                low, high = interval_s(parts[:, at : at + 1], Belief.of(prior))
+                self.deviations[row] = np.log(high[0] / low[0]) / (2 * Z80)
 
     def only(self, chosen: NDArray[np.bool_]) -> Sample:
         """Some of the rows."""
@@ -308,10 +310,10 @@ def _print_residuals(sample: Sample, ratios: Array) -> None:
         print(f"{feature:100} {len(rows):4} of {sources:2}: {macro.mape:7.1%} {macro.bias:+7.1%}")
 
 
-def _write_left_out(sources: dict[str, Errors], kinds: dict[str, Errors]) -> None:
+def _write_left_out(found: dict[str, dict[str, Errors]]) -> None:
     lines = [
-        f"{what},{name},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f},{one.coverage:.4f}"
-        for what, errors in (("source", sources), ("kind", kinds))
+        f'"{what}",{name},{one.n},{one.mape:.4f},{one.p90:.4f},{one.bias:.4f},{one.coverage:.4f}'
+        for what, errors in found.items()
         for name, one in errors.items()
     ]
     LEFT_OUT.write_text("\n".join(["left_out,name,n,mape,p90,bias,coverage", *lines]) + "\n", encoding="utf-8")
@@ -340,35 +342,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _print_coefficients(replace(whole.coefficients, routed_share=routed))
     _print_errors("fitted", errors_by_source(sample, sample.log_ratios(whole.coefficients)))
     if options.leave_out:
-        _leave_everything_out(sample, some, whole, write=options.write)
+        found = _left_out(sample, Sample(read_runs(labels=False)), some, whole)
+        if options.write:
+            _write_left_out(found)
     return 0
 
 
-def _leave_everything_out(sample: Sample, some: Sample, whole: Fit, *, write: bool) -> None:
-    def ratios_without(belongs: Callable[[MeasuredRun], bool]) -> tuple[NDArray[np.bool_], Array]:
-        kept = np.array([not belongs(run) for run in some.runs])
-        unseen = np.array([belongs(run) for run in sample.runs])
-        ratios = np.zeros(len(sample.runs))
-        ratios[unseen] = sample.only(unseen).log_ratios(fit(some, kept, steps=3, start=whole).coefficients)
-        return unseen, ratios
+def _left_out(labelled: Sample, hidden: Sample, some: Sample, whole: Fit) -> dict[str, dict[str, Errors]]:
+    """Errors on each source and kind after a fit to some rows without them, as they are and without their labels."""
+    samples = {"": labelled, ", labels hidden": hidden}
+    sources = {name: np.zeros(len(sample.runs)) for name, sample in samples.items()}
+    kinds: dict[str, dict[str, Errors]] = {name: {} for name in samples}
+    for what, belongs in ({source: _of_source(source) for source in np.unique(labelled.sources)} | KINDS).items():
+        unseen = {run.id for run in labelled.runs if belongs(run)}
+        coefficients = fit(
+            some, np.array([run.id not in unseen for run in some.runs]), steps=3, start=whole
+        ).coefficients
+        for name, sample in samples.items():
+            rows = np.array([run.id in unseen for run in sample.runs])
+            ratios = np.zeros(len(rows))
+            ratios[rows] = sample.only(rows).log_ratios(coefficients)
+            if what not in KINDS:
+                sources[name] += ratios
+                continue
+            by_source = errors_by_source(sample, ratios, rows)
+            _print_errors(f"fitted without: {what}{name}", by_source)
+            macro = macro_average(by_source.values())
+            assert macro is not None
+            kinds[name][what] = replace(macro, n=sum(one.n for one in by_source.values()))
+    found: dict[str, dict[str, Errors]] = {}
+    for name, sample in samples.items():
+        found |= {f"source{name}": errors_by_source(sample, sources[name]), f"kind{name}": kinds[name]}
+        _print_errors(f"fitted without the source{name}", found[f"source{name}"])
+        _print_software(sample, sources[name])
+        _print_errors(f"fitted without the kind, by source{name}", kinds[name])
+    return found
 
-    left_out = np.zeros(len(sample.runs))
-    for source in np.unique(sample.sources):
-        left_out += ratios_without(lambda run, source=source: run.source == source)[1]  # type: ignore[misc]
-    sources = errors_by_source(sample, left_out)
-    _print_errors("fitted without the source", sources)
-    _print_software(sample, left_out)
-    kinds = {}
-    for name, belongs in KINDS.items():
-        unseen, ratios = ratios_without(belongs)
-        by_source = errors_by_source(sample, ratios, unseen)
-        _print_errors(f"fitted without: {name}", by_source)
-        macro = macro_average(by_source.values())
-        assert macro is not None
-        kinds[name] = replace(macro, n=sum(one.n for one in by_source.values()))
-    _print_errors("fitted without the kind, by source", kinds)
-    if write:
-        _write_left_out(sources, kinds)
+
+def _of_source(source: str) -> Callable[[MeasuredRun], bool]:
+    return lambda run: run.source == source
 
 
 def _print_software(sample: Sample, left_out: Array) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.measure.row_settings import read_software
+from trainworks.catalog.catalog import accelerator
+from trainworks.measure.row_settings import read_programs
 from trainworks.measure.scoring import PredictedRun, predict_memory
 from trainworks.plan.software import Software
+from trainworks.plan.space import Fixed
 
 LLAMA = {
     "model": "llama3-8b", "seq_len": "8192", "global_batch": "8", "micro_batch": "1", "gpu": "H100-SXM-80GB",
@@ -21,8 +23,10 @@ def memory(**changes: str) -> float:
     return predicted.memory_bytes
 
 
-def software(zero: int = 1, **cells: str) -> Software:
-    return read_software(cells, "bf16", zero=zero, tp=1, pp=1, sequence_parallel=False)
+def software(zero: int = 1, tp: int = 1, pp: int = 1, **cells: str) -> Software:
+    """The likeliest."""
+    layout: Fixed = {"zero": zero, "tp": tp, "pp": pp, "sequence_parallel": 1}
+    return read_programs(cells, "bf16", accelerator("H100-SXM-80GB"), layout)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +55,7 @@ def test_a_row_that_names_nothing_has_the_software_that_its_layout_suggests() ->
 )
 @pytest.mark.parametrize(("zero", "tp", "pp"), [(1, 1, 1), (3, 1, 1), (3, 8, 16), (3, 1, 16)])
 def test_a_word_about_sharding_names_no_program(words: dict[str, str], zero: int, tp: int, pp: int) -> None:
-    said, silent = (read_software(row, "bf16", zero=zero, tp=tp, pp=pp, sequence_parallel=True) for row in (words, {}))
-    assert said == silent
+    assert software(zero, tp, pp, **words) == software(zero, tp, pp)
 
 
 def test_a_framework_that_is_named_counts_before_words_of_the_source() -> None:

@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 
 from tests.plan.jobs import job, layouts
 from trainworks.config.layout import Layout
+from trainworks.config.software import TrainingSoftware
 from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.coefficients import Slowdowns
 from trainworks.plan.degrees import fixed_of
+from trainworks.plan.programs import planned_programs
+from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import Belief, parts_s
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
 
 LLAMA = job()
+NOBODY = planned_software(None, compiled=None)
+UNNAMED = replace(LLAMA, software=NOBODY, programs=planned_programs(NOBODY, "bf16", LLAMA.cluster.accelerator))
 WRITTEN = Layout(
     dp_shard=8, zero=1, tp=4, micro_batch=2, recompute="none", sequence_parallel=True, interleave=1,
     zero_bubble=False, offload_activations=False, offload_optimizer=False,
@@ -41,6 +46,8 @@ def measured(factor: float, of: TrainingJob = LLAMA) -> ClusterMeasurement:
         precision="bf16",
         global_batch=256,
         layout=WRITTEN,
+        fused_kernels=False,
+        software=None if of.programs else TrainingSoftware(framework="Megatron-LM"),
         step_time_s=factor * step_s(of),
     )
     return ClusterMeasurement(created_at=0.0, cluster=of.cluster, step=step)
@@ -56,8 +63,19 @@ def test_a_measured_step_moves_the_prediction_of_its_layout_towards_it(factor: f
     assert abs(np.log(after / factor / step_s())) <= abs(np.log(factor)) + 1e-12
 
 
-def test_measuring_what_was_predicted_moves_nothing() -> None:
-    assert np.allclose(belief_from([measured(1.0)] * 3, LLAMA).mean, 0, atol=1e-12)
+@pytest.mark.parametrize("of", [LLAMA, UNNAMED], ids=["named", "unnamed"])
+def test_measuring_what_was_predicted_moves_nothing(of: TrainingJob) -> None:
+    assert np.allclose(belief_from([measured(1.0, of)] * 3, of).mean, 0, atol=1e-12)
+
+
+def test_a_measurement_takes_away_what_is_not_known_of_the_program() -> None:
+    assert len(UNNAMED.programs) > 1
+    (before, after), (known, _) = (
+        [float(belief_from(seen, of).covariance[-1, -1]) for seen in ([], [measured(1.2, of)] * 3)]
+        for of in (UNNAMED, LLAMA)
+    )
+    assert before > 1.1 * known
+    assert after < 0.6 * before
 
 
 def test_a_slow_step_of_a_long_sequence_teaches_that_attention_is_slow() -> None:

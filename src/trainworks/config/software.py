@@ -32,7 +32,7 @@ _WORDS: tuple[tuple[Family, str], ...] = (
         r"lightning|lit-?gpt|llm[-_ ]?foundry|mosaic|nanogpt|hugging ?face|transformers|accelerate|\bhf\b|torchtune"
         r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
     ),
-    ("fms", r"pytorch fsdp|fms|foundation[-_ ]model[-_ ]stack"),
+    ("fms", r"\bfms|foundation[-_ ]model[-_ ]stack"),
     ("torch", "torch"),
 )
 _NAMED = "Megatron-LM, NeMo, torchtitan, PyTorch FSDP, DeepSpeed, Nanotron, MaxText, JAX, PaddlePaddle or Trainworks"
@@ -51,6 +51,34 @@ def year_of(text: str) -> int | None:
     """Year of a release: `Megatron-LM 2021`, `NeMo 25.09`."""
     year, release = re.search(r"\b(20[12]\d)\b", text), re.search(r"\bv?(2[0-9])\.(?:0[1-9]|1[0-2])\b", text)
     return int(year[1]) if year else 2000 + int(release[1]) if release else None
+
+
+_SINCE = (
+    (2025, r"megatron[-_ ]bridge"),
+    (2024, r"torch ?titan|torchtune|nanotron|olmo[-_ ]core|automodel|dgxc|\bfms[-_]fsdp|pytorch 2\.[2-5]"),
+    (2023, r"llm[-_ ]?foundry|mosaic|lit-?gpt|xtuner|axolotl|maxtext|flagperf|flash[-_ ]?attention[-_ ]?2|pytorch 2\."),
+)
+"""Years of the first releases of programs, and of releases of PyTorch."""
+_EAGER = re.compile(r"deepspeed|hugging ?face|transformers|accelerate|\bhf\b|easycontext|axolotl|xtuner", re.IGNORECASE)
+_PUBLISHED = re.compile(r"\barxiv:\s*(\d\d)\d\d\.\d{4,5}", re.IGNORECASE)
+_PYTORCH_1 = re.compile(r"\bpytorch 1\.", re.IGNORECASE)
+
+
+def years_of(text: str) -> tuple[int, int]:
+    """First and last year that a program can be of, by what a text names: programs, releases, papers; 0 and 9999.
+
+    >>> years_of("torchtune, main"), years_of("Smith et al., arXiv:2201.11990"), years_of("PyTorch 1.13a")
+    ((2024, 9999), (0, 2022), (0, 2022))
+    """
+    first = next((year for year, words in _SINCE if re.search(words, text, re.IGNORECASE)), 0)
+    paper = _PUBLISHED.search(text)
+    last = 2000 + int(paper[1]) if paper else year_of(text) or 9999
+    return first, max(first, 2022 if _PYTORCH_1.search(text) else last)
+
+
+def is_usually_eager(text: str) -> bool:
+    """Whether a text names a PyTorch program that compiles nothing unless it is told to, and that few tell."""
+    return _EAGER.search(text) is not None
 
 
 def _known(text: str) -> str:

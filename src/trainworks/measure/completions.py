@@ -57,6 +57,13 @@ def best_completion(
     return layouts.take(best), times.take(best)
 
 
+def can_fit(job: TrainingJob, decided: Fixed, *, global_batch: int) -> bool:
+    """Whether any completion fits the accelerator."""
+    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch)
+    used = job.memories(layouts).device_bytes()
+    return bool((used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes).any())
+
+
 def feasible_completions(
     job: TrainingJob, decided: Fixed, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> Layouts:

@@ -16,11 +16,13 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.measure import row_settings
+from trainworks.measure.completions import can_fit
 from trainworks.measure.measured_clusters import read_cluster
 from trainworks.measure.tables import Row, flag_of, needed_number, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.collectives import Collective
 from trainworks.plan.flops import FlopsConvention, flops_per_token_by_convention
 from trainworks.plan.layouts import Recompute
+from trainworks.plan.programs import normalised
 from trainworks.plan.run.pricing import AdaptedJob
 from trainworks.plan.search import search
 from trainworks.plan.software import Software
@@ -107,15 +109,13 @@ def read_run(row: Row) -> MeasuredRun:
     adapter = row_settings.read_adapter(row, shape, precision)
     job = _job(shape, length, precision, cluster, Software(), adapter)
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    software = row_settings.read_software(
-        row,
-        precision,
-        zero=layout["zero"],
-        tp=layout["tp"],
-        pp=layout["pp"],
-        sequence_parallel=bool(layout["sequence_parallel"]),
-    )
-    job = _job(shape, length, precision, cluster, software, adapter)
+    found = row_settings.read_programs(row, precision, cluster.accelerator, layout)
+    # the run did fit: a program that cannot have fitted did not train it
+    fitting = [each for each in found if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
+    programs = normalised(fitting or found)
+    job = _job(shape, length, precision, cluster, programs[0][0], adapter)
+    if len(programs) > 1 and adapter is None:
+        job = replace(job, programs=programs)
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(

@@ -8,22 +8,29 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 from trainworks.catalog.catalog import explain_term
+from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import Attention, Fp8Recipe, family_of
+from trainworks.config.software import Attention, Fp8Recipe, family_of, is_usually_eager, years_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
+from trainworks.plan.programs import Programs, Shown, programs
 from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.shapes.transformer import shape_of_hf_config
-from trainworks.plan.software import Selective, Software
+from trainworks.plan.software import Selective
+from trainworks.plan.space import Fixed
 from trainworks.record.model_shape import ModelShape
 
 _EXPERT_COLUMNS = ("experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 MODEL_COLUMNS = (*("model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), *_EXPERT_COLUMNS)
 _PADDING = 128
+_OTHERWISE = ({"tie_word_embeddings": True}, *({"head_dim": size} for size in (64, 96, 128, 192, 256)))
+"""What a decoder may have where its printed size says so: one table for both ends, or heads of another width."""
+_OTHER_SIZE, _SAME_SIZE = 0.1, 0.03
+"""Share by which a printed size differs from that of another shape at least, and of the same one at most."""
 _GATED_NAMES = re.compile(
-    r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm", re.IGNORECASE
+    r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm|\bgated\b|glu\b", re.IGNORECASE
 )
 _EXPERT_NAMES = re.compile(r"\d+x\d+b|moe\b|[-_]a\d+b", re.IGNORECASE)
 
@@ -89,7 +96,17 @@ def _shape_of_dimensions(row: Row, layers: int | None) -> ModelShape:
         changed = shape.model_copy(update=experts)
         return changed.model_copy(update={"num_parameters": num_parameters(changed)}) if experts else shape
 
-    return of(layers or _layers_of_size(row, of, experts.get("dense_layers", 0)))
+    shape = of(layers or _layers_of_size(row, of, experts.get("dense_layers", 0)))
+    if not gated or experts or layers is None or not _is_off(shape, row, _OTHER_SIZE):
+        return shape
+    others = [shape_of_hf_config(config | {layers_key: layers} | change) for change in _OTHERWISE]
+    return next((each for each in others if not _is_off(each, row, _SAME_SIZE)), shape)
+
+
+def _is_off(shape: ModelShape, row: Row, share: float) -> bool:
+    """Whether a shape differs from the printed number of parameters by more than a share; False without one."""
+    printed = number_of(row, "params_b")
+    return printed is not None and abs(shape.num_parameters / (printed * 1e9) - 1) > share
 
 
 def _layers_of_size(row: Row, of: Callable[[int], ModelShape], dense_layers: int) -> int:
@@ -144,6 +161,7 @@ _RECIPES: tuple[tuple[Fp8Recipe, str], ...] = (
     ("rowwise", r"row[\s_-]*wise"),
     ("blockwise", r"block|mx"),
 )
+_SHARDING = re.compile(r"[\s\d,+/-]*(?:fsdp|hsdp|zero)[\s\d,+/-]*", re.IGNORECASE)
 _ABOUT_SOFTWARE = ("precision", "source", "notes", "software", "source_key")
 T = TypeVar("T")
 _FP32_WEIGHTS: dict[str, Any] = {"weight_bytes": 4, "optimizer_bytes": 8.0}
@@ -162,22 +180,29 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
 """What words of a row say, a later one of which overrules an earlier one."""
 
 
-def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequence_parallel: bool) -> Software:
-    """Software of a row: from `framework`, `attention` and `compiled`, else from words of its source and notes.
+def read_programs(row: Row, precision: str, accelerator: Accelerator, layout: Fixed) -> Programs:
+    """What may have trained, the likeliest first; one program where the row says its name, its year and its compiler.
 
-    A row that is silent has current software, unless it shows what only older software does: fp16 with loss scaling, or
-    tensor parallelism without sequence parallelism, which came in 2022 before fused attention. A word about sharding
-    (FSDP, ZeRO, HSDP) names no program, in no column: programs of every family shard. Weights that are sharded in 16
-    bits or more without tensor and pipeline parallelism are those of a PyTorch program.
+    Said is what `framework`, `attention` and `compiled` say, else words of its source and notes. A word about sharding
+    (FSDP, ZeRO, HSDP) names no program, in no column: programs of every family shard.
     """
     words = " ".join(text_of(row, name) for name in _ABOUT_SOFTWARE)
     framework = text_of(row, "framework")
-    named = "" if re.fullmatch(r"[\s\d,+/-]*(?:fsdp|hsdp|zero)[\s\d,+/-]*", framework, re.IGNORECASE) else framework
-    old = precision == "fp16" or (tp > 1 and not sequence_parallel and zero < 3)
-    native = zero == 3 and tp == pp == 1 and precision in ("bf16", "fp32", "tf32")
-    software = Software.of(
-        named or family_of(words) or ("torch" if native else "megatron"),
-        year=2022 if old and not named else None,
+    named = "" if _SHARDING.fullmatch(framework) else framework
+    first_year, last_year = years_of(words)
+    shown = Shown(
+        precision,
+        accelerator,
+        first_year=first_year,
+        last_year=last_year,
+        is_usually_eager=is_usually_eager(f"{framework} {words}"),
+        is_split=layout["tp"] * layout["pp"] > 1,
+        is_sharded=layout["zero"] == 3,
+        is_of_2021=layout["tp"] > 1 and not layout["sequence_parallel"] and layout["zero"] < 3,
+    )
+    found = programs(
+        shown,
+        named or family_of(words) or "",
         compiled=_compiled(row, words),
         attention=_written(_ATTENTION, text_of(row, "attention") or words),
         fp8_recipe=_written(_RECIPES, text_of(row, "fp8_recipe") or text_of(row, "precision")),
@@ -185,7 +210,7 @@ def read_software(row: Row, precision: str, *, zero: int, tp: int, pp: int, sequ
         selective=_selective(text_of(row, "recompute")),
     )
     changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}
-    return replace(software, **changes)
+    return tuple((replace(software, **changes), share) for software, share in found)
 
 
 def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:

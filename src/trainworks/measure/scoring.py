@@ -33,7 +33,7 @@ from trainworks.plan.score import (
     rejections_of,
 )
 from trainworks.plan.search import limit_bytes
-from trainworks.plan.uncertainty import Belief, Observation, interval_s, parts_s, prior_of
+from trainworks.plan.uncertainty import Belief, Observation, Prior, interval_s, parts_s, prior_of
 from trainworks.results import Result
 from trainworks.units import format_bytes
 
@@ -70,6 +70,8 @@ class PredictedRun:
     low_s: float
     """Lower end of the 80 % interval."""
     high_s: float
+    prior: Prior
+    """What was believed before."""
     memory_bytes: float
     """Predicted memory of the row's kind."""
     excess_bytes: float
@@ -210,14 +212,15 @@ def _predicted(
     seconds = float(times.total_s[0])
     if not np.isfinite(seconds) or seconds <= 0:
         raise UsageError(f"the row's dimensions lead to a step of {seconds} s")
-    parts = parts_s(job, layouts, coefficients)
-    low, high = interval_s(parts, Belief.of(prior_of(job)))
+    parts, prior = parts_s(job, layouts, coefficients), prior_of(job, layouts)
+    low, high = interval_s(parts, Belief.of(prior))
     return PredictedRun(
         run,
         parts[:, 0],
         seconds,
         float(low[0]),
         float(high[0]),
+        prior,
         float(memory[0]),
         max(0.0, float(memories.device_bytes(coefficients)[0]) - limit_bytes(job)),
         out_of_memory,
@@ -289,7 +292,7 @@ def _calibrated(results: Sequence[PredictedRun], learned: int) -> list[_Point]:
         if len(rows) < 2:
             continue
         observed = [Observation(r.parts_s, r.run.step_time_s or 0.0, r.run.job.software) for r in rows]
-        ends = learned_predictions(observed, learned=learned, prior=prior_of(rows[0].run.job))
+        ends = learned_predictions(observed, learned=learned, prior=rows[0].prior)
         points += [
             _Point(r.run.source, float(p), one.seconds, low=float(low), high=float(high))
             for r, one, p, low, high in zip(rows, observed, *ends, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
 from operator import attrgetter
 from typing import Any, ClassVar, Protocol
@@ -13,6 +14,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
+from trainworks.plan.programs import mixture_nearness, mixture_quantile
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
@@ -54,6 +56,20 @@ class StepTimes:
     def terms(self, index: int = 0) -> StepTimeTerms:
         """Time of one layout."""
         return StepTimeTerms(**{term.name: float(getattr(self, term.name)[index]) for term in fields(self)})
+
+    @classmethod
+    def mixed(cls, times: Sequence[StepTimes], shares: Sequence[float]) -> StepTimes:
+        """Medians of the totals by their shares, with the terms of those programs that are near them."""
+        logs = np.log([each.total_s for each in times])
+        median = mixture_quantile(logs, shares, 0.5)
+        near = mixture_nearness(logs, shares, median)
+        whole = np.exp(median)
+        return cls(
+            *(
+                whole * sum(r * t / each for r, t, each in zip(near, term, np.exp(logs), strict=True))
+                for term in zip(*map(_TERMS, times), strict=True)
+            )
+        )
 
     def take(self, chosen: NDArray[np.generic]) -> StepTimes:
         """The times of the layouts at these positions, or where a mask is true."""

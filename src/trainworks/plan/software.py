@@ -78,11 +78,6 @@ class Software:
         """Attention as one kernel that never writes its scores, half the work when causal."""
         return self.attention != "unfused"
 
-    @property
-    def is_fusion_assumed(self) -> bool:
-        """True if it is assumed that the blocks are compiled, in a program that runs either way."""
-        return self.framework == "torch" and "compiled" not in self.said
-
     @classmethod
     def of(
         cls,

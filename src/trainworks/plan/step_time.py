@@ -14,8 +14,8 @@ data-parallel group hide behind computing where the software overlaps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import StageParameters, head_dims, stage_blocks, stage_parameters
+from trainworks.plan.programs import Programs
 from trainworks.plan.rates import Rates
 from trainworks.plan.software import Software
 from trainworks.record.calibration import Calibration
@@ -53,6 +54,8 @@ class TrainingJob:
     """What measurements of this kind of cluster taught."""
     calibration: Calibration | None = None
     """Measured rates, which replace those of the catalogue."""
+    programs: Programs = ()
+    """What may train instead of `software`, with their shares, where nobody says it; see `programs`."""
 
     complication: ClassVar[float] = 0.01
     context_pieces: ClassVar[int] = 2
@@ -77,6 +80,11 @@ class TrainingJob:
         """Model FLOPs, forward and backward."""
         return self.sequence_length * model_flops_per_token(self.shape, self.sequence_length)
 
+    @property
+    def by_program(self) -> list[Self]:
+        """The job under each of its programs."""
+        return [replace(self, software=software, programs=()) for software, _ in self.programs]
+
     def rates(self, coefficients: Coefficients = COEFFICIENTS) -> Rates:
         """Rates of a rank: measured, or those of the catalogue with these coefficients, after learning."""
         if self.calibration is not None:
@@ -91,6 +99,9 @@ class TrainingJob:
         Raises:
             UsageError: the accelerator cannot compute in the job's precision.
         """
+        if self.programs:
+            shares = [share for _, share in self.programs]
+            return StepTimes.mixed([job.step_times(layouts, coefficients) for job in self.by_program], shares)
         rates = self.rates(coefficients)
         block, head, (tp_s, cp_s, ep_s) = _kernels(self, layouts, rates)
         offload_s = _offload_s(self, layouts, rates, block.total_s)

@@ -48,6 +48,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.resolved import ExpectedStep
 
@@ -62,10 +63,8 @@ KINDS = {
     "many accelerators": 0.13,
     "no NVLink switch": 0.11,
     "not compared": 0.11,
-    "perhaps compiled": 0.12,
 }
-"""u_k by kind. Of PyTorch programs that may be compiled or not, eager ones of litgpt and torchtune take 27 to 37 %
-longer; the prediction has one of the two."""
+"""u_k by kind."""
 _MANY = 512
 LARGEST_WORLD = 6144
 LONGEST = 131072
@@ -150,8 +149,13 @@ class Belief:
         return Slowdowns(*self.factors.tolist())
 
 
-def prior_of(job: AnyJob) -> Prior:
-    """Prior for a model with or without routed experts; `software`, tau, is wider for a job unlike what was fitted."""
+def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
+    """Prior for a model with or without routed experts; `software`, tau, is wider for a job unlike what was fitted.
+
+    Args:
+        job: a job of several programs differs between them, too.
+        layouts: of the job, whose first one says by how much; by default plain data parallelism with sharded weights.
+    """
     prior = EXPERTS_PRIOR if getattr(job.shape, "experts", 0) else PRIOR
     world, link = job.cluster.num_accelerators, job.cluster.accelerator.scale_up
     parts = {
@@ -160,12 +164,21 @@ def prior_of(job: AnyJob) -> Prior:
         # Switches, or a mesh of their own links, join all accelerators of a node.
         "no NVLink switch": link == "none" or "bridge" in link,
         "not compared": bool(not_compared(job)),
-        "perhaps compiled": job.software.is_fusion_assumed,
     }
     beyond = [math.log2(max(1.0, ratio)) for ratio in (world / LARGEST_WORLD, job.sequence_length / LONGEST)]
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
-    tau = math.sqrt(prior.software**2 + kinds + sum((_PER_DOUBLING * doublings) ** 2 for doublings in beyond))
+    spread = 0.0
+    if programs := getattr(job, "programs", ()):
+        at = layouts or Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3)
+        spread = float(mixture_spread(program_logs(job, at), [share for _, share in programs])[0])
+    tau = math.sqrt(prior.software**2 + kinds + spread**2 + sum((_PER_DOUBLING * each) ** 2 for each in beyond))
     return replace(prior, software=tau)
+
+
+def program_logs(job: AnyJob, layouts: Layouts) -> Array:
+    """Logarithms of the time that the first of the layouts takes under each program of the job, shape [programs, 1]."""
+    by_program: Sequence[AnyJob] = getattr(job, "by_program", ())
+    return np.log([each.step_times(layouts.take(slice(1))).total_s for each in by_program])
 
 
 def not_compared(job: AnyJob) -> list[str]:

@@ -15,6 +15,7 @@ from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_ch
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction
+from trainworks.plan.programs import Programs, describe_programs
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.software import describe_software
 from trainworks.report.local_plan import evaluation_text
@@ -87,7 +88,7 @@ def _facts(plan: ClusterPlan) -> dict[str, str | None]:
         "warning": extrapolation(count),
         "model": f"{format_count(job.shape.num_parameters)} parameters, {job.precision}",
         "cluster": f"{job.cluster.name}: {count:,} accelerator{'s' if count > 1 else ''}",
-        "software": describe_software(job.software, job.precision),
+        "software": _software_text(job),
         "layout": _layout_text(best),
         "step time": f"{format_step_time(best.step_time_s)} (80 %: {_interval(best)}) = {terms}",
         "throughput": f"{speed} {noun}/s, {mfu}",
@@ -188,12 +189,17 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
     }
 
 
+def _software_text(job: AnyJob) -> str:
+    programs: Programs = getattr(job, "programs", ())
+    return describe_programs(programs) if programs else describe_software(job.software, job.precision)
+
+
 @to_json.register
 def _(plan: ClusterPlan) -> Mapping[str, object]:
     result = plan.result
     return {
         "cluster": plan.job.cluster.model_dump(mode="json"),
-        "software": describe_software(plan.job.software, plan.job.precision),
+        "software": _software_text(plan.job),
         "nccl": [asdict(setting) for setting in nccl_settings(plan.job.cluster)],
         "num_parameters": plan.job.shape.num_parameters,
         "steps": plan.steps,

@@ -31,6 +31,7 @@ from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.degrees import resolved_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.traffic import apply_design
+from trainworks.plan.programs import planned_programs
 from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.conv_net import ConvNetShape
@@ -247,7 +248,9 @@ class PlannedModel:
             return ConvJob(self.shape, workload.precision, cluster, self.software)
         if self.is_ours:
             return described_job(workload, self.shape, cluster)
-        return TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
+        programs = planned_programs(self.software, workload.precision, cluster.accelerator)
+        job = TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
+        return replace(job, programs=programs)
 
 
 def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:

@@ -13,6 +13,7 @@ from trainworks.plan.compute import device_rates, product_s
 from trainworks.plan.degrees import fixed_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.programs import planned_programs
 from trainworks.plan.rates import link_rates
 from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
@@ -50,8 +51,13 @@ def _observations(measurement: ClusterMeasurement) -> Iterator[Observation]:
 
 
 def _step(step: MeasuredStep, measurement: ClusterMeasurement) -> Observation:
-    software = planned_software(step.software, compiled=step.fused_kernels)
-    job = TrainingJob(step.shape, step.sequence_length, step.precision, measurement.cluster, software)
+    software = planned_software(
+        step.software, compiled=step.fused_kernels or (None if step.software is None else False)
+    )
+    programs = planned_programs(software, step.precision, measurement.cluster.accelerator)
+    job = TrainingJob(
+        step.shape, step.sequence_length, step.precision, measurement.cluster, software, programs=programs
+    )
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return Observation(parts_s(job, layouts)[:, 0], step.step_time_s, software)
 

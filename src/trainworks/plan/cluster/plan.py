@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from trainworks.plan.cluster.scaling import (
     scales,
 )
 from trainworks.plan.job import AnyJob
+from trainworks.plan.layouts import Layouts
 from trainworks.plan.prediction import Prediction
+from trainworks.plan.programs import Programs, mixture_spread, narrowing
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
-from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, not_compared
+from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, Z80, not_compared, program_logs
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.resolved import PlannedEvaluation
 from trainworks.results import Result
@@ -140,7 +143,7 @@ def plan_request(
         oversubscription_note(cluster),
         *notes,
         advice,
-        _calibration_note(measurements),
+        _calibration_note(measurements) or _software_note(request.job, result.layouts, rows[0]),
         above_published(request.job, rows[0].mfu),
         *outside_measured(request.job, cluster.num_accelerators),
         "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
@@ -158,6 +161,22 @@ def plan_request(
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
         notes=[*filter(None, every_note)],
         evaluation=request.evaluations(rows[0]),
+    )
+
+
+def _software_note(job: AnyJob, layouts: Layouts, best: Prediction) -> str | None:
+    """What to say of the software, where nobody names it: the key that narrows the interval most, and by how much."""
+    programs: Programs = getattr(job, "programs", ())
+    if not programs:
+        return None
+    logs = program_logs(job, layouts)
+    key, left = narrowing(programs, logs[:, 0])
+    spread = float(mixture_spread(logs, [share for _, share in programs])[0])
+    now = math.log(best.high_s / best.low_s) / (2 * Z80)
+    then = math.sqrt(max(0.0, now**2 - spread**2 + left**2))
+    without, told = (f"{math.expm1(Z80 * deviation):.0%}" for deviation in (now, then))
+    return (
+        f"say `software: {{{key}: ...}}`: the 80 % interval of the step is +-{without} without it, and +-{told} with it"
     )
 
 

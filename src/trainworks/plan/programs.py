@@ -1,0 +1,236 @@
+"""The program that trains where nobody names it: a distribution over families, years and compilers.
+
+    P(program) = P(family | layout, precision) P(year | accelerator, precision, layout) P(compiled | family, year)
+
+Whatever is said is certain. The shares are those of published runs that show as much (`benchmarks/data/step_times.csv`
+with its labels), rounded, so that none is zero that could be. A job of several programs takes, with T_h the step time
+under program h and w_h its share,
+
+    F(x) = sum_h w_h / (1 + exp((log T_h - x) / s))        T = exp(x) with F(x) = 1/2
+
+The median is not moved by a program that is unlikely and slow, as a mean would be. What lies between the tenth and the
+ninetieth percentile is part of the interval. All runs of one program share it, so that measurements take it away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trainworks.catalog.facts import Accelerator
+from trainworks.config.software import Attention, Family, family_of, is_usually_eager, year_of
+from trainworks.plan.layouts import Array
+from trainworks.plan.software import Software
+
+Programs = tuple[tuple[Software, float], ...]
+"""Programs with their shares, which add up to 1."""
+_SMOOTH = 0.06
+"""Scale s of the logistic distribution of one program's time: programs that differ by less are one."""
+_HALVINGS = 30
+_Z80 = 1.2815515655446004
+_LEAST = 0.04
+"""Share below which a program is left out."""
+_COMPILED_SHARE, _COMPILED_SHARE_OF_EAGER = 0.5, 0.1
+"""Of the PyTorch programs since 2024, and of those that come eager."""
+_UNFUSED, _FIRST_FUSED, _PRESENT = 2021, 2023, 2026
+"""Years that stand for attention in several kernels, the first fused one, and the present."""
+_NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
+
+
+_ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
+"""Precisions by those that programs are told apart by; any other one is as bf16."""
+_FAMILIES: dict[tuple[str, str], dict[Family, float]] = {
+    ("fp8", "split"): {"megatron": 0.9, "torch": 0.1},
+    ("fp8", "sharded"): {"jax": 0.4, "torch": 0.3, "megatron": 0.3},
+    ("fp8", "replicated"): {"megatron": 0.9, "torch": 0.1},
+    ("fp16", "split"): {"megatron": 0.7, "paddle": 0.2, "torch": 0.1},
+    ("fp16", "sharded"): {"megatron": 0.5, "torch": 0.3, "paddle": 0.2},
+    ("fp16", "replicated"): {"megatron": 0.5, "torch": 0.3, "paddle": 0.2},
+    ("bf16", "split"): {"megatron": 0.65, "torch": 0.35},
+    ("bf16", "sharded"): {"torch": 0.75, "jax": 0.25},
+    ("bf16", "replicated"): {"megatron": 0.5, "torch": 0.5},
+}
+"""Families by precision, and by whether tensor and pipeline parallelism split the model or ZeRO 3 shards it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a run shows of its program without naming it."""
+
+    precision: str
+    accelerator: Accelerator
+    is_split: bool
+    """Whether it has tensor or pipeline parallelism."""
+    is_sharded: bool
+    """Whether weights are sharded over the replicas (ZeRO 3, FSDP)."""
+    first_year: int = 0
+    last_year: int = 9999
+    """What the program can be of."""
+    is_usually_eager: bool = False
+    """Whether the program compiles nothing unless it is told to."""
+    is_of_2021: bool = False
+    """Whether it does what later programs have given up: tensor parallelism without sequence parallelism."""
+
+
+def programs(
+    shown: Shown,
+    framework: str = "",
+    *,
+    year: int | None = None,
+    compiled: bool | None = None,
+    attention: Attention | None = None,
+    **more: Any,
+) -> Programs:
+    """Programs that may train, with their shares, which add up to 1; the likeliest first.
+
+    Args:
+        shown: what the run shows.
+        framework: the program, with or without its year; empty where nobody names it.
+        year: of its release, where the name has none.
+        compiled: whether its blocks are compiled, if that is said.
+        attention: its kernel of the attention, if that is said.
+        **more: further arguments of `Software.of`.
+    """
+    named = family_of(framework)
+    families = {framework: 1.0} if named else {_NAMES[family]: share for family, share in _families(shown).items()}
+    found: dict[Software, float] = {}
+    for name, of_family in families.items():
+        known = year or year_of(name)
+        for at, of_year in {known: 1.0}.items() if known else _years(shown).items():
+            of = {"year": at, "attention": attention, **more}
+            usual = Software.of(name, compiled=compiled, **of)
+            is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
+            usually = _COMPILED_SHARE_OF_EAGER if shown.is_usually_eager else _COMPILED_SHARE
+            share = usually if is_open else 0.0
+            kinds = [(usual, 1 - share)] + ([(Software.of(name, compiled=True, **of), share)] if is_open else [])
+            for software, of_kind in kinds:
+                found[software] = found.get(software, 0.0) + of_family * of_year * of_kind
+    likeliest = sorted(found.items(), key=lambda each: -each[1])
+    return normalised([each for each in likeliest if each[1] >= _LEAST])
+
+
+def planned_programs(software: Software, precision: str, accelerator: Accelerator) -> Programs:
+    """What may train a plan of today whose software is not named, or named without its compiler; empty if it is known.
+
+    Args:
+        software: of the plan, with what is said of it.
+        precision: of the plan.
+        accelerator: of its cluster.
+    """
+    shown = Shown(
+        precision, accelerator, is_split=False, is_sharded=False, is_usually_eager=is_usually_eager(software.name)
+    )
+    said = {
+        key: value
+        for key in ("compiled", "attention", "fp8_recipe")
+        if key in software.said
+        for value in [software.fused_kernels if key == "compiled" else getattr(software, key)]
+    }
+    found = programs(shown, software.name, year=None if year_of(software.name) else _PRESENT, **said)
+    return found if len(found) > 1 else ()
+
+
+def describe_programs(found: Programs) -> str:
+    """Programs by name with their shares, as one line.
+
+    >>> describe_programs(((Software.of("PyTorch 2025", compiled=True), 0.7), (Software.of("Megatron-LM"), 0.3)))
+    'not named: PyTorch 2025 compiled 70 %, Megatron-LM 30 %'
+    """
+    names = (
+        f"{one.name}{' compiled' * (one.framework == 'torch' and one.fused_kernels)} {100 * share:.0f} %"
+        for one, share in found
+    )
+    return f"not named: {', '.join(names)}"
+
+
+def normalised(found: Sequence[tuple[Software, float]]) -> Programs:
+    """The programs with shares that add up to 1."""
+    whole = sum(share for _, share in found)
+    return tuple((software, share / whole) for software, share in found)
+
+
+def _families(shown: Shown) -> dict[Family, float]:
+    if (shown.accelerator.architecture or "").startswith("TPU"):
+        return {"jax": 1.0}
+    mesh = "split" if shown.is_split else "sharded" if shown.is_sharded else "replicated"
+    return _FAMILIES[_ALIKE.get(shown.precision, "bf16"), mesh]
+
+
+def _years(shown: Shown) -> dict[int, float]:
+    """Shares of the years that stand for an era, of those that are possible."""
+    if shown.precision in ("fp8", "fp4") or shown.accelerator.launched > _FIRST_FUSED:
+        return {_PRESENT: 1.0}
+    if shown.is_of_2021 or shown.precision == "fp16":
+        shares = {_UNFUSED: 0.75, _FIRST_FUSED: 0.25}
+    elif shown.accelerator.launched < _FIRST_FUSED - 1:
+        shares = {_UNFUSED: 0.25, _FIRST_FUSED: 0.35, _PRESENT: 0.4}
+    else:
+        shares = {_FIRST_FUSED: 0.1, _PRESENT: 0.9}
+    first, last = _era(shown.first_year), _era(shown.last_year)
+    return {year: share for year, share in shares.items() if first <= year <= last} or {last: 1.0}
+
+
+def _era(year: int) -> int:
+    return _UNFUSED if year < _FIRST_FUSED else _FIRST_FUSED if year == _FIRST_FUSED else _PRESENT
+
+
+def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: float) -> Array:
+    """Quantile of a mixture of logistic distributions, shape [n].
+
+    Args:
+        logs: their centres, shape [programs, n].
+        shares: of the programs.
+        part: 0.5 for the median.
+    """
+    low, high = logs.min(axis=0) - 10 * _SMOOTH, logs.max(axis=0) + 10 * _SMOOTH
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        is_below = _below(logs, middle).T @ np.asarray(shares) < part
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return (low + high) / 2
+
+
+def mixture_nearness(logs: Array, shares: Sequence[float] | Array, at: Array) -> Array:
+    """Share of each program in the density of the mixture, shape [programs, n]; adds up to 1."""
+    below = _below(logs, at)
+    density: Array = np.asarray(shares)[:, None] * below * (1 - below)
+    return density / density.sum(axis=0)
+
+
+def mixture_spread(logs: Array, shares: Sequence[float] | Array) -> Array:
+    """Standard deviation of the normal distribution that is as wide as the programs differ, shape [n]; 0 for one."""
+    width, own = mixture_quantile(logs, shares, 0.9) - mixture_quantile(logs, shares, 0.1), 2 * _SMOOTH * math.log(9)
+    return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * _Z80)
+
+
+def narrowing(found: Programs, logs: Array) -> tuple[str, float]:
+    """The key of the `software:` block whose answer narrows a time most, and the spread that is then expected.
+
+    Args:
+        found: the programs.
+        logs: logarithms of the times that they take, shape [programs].
+    """
+    shares = np.array([share for _, share in found])
+    answers = {
+        "framework": [software.name.split()[0] for software, _ in found],
+        "compiled": [str(software.fused_kernels) for software, _ in found],
+        "attention": [str(software.attention) for software, _ in found],
+    }
+
+    def left(key: str) -> float:
+        alike = [
+            [at for at, each in enumerate(answers[key]) if each == answer] for answer in dict.fromkeys(answers[key])
+        ]
+        weights = [float(shares[group].sum()) for group in alike]
+        spreads = [mixture_spread(logs[group, None], shares[group] / shares[group].sum())[0] for group in alike]
+        return math.sqrt(float(np.average(np.square(spreads), weights=weights)))
+
+    return min(((key, left(key)) for key in answers), key=lambda each: each[1])
+
+
+def _below(logs: Array, at: Array) -> Array:
+    return 1 / (1 + np.exp((logs - at) / _SMOOTH))

@@ -1,0 +1,130 @@
+"""Programs that nobody names: what is said is certain, the median is robust, and the interval covers them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.plan.jobs import JOBS
+from trainworks.catalog.catalog import accelerator
+from trainworks.config.software import family_of, years_of
+from trainworks.plan.layouts import Layouts
+from trainworks.plan.programs import Shown, mixture_nearness, mixture_quantile, mixture_spread, normalised, programs
+from trainworks.plan.software import Software
+from trainworks.plan.uncertainty import prior_of
+
+PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "fp32")
+GPUS = ("V100-SXM2-32GB", "A100-SXM-80GB", "H100-SXM-80GB", "B200-SXM-180GB", "MI300X-192GB", "TPU-v5e")
+
+
+def shown(gpu: str = "H100-SXM-80GB", precision: str = "bf16", **said: int) -> Shown:
+    more = {"is_split": False, "is_sharded": True, **said}
+    return Shown(precision, accelerator(gpu), **more)  # type: ignore[arg-type]
+
+
+@given(
+    st.sampled_from(GPUS), st.sampled_from(PRECISIONS), st.booleans(), st.booleans(), st.sampled_from([0, 2023, 2025])
+)
+def test_shares_add_up_to_one_and_no_program_is_twice(
+    gpu: str, precision: str, is_split: bool, is_sharded: bool, first: int
+) -> None:
+    found = programs(shown(gpu, precision, is_split=is_split, is_sharded=is_sharded, first_year=first))
+    shares = [share for _, share in found]
+    assert sum(shares) == pytest.approx(1) and min(shares) > 0
+    assert shares == sorted(shares, reverse=True)
+    assert len({software for software, _ in found}) == len(found)
+
+
+@pytest.mark.parametrize("framework", ["Megatron-LM 2024", "MaxText 2025", "PyTorch 2022", "Nanotron 2024"])
+def test_a_program_that_is_named_with_its_year_is_certain(framework: str) -> None:
+    assert programs(shown(), framework, compiled=False) == ((Software.of(framework, compiled=False), 1.0),)
+
+
+def test_a_present_pytorch_program_may_be_compiled_or_not() -> None:
+    found = programs(shown(), "PyTorch 2025")
+    assert {software.fused_kernels: share for software, share in found} == {True: 0.5, False: 0.5}
+    assert len(programs(shown(), "PyTorch 2025", compiled=True)) == 1
+
+
+def test_the_kernel_that_is_said_is_that_of_every_program() -> None:
+    assert {software.attention for software, _ in programs(shown(), attention="flash-3")} == {"flash-3"}
+
+
+def test_old_programs_are_those_of_old_parts_and_precisions() -> None:
+    def unfused(**said: object) -> float:
+        found = programs(shown(**said), "Megatron-LM")  # type: ignore[arg-type]
+        return sum(share for software, share in found if not software.fused_attention)
+
+    assert unfused(gpu="V100-SXM2-32GB", precision="fp16") == 0.75
+    assert 0.1 < unfused(gpu="A100-SXM-80GB") < 0.4
+    assert unfused(gpu="A100-SXM-80GB", first_year=2023) == unfused(gpu="B200-SXM-180GB") == 0
+    assert unfused(gpu="A100-SXM-80GB", last_year=2021) == 1
+
+
+def test_a_tpu_runs_jax_and_8_bits_are_of_today() -> None:
+    assert {software.framework for software, _ in programs(shown("TPU-v5e"))} == {"jax"}
+    assert all(software.overlap for software, _ in programs(shown("H100-SXM-80GB", "fp8", is_split=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "years"),
+    [
+        ("our own loop", (0, 9999)),
+        ("pytorch/torchtitan at 7a04053", (2024, 9999)),
+        ("Korthikanti et al. 2022 (arXiv:2205.05198)", (0, 2022)),
+        ("NeMo 25.09", (0, 2025)),
+        ("PyTorch 2.6, arXiv:2104.04473", (2023, 2023)),
+        ("llm-foundry, 512 to 2048 tokens", (2023, 9999)),
+    ],
+)
+def test_years_are_those_that_a_text_allows(text: str, years: tuple[int, int]) -> None:
+    assert years_of(text) == years
+
+
+def test_fsdp_names_no_program() -> None:
+    assert family_of("PyTorch FSDP2") == "torch"
+    assert family_of("foundation-model-stack/fms-fsdp") == "fms"
+
+
+LOGS = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
+
+
+@given(LOGS, st.data())
+def test_the_median_lies_between_the_programs_and_quantiles_are_in_order(
+    logs: list[float], data: st.DataObject
+) -> None:
+    weights = data.draw(st.lists(st.floats(0.05, 1), min_size=len(logs), max_size=len(logs)))
+    shares, centres = [weight / sum(weights) for weight in weights], np.array(logs)[:, None]
+    low, middle, high = (float(mixture_quantile(centres, shares, part)[0]) for part in (0.1, 0.5, 0.9))
+    assert low < middle < high
+    assert min(logs) - 1e-6 <= middle <= max(logs) + 1e-6
+    assert mixture_nearness(centres, shares, np.array([middle])).sum() == pytest.approx(1)
+    assert 0 <= mixture_spread(centres, shares)[0] <= (max(logs) - min(logs)) / 2 + 0.2
+
+
+def test_one_program_has_its_own_time_and_no_spread() -> None:
+    assert mixture_quantile(np.array([[1.5]]), [1.0], 0.5)[0] == pytest.approx(1.5)
+    assert mixture_spread(np.array([[1.5], [1.5]]), [0.3, 0.7])[0] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_slow_program_that_is_unlikely_moves_the_median_little() -> None:
+    times = np.log([[1.0], [5.0]])
+    assert math.exp(mixture_quantile(times, [0.9, 0.1], 0.5)[0]) < 1.03
+
+
+def test_a_job_of_several_programs_takes_their_median_and_is_known_less_well() -> None:
+    known, some = JOBS["dense"], Layouts.of(global_batch=256, dp=4, tp=2, pp=1, micro_batch=1)
+    old, new = (Software.of("Megatron-LM", year=year) for year in (2021, 2025))
+    open_job = replace(known, programs=normalised([(old, 0.4), (new, 0.6)]))
+    slow, fast = (replace(known, software=each).step_times(some).total_s[0] for each in (old, new))
+    times = open_job.step_times(some)
+    assert fast < times.total_s[0] < slow
+    assert sum(times.terms(0).model_dump().values()) == pytest.approx(times.total_s[0])
+    assert prior_of(open_job, some).software > prior_of(known, some).software
+    alone = replace(known, programs=((old, 1.0),))
+    assert alone.step_times(some).total_s[0] == pytest.approx(slow, rel=1e-6)
