@@ -67,8 +67,8 @@ _UNSEEN = """
 ## What the fit has not seen
 
 `python benchmarks/fit_planner.py --leave-out --write`: one fit without the rows of a kind, or of a source. Figures of a
-kind are the mean over its sources. A program that nobody names is a distribution over families, years and compilers: the
-prediction is its median, and the interval is wider by it.
+kind are the mean over its sources. A program that is not named is a distribution over families, years and compilers:
+the prediction is its median, and the interval is wider by it.
 """
 _SOFTWARE = """
 What no formula knows stays in these figures: a source whose network is not printed (nanotron_ultrascale), two releases
@@ -152,9 +152,7 @@ def goals(found: Results) -> list[Goal]:
         ),
         Goal("80 % interval, labels hidden, source left out, rows inside", _macro(hidden, "coverage"), 0.75, 0.85),
         Goal("80 % interval, labels hidden, kind left out, rows inside", _macro(kinds, "coverage"), 0.75, 0.85),
-        _at_most(
-            "rate that a run measured, over the highest that the planner knows", highest_rate(found.predictions), 1.0
-        ),
+        _at_most("highest measured rate over that of products", highest_rate(found.predictions), 1.0),
         _at_most("step time, source left out, MAPE, macro", _macro(_left_out("source"), "mape"), 0.09),
         _at_most("step time, MAPE, macro average over sources, fitted", main_group.macro.mape, 0.10),
         _at_most("step time, p90 of all rows, fitted", main_group.rows.p90, 0.20),

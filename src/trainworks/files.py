@@ -72,9 +72,15 @@ def append_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 def fsync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
+    with closing_handle(os.open(folder, os.O_RDONLY)) as handle:
         os.fsync(handle)
+
+
+@contextmanager
+def closing_handle(handle: int) -> Iterator[int]:
+    """An open file of the system, such as a lock, that is closed at the end of the block."""
+    try:
+        yield handle
     finally:
         os.close(handle)
 

@@ -20,6 +20,7 @@ from tests.ports import free_port
 from trainworks.api.observing.exporter import NodeMetrics, metrics_server
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.observe.exporter import MetricsServer
+from trainworks.observe.monitoring.prometheus import MonitoringSetup
 
 
 @contextmanager
@@ -115,7 +116,9 @@ class Monitoring:
         A node that answers late on a busy machine is not down: only tests of dead nodes shorten `down_after`.
         """
         hook, address = f"http://127.0.0.1:{self.webhook.server_address[1]}", f"127.0.0.1:{self.alertmanager}"
-        files = render_monitoring(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook, zabbix=zabbix)
+        files = render_monitoring(
+            MonitoringSetup(scrape_interval_s=1, alertmanager=address, page=hook, ticket=hook, zabbix=zabbix)
+        )
         for name, text in files.items():
             hasty = re.sub(r"(for: '|group_wait: ')(?:[12]m|30s)", r"\g<1>2s", text)
             hasty = re.sub(r"(alert: NodeDown\n.*\n +for: )'2s'", rf"\g<1>'{down_after}'", hasty)

@@ -30,7 +30,7 @@ from trainworks.host.users import this_host
 from trainworks.observe.exporter import FAMILIES
 from trainworks.observe.monitoring.alerts import ALERTS, AlertRule
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
-from trainworks.observe.monitoring.prometheus import target_files
+from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
 from trainworks.observe.monitoring.rules import RECORDED
 from trainworks.observe.monitoring.zabbix import GROUPS, IN_ZABBIX
 
@@ -48,7 +48,7 @@ METRIC = re.compile(r"\b(?:trainworks_|DCGM_|node_[a-z]+_)\w+")
 def rendered(tmp_path: Path) -> Path:
     """A folder with all files."""
     for name, text in {
-        **render_monitoring(page=PAGER, ticket=TICKETS),
+        **render_monitoring(MonitoringSetup(page=PAGER, ticket=TICKETS)),
         **target_files(["node1", "10.0.0.2", "fe80::1"]),
     }.items():
         (tmp_path / name).write_text(text)
@@ -61,7 +61,9 @@ def test_prometheus_accepts_its_configuration_and_rules(rendered: Path) -> None:
 
 def test_prometheus_accepts_its_configuration_for_kubernetes_and_slurm(rendered: Path) -> None:
     """Debian's build has no discovery through Kubernetes: all but those keys is checked."""
-    config = yaml.safe_load(render_monitoring(kubernetes=True, slurmctld="head:6817")["prometheus.yml"])
+    config = yaml.safe_load(
+        render_monitoring(MonitoringSetup(kubernetes=True, slurmctld="head:6817"))["prometheus.yml"]
+    )
     found = [job.pop("kubernetes_sd_configs", None) for job in config["scrape_configs"]]
     assert found[:3] == [[{"role": "node"}], [{"role": "node"}], [{"role": "pod"}]]
     (rendered / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -69,7 +71,10 @@ def test_prometheus_accepts_its_configuration_for_kubernetes_and_slurm(rendered:
 
 
 def test_the_dcgm_exporter_collects_what_alerts_and_dashboards_read() -> None:
-    rows = [line.split(", ") for line in render_monitoring(kubernetes=True)["dcgm_counters.csv"].splitlines()[1:]]
+    rows = [
+        line.split(", ")
+        for line in render_monitoring(MonitoringSetup(kubernetes=True))["dcgm_counters.csv"].splitlines()[1:]
+    ]
     panels = [expr for page in DASHBOARDS for panel in page.panels for expr in panel.queries.values()]
     read = {name for expr in [*panels, *(alert.expr for alert in ALERTS)] for name in METRIC.findall(expr)}
     assert {field for field, _, _ in rows} == {name for name in read if name.startswith("DCGM_")}
@@ -77,7 +82,7 @@ def test_the_dcgm_exporter_collects_what_alerts_and_dashboards_read() -> None:
 
 
 def test_every_alert_fires_where_zabbix_tells_people_of_some(rendered: Path) -> None:
-    files = render_monitoring(zabbix=True)
+    files = render_monitoring(MonitoringSetup(zabbix=True))
     for name in ("alerts.yml", "alerts_test.yml"):
         (rendered / name).write_text(files[name])
     judge("promtool", "test", "rules", rendered / "alerts_test.yml")
@@ -85,7 +90,7 @@ def test_every_alert_fires_where_zabbix_tells_people_of_some(rendered: Path) -> 
 
 @pytest.mark.parametrize("zabbix", [False, True])
 def test_one_system_alone_tells_people_of_an_alert(rendered: Path, zabbix: bool) -> None:
-    files = render_monitoring(zabbix=zabbix, page=PAGER, ticket=TICKETS)
+    files = render_monitoring(MonitoringSetup(zabbix=zabbix, page=PAGER, ticket=TICKETS))
     (rendered / "alertmanager.yml").write_text(files["alertmanager.yml"])
     for rule in yaml.safe_load(files["alerts.yml"])["groups"][0]["rules"]:
         labels = {name: value for name, value in rule["labels"].items() if "{{" not in value}
@@ -98,7 +103,7 @@ def test_one_system_alone_tells_people_of_an_alert(rendered: Path, zabbix: bool)
 
 
 def test_a_trigger_of_zabbix_says_what_the_alert_says() -> None:
-    template = yaml.safe_load(render_monitoring(zabbix=True)["zabbix_template.yaml"])["zabbix_export"]
+    template = yaml.safe_load(render_monitoring(MonitoringSetup(zabbix=True))["zabbix_template.yaml"])["zabbix_export"]
     rules = template["templates"][0]["discovery_rules"]
     triggers = [*template["triggers"], *(each for rule in rules for each in rule["trigger_prototypes"])]
     named = {trigger["name"].partition(":")[0]: trigger for trigger in triggers}
@@ -111,7 +116,7 @@ def test_a_trigger_of_zabbix_says_what_the_alert_says() -> None:
 
 
 def test_identifiers_of_the_template_are_its_own_and_stay_the_same() -> None:
-    first, second = (render_monitoring(zabbix=True)["zabbix_template.yaml"] for _ in range(2))
+    first, second = (render_monitoring(MonitoringSetup(zabbix=True))["zabbix_template.yaml"] for _ in range(2))
     found = re.findall(r"uuid: '?(\w+)", first)
     assert first == second
     assert len(set(found)) == len(found)
@@ -173,7 +178,7 @@ def test_a_team_hears_of_its_runs_and_others_hear_of_them_as_before(
     tmp_path: Path, labels: list[str], receivers: str
 ) -> None:
     teams = {"vision": "https://chat.example/vision"}
-    files = render_monitoring(page=PAGER, ticket=TICKETS, teams=teams)
+    files = render_monitoring(MonitoringSetup(page=PAGER, ticket=TICKETS, teams=teams))
     (tmp_path / "alertmanager.yml").write_text(files["alertmanager.yml"])
     judge("amtool", "check-config", tmp_path / "alertmanager.yml")
     options = ["--config.file", tmp_path / "alertmanager.yml", f"--verify.receivers={receivers}"]
@@ -202,7 +207,7 @@ def test_an_alert_of_a_run_has_the_team_that_the_queue_knows(rendered: Path) -> 
 
 
 def test_kubernetes_takes_the_exporter_of_its_nodes(golden) -> None:
-    text = render_monitoring(kubernetes=True, image="registry.example/trainworks:1")["exporter.yaml"]
+    text = render_monitoring(MonitoringSetup(kubernetes=True, image="registry.example/trainworks:1"))["exporter.yaml"]
     golden("monitor_exporter.yaml", text)
     found = {document["kind"]: document for document in yaml.safe_load_all(text)}
     for document in found.values():
@@ -225,7 +230,7 @@ def test_kubernetes_takes_the_exporter_of_its_nodes(golden) -> None:
 )
 def test_what_is_not_a_team_or_an_exporter_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        render_monitoring(**arguments)
+        render_monitoring(MonitoringSetup(**arguments))
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
@@ -276,23 +281,25 @@ def test_an_alert_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "alertmanager.yml", "recording.yml"])
 def test_files_read_like_this(name: str, golden) -> None:
-    files = render_monitoring(token_file="/etc/prometheus/token", ca_file="/etc/prometheus/ca.pem", page=PAGER)
+    files = render_monitoring(
+        MonitoringSetup(token_file="/etc/prometheus/token", ca_file="/etc/prometheus/ca.pem", page=PAGER)
+    )
     golden(f"monitor_{name}", files[name])
 
 
 def test_prometheus_finds_nodes_through_kubernetes_and_reads_slurm_like_this(golden) -> None:
-    files = render_monitoring(kubernetes=True, slurmctld="head:6817")
+    files = render_monitoring(MonitoringSetup(kubernetes=True, slurmctld="head:6817"))
     golden("monitor_prometheus_kubernetes.yml", files["prometheus.yml"])
 
 
 def test_a_webhook_that_is_no_address_is_refused() -> None:
     with pytest.raises(ArgumentError, match="is not an HTTP address"):
-        render_monitoring(page="ops@example.org")
+        render_monitoring(MonitoringSetup(page="ops@example.org"))
 
 
 def test_runbooks_are_pages_of_the_documentation_that_is_named() -> None:
     for docs, start in {None: "", "https://docs.site/tw/": "https://docs.site/tw/"}.items():
-        files = render_monitoring(docs=docs, zabbix=True)
+        files = render_monitoring(MonitoringSetup(docs=docs, zabbix=True))
         assert f"runbook_url: '{start}reference/alerts.html#nodedown'" in files["alerts.yml"]
         assert f"{start}reference/alerts.html#" in files["zabbix_template.yaml"]
         assert ".example" not in files["alerts.yml"]
@@ -300,8 +307,8 @@ def test_runbooks_are_pages_of_the_documentation_that_is_named() -> None:
 
 def test_a_token_over_plain_http_is_warned_of() -> None:
     said: list[str] = []
-    render_monitoring(token_file="/etc/token", notify=said.append)
-    render_monitoring(token_file="/etc/token", ca_file="/etc/ca.pem", notify=said.append)
+    render_monitoring(MonitoringSetup(token_file="/etc/token"), notify=said.append)
+    render_monitoring(MonitoringSetup(token_file="/etc/token", ca_file="/etc/ca.pem"), notify=said.append)
     assert [text.startswith("Prometheus sends the token to the exporters over plain HTTP") for text in said] == [True]
 
 

@@ -16,6 +16,7 @@ from tests.observe_why.conftest import calibration
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.observe.monitoring.alerts import RUN_ALERTS
+from trainworks.observe.monitoring.prometheus import MonitoringSetup
 from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
 
 SLOW, LOSSES = "RunStepAbovePlan", "RunGoodputBelowPlan"
@@ -134,7 +135,7 @@ def test_a_run_is_compared_with_its_plan_like_with_like(
         if name.startswith("trainworks_run_")
     ]
     tests = [{"eval_time": "50m", "alertname": name, "exp_alerts": expected(name, fires)} for name in (SLOW, LOSSES)]
-    for name, text in render_monitoring(page="https://pager.example/hook").items():
+    for name, text in render_monitoring(MonitoringSetup(page="https://pager.example/hook")).items():
         (tmp_path / name).write_text(text)
     test = {"interval": "1m", "input_series": series, "alert_rule_test": tests}
     content = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": [test]}

@@ -18,6 +18,7 @@ from tests.observe.zabbix import Zabbix, require_zabbix, running_zabbix, until
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.measure.health.node_health import check_node
+from trainworks.observe.monitoring.prometheus import MonitoringSetup
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(900)]
 
@@ -34,7 +35,7 @@ def zabbix(tmp_path: Path) -> Iterator[Zabbix]:
 def test_a_fault_that_two_systems_see_is_told_once_and_a_dead_node_mutes_its_gpus(
     zabbix: Zabbix, running: RunningRun, machine: Machine, folder: Path, clock: FakeClock, monitoring: Monitoring
 ) -> None:
-    template = render_monitoring(zabbix=True, scrape_interval_s=2)["zabbix_template.yaml"]
+    template = render_monitoring(MonitoringSetup(zabbix=True, scrape_interval_s=2))["zabbix_template.yaml"]
     hasty, webhook = template.replace(",2m)=1", ",20s)=1"), monitoring.webhook
     zabbix.tell(f"http://127.0.0.1:{webhook.server_address[1]}")
     machine.log.append("[399990.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.")

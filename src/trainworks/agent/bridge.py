@@ -24,7 +24,8 @@ def bridge(port: int, reads_from: int, writes_to: int) -> None:
     with socket.create_connection(("localhost", port)) as server:
         threading.Thread(target=_send, args=(reads_from, server), daemon=True).start()
         while data := server.recv(_CHUNK_BYTES):
-            _write(writes_to, data)
+            while data:
+                data = data[os.write(writes_to, data) :]
 
 
 def _send(reads_from: int, server: socket.socket) -> None:
@@ -32,11 +33,6 @@ def _send(reads_from: int, server: socket.socket) -> None:
         while data := os.read(reads_from, _CHUNK_BYTES):
             server.sendall(data)
         server.shutdown(socket.SHUT_WR)
-
-
-def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def main(port: str) -> int:

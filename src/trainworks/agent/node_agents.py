@@ -91,20 +91,12 @@ class SomeHosts:
         self._hosts = hosts
         self._places = places
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
-        self.are_here = hosts.are_here
-        self.can_be_replaced = hosts.can_be_replaced
+        self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
+        self.killed_by, self.ask_to_stop = hosts.killed_by, hosts.ask_to_stop
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""
         return self._hosts.command(self._places[node], command)
-
-    def killed_by(self, exit_code: int) -> int | None:
-        """Ask the hosts themselves."""
-        return self._hosts.killed_by(exit_code)
-
-    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
-        """Ask as the hosts themselves do."""
-        self._hosts.ask_to_stop(agents)
 
 
 class Nodes(abc.ABC):

@@ -33,6 +33,7 @@ from trainworks.agent.allocation import Allocation
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import OwnProcesses
 from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.files import closing_handle
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.network import listen
@@ -265,11 +266,10 @@ class AgentServer:
     def _watch(self, channel: Channel, agent: process.Child) -> int | None:
         """Wait for the agent and return its exit code; None if the supervisor is gone."""
         poll = select.poll()
-        handle = os.pidfd_open(agent.pid)
-        poll.register(handle, select.POLLIN)
         poll.register(channel.fileno(), select.POLLIN)
         reported = False
-        try:
+        with closing_handle(os.pidfd_open(agent.pid)) as handle:
+            poll.register(handle, select.POLLIN)
             while (code := agent.exit_code()) is None:
                 if channel.fileno() in [number for number, _ in poll.poll(500)]:
                     if (message := channel.receive()) is None:
@@ -278,8 +278,6 @@ class AgentServer:
                         agent.signal_group(signal.Signals(number))
                 if self._leaving.is_set() and not reported:
                     reported = channel.send({"leaving": True})
-        finally:
-            os.close(handle)
         return code
 
 

@@ -21,7 +21,7 @@ from trainworks.api.notices import warn
 from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.api.proving.read_bench import learn_from
 from trainworks.api.run_handle import Run, find_run
-from trainworks.api.run_request import RunRequest, read_run, read_run_file
+from trainworks.api.run_request import RunRequest, read_run_file
 from trainworks.api.runs import Launch, create_launch, prepare_resume
 from trainworks.api.runs import run as start_run
 from trainworks.api.storage import storage
@@ -226,9 +226,8 @@ def _trial(cluster: str | None, folder: Path | str) -> _Trial:
         UsageError: its cluster cannot run it.
         EnvironmentProblem: no layout fits.
     """
-    is_run = cluster is not None and is_run_description(cluster) and not is_stack_file(cluster)
-    run_file = read_run(cluster).run_file if cluster is not None and is_run else None
-    if run_file is None or run_file.workload is None:
+    run_file = _run_file(cluster)
+    if run_file.workload is None:
         hint = "give the run file of a workload, such as `size --write` makes"
         raise ArgumentError("a training needs a workload", argument="train", hint=hint)
     data = run_file.model_dump(mode="json", exclude_unset=True) | {"recover": {"max_restarts": 0}}

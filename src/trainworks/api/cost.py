@@ -26,11 +26,12 @@ from trainworks.config.run_file import Goal
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.jobs.described_nodes import described_cluster
 from trainworks.plan.assumptions import GIVEN
-from trainworks.plan.cost.comparison import YOU, compare
+from trainworks.plan.cost.comparison import compare
 from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.cost.report import CostReport, notes_of, sentences_of
+from trainworks.plan.sizing.candidates import your_price
 from trainworks.plan.sizing.finish import TRIALS, simulated_finish
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.units import parse_duration, parse_usd
@@ -172,28 +173,18 @@ def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
     )
     length = 1 if workload is None or workload.task == "image-classification" else workload.data.sequence_length
     usd, is_own = run_file.cluster.usd_per_accelerator_hour, run_file.cluster.contract == "own"
+    node, priced_in = plan.job.cluster.node, f"{written}: cluster.usd_per_accelerator_hour"
+    instance = node.name if node is not None and node.kind == "instance" else None
     return _PaidRun(
         name=run_file.name,
         cluster=plan.job.cluster,
         hours=(run_time / 3600).named("hours", "h"),
         count=fact("work", plan.steps * plan.global_batch * length, "", source=f"`{written}`"),
         noun="images" if length == 1 else "tokens",
-        offers=() if usd is None or is_own else (_own_offer(usd, plan.job.cluster, written),),
+        offers=() if usd is None or is_own else (your_price(instance, plan.job.cluster, usd, priced_in),),
         budget_usd=run_file.goal.budget,
         held=described_cluster(run_file, source) if is_own else None,
         own_price=fact("own price", usd, "USD/h", source=f"`{written}`") if usd is not None and is_own else None,
-    )
-
-
-def _own_offer(usd: float, cluster: ClusterDescription, written: str) -> Offer:
-    return Offer(
-        name="your price",
-        provider=YOU,
-        node=cluster.node.name if cluster.node is not None and cluster.node.kind == "instance" else None,
-        accelerator=cluster.accelerator.name,
-        accelerators=1,
-        usd_per_hour=usd,
-        source=f"{written}: cluster.usd_per_accelerator_hour",
     )
 
 

@@ -20,7 +20,7 @@ from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.files import write_atomic
-from trainworks.observe.monitoring.prometheus import target_files
+from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
 from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
@@ -83,9 +83,8 @@ def _monitoring(stack: Stack) -> dict[str, str]:
     if stack.monitoring is None:
         return {}
     # the token travels unencrypted, between the nodes of one cluster
-    files = render_monitoring(
-        page=stack.monitoring.page, ticket=stack.monitoring.ticket, token_file=_TOKEN_FILE, notify=silent
-    )
+    setup = MonitoringSetup(page=stack.monitoring.page, ticket=stack.monitoring.ticket, token_file=_TOKEN_FILE)
+    files = render_monitoring(setup, notify=silent)
     groups = {name: group.roles for group in stack.nodes for name in group.names}
     every = target_files(groups)
     own = target_files(name for name, roles in groups.items() if exporter_options(roles))

@@ -16,7 +16,7 @@ from trainworks.backends.rebuild import Rebuilt, rebuild
 from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import submitted_runs
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, NotOwnerError, UsageError
-from trainworks.files import bytes_in
+from trainworks.files import bytes_in, closing_handle
 from trainworks.host.probe import probe_host
 from trainworks.jobs.database import set_aside
 from trainworks.jobs.state import JobState
@@ -54,11 +54,8 @@ def remove(run: Run | str, folder: Path | str = "runs", *, checkpoints_only: boo
     """
     found = as_run(run, folder)
     check_removable(found)
-    lock = take_run(found.run_dir)  # against a `resume` meanwhile
-    try:
+    with closing_handle(take_run(found.run_dir)):  # against a `resume` meanwhile
         return _delete(found.run_dir.checkpoints if checkpoints_only else found.path, is_kept=checkpoints_only)
-    finally:
-        os.close(lock)
 
 
 def ended_before(folder: Path | str = "runs", *, age_s: float) -> list[Run]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.backends.registry import cluster_of, is_copied, shares_files
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunError, UsageError
-from trainworks.files import take_lock
+from trainworks.files import closing_handle, take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_spec import is_array_id
 from trainworks.jobs.state import JobState, parse_state
@@ -362,9 +361,7 @@ def _record_loss(run_dir: RunDir) -> None:
     with suppress(OSError, TrainworksError):
         if (lock := take_lock(run_dir.lock_file)) is None:
             return
-        try:
+        with closing_handle(lock):
             status = run_dir.read_status()
             if (now := current_status(status)) != status:
                 run_dir.write_status(now)
-        finally:
-            os.close(lock)

@@ -10,7 +10,6 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.cluster.plan import ClusterPlan
-from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.reliability.goodput import job_interval, job_mttf
 from trainworks.plan.sizing.finish import failures_of, written_interval
 from trainworks.plan.storage.run import StoragePlan, StoredRun, storage_of
@@ -55,18 +54,9 @@ def storage(
     stall_share = quantity("stall", stall, _parse_stall)
     restart_s = seconds("restart", restart) or 0.0
     plan = plan_cluster(run_file, source)
-    data = run_file.workload.data if run_file.workload else None
     demand, needs = storage_of(
-        StoredRun(
-            job=plan.job,
-            best=plan.best[0],
-            global_batch=plan.global_batch,
-            steps=plan.steps,
-            image_size=data.image_size if data else None,
-            sample_bytes=data.sample_size if data else None,
-            keep=run_file.checkpoint.keep,
-            interval=_interval(plan, run_file, stall_share),
-            node_mttf=usual_node_mttf(plan.job.cluster.accelerator, run_file.recover.node_mttf),
+        replace(
+            StoredRun.of(plan, run_file, _interval(plan, run_file, stall_share)),
             dataset_bytes=None if dataset_bytes is None else int(dataset_bytes),
             files=None if num_files is None else int(num_files),
             stall_share=stall_share,

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from trainworks.errors import NotOwnerError
+from trainworks.files import closing_handle
 from trainworks.host.users import ADMINISTRATORS, is_administrator, this_host, user_name
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.store import JobStore
@@ -99,7 +98,7 @@ def check_run_dir(folder: Path, *, shared: bool) -> None:
     """
     if shared:
         _check_parents(folder)
-    with _opened(folder) as handle:
+    with closing_handle(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as handle:
         _check_owner(folder, os.fstat(handle))
         for name in ("resolved.json", ".resolved.edited.json", ".environment.json"):
             try:
@@ -127,15 +126,6 @@ def _check_parents(folder: Path) -> None:
 
 
 _MOVE = "submit with `--runs` and a folder of your own"
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def _check_owner(path: Path, facts: os.stat_result, also: int | None = None) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from trainworks.errors import UnreachableError
-from trainworks.files import write_atomic
+from trainworks.files import closing_handle, write_atomic
 
 if TYPE_CHECKING:
     from trainworks.record.run_dir import RunDir
@@ -60,13 +60,11 @@ class Found(TypedDict):
 
 def question(runs: Mapping[str, RunDir], most_bytes: int, without: Sequence[str] = ()) -> bytes:
     """What is known here of runs, by the path of their run directory there, and what else `send` takes."""
-    known = {there: _known(run_dir) for there, run_dir in runs.items()}
+    known = {}
+    for there, run_dir in runs.items():
+        facts = {str(file.relative_to(run_dir.path)): file.stat() for file in record_files(run_dir.path)}
+        known[there] = {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
     return json.dumps({"runs": known, "most_bytes": most_bytes, "without": without}).encode()
-
-
-def _known(run_dir: RunDir) -> dict[str, tuple[int, int]]:
-    facts = {str(file.relative_to(run_dir.path)): file.stat() for file in record_files(run_dir.path)}
-    return {name: (status.st_size, status.st_mtime_ns) for name, status in facts.items()}
 
 
 def answer(question: bytes) -> str:
@@ -157,13 +155,10 @@ def _write_part(file: Path, part: FilePart) -> None:
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o644
         write_atomic(file, content, durable=file.suffix == ".json", mode=mode)
     else:
-        handle = os.open(file, os.O_WRONLY)
-        try:
+        with closing_handle(os.open(file, os.O_WRONLY)) as handle:
             if os.fstat(handle).st_size < start:  # another process has replaced it
                 return
             os.pwrite(handle, content, start)
-        finally:
-            os.close(handle)
     os.utime(file, ns=(part["time"], part["time"]))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.files import closing_handle
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
 
@@ -83,11 +84,8 @@ def dispatcher_address() -> Iterator[str]:
 
     By way of an open folder, because the path of a socket must be short.
     """
-    handle = os.open(dispatcher_folder(), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_handle(os.open(dispatcher_folder(), os.O_RDONLY | os.O_DIRECTORY)) as handle:
         yield f"/proc/self/fd/{handle}/wake-up"
-    finally:
-        os.close(handle)
 
 
 def knock() -> bool:

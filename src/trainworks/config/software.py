@@ -59,7 +59,8 @@ _SINCE = (
     (2023, r"llm[-_ ]?foundry|mosaic|lit-?gpt|xtuner|axolotl|maxtext|flagperf|flash[-_ ]?attention[-_ ]?2|pytorch 2\."),
 )
 """Years of the first releases of programs, and of releases of PyTorch."""
-_EAGER = re.compile(r"deepspeed|hugging ?face|transformers|accelerate|\bhf\b|easycontext|axolotl|xtuner", re.IGNORECASE)
+USUALLY_EAGER = re.compile(r"deepspeed|hugging ?face|transformers|accelerate|\bhf\b|easycontext|axolotl|xtuner", re.I)
+"""PyTorch programs that compile nothing unless their users ask, which those rarely do."""
 _PUBLISHED = re.compile(r"\barxiv:\s*(\d\d)\d\d\.\d{4,5}", re.IGNORECASE)
 _PYTORCH_1 = re.compile(r"\bpytorch 1\.", re.IGNORECASE)
 
@@ -74,11 +75,6 @@ def years_of(text: str) -> tuple[int, int]:
     paper = _PUBLISHED.search(text)
     last = 2000 + int(paper[1]) if paper else year_of(text) or 9999
     return first, max(first, 2022 if _PYTORCH_1.search(text) else last)
-
-
-def is_usually_eager(text: str) -> bool:
-    """Whether a text names a PyTorch program that compiles nothing unless it is told to, and that few tell."""
-    return _EAGER.search(text) is not None
 
 
 def _known(text: str) -> str:

@@ -29,6 +29,7 @@ from pydantic import Field, ValidationError
 
 from trainworks.config.spec import Frozen
 from trainworks.errors import EnvironmentProblem
+from trainworks.files import closing_handle
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name
 
@@ -186,11 +187,9 @@ class MachineLedger:
                 f"cannot open the ledger of this machine `{self._folder}`: {error.strerror}",
                 hint="set TRAINWORKS_LEDGER to another folder",
             ) from None
-        try:
+        with closing_handle(handle):
             self._wait_for(handle)
             yield
-        finally:
-            os.close(handle)
 
     def _wait_for(self, handle: int) -> None:
         deadline = self._clock.now() + _PATIENCE_S
@@ -229,11 +228,8 @@ def _written(path: Path, share: Share) -> int:
 @contextmanager
 def opened(path: str | Path) -> Iterator[int]:
     """Open a file that another user may have created, without following links or waiting for pipes."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
+    with closing_handle(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as handle:
         yield handle
-    finally:
-        os.close(handle)
 
 
 def _read(path: str) -> Claim | None:

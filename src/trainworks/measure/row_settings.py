@@ -11,7 +11,7 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import Attention, Fp8Recipe, family_of, is_usually_eager, years_of
+from trainworks.config.software import USUALLY_EAGER, Attention, Fp8Recipe, family_of, years_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
@@ -25,7 +25,10 @@ from trainworks.record.model_shape import ModelShape
 _EXPERT_COLUMNS = ("experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 MODEL_COLUMNS = (*("model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), *_EXPERT_COLUMNS)
 _PADDING = 128
-_OTHERWISE = ({"tie_word_embeddings": True}, *({"head_dim": size} for size in (64, 96, 128, 192, 256)))
+_OTHERWISE: tuple[dict[str, Any], ...] = (
+    {"tie_word_embeddings": True},
+    *({"head_dim": size} for size in (64, 96, 128, 192, 256)),
+)
 """What a decoder may have where its printed size says so: one table for both ends, or heads of another width."""
 _OTHER_SIZE, _SAME_SIZE = 0.1, 0.03
 """Share by which a printed size differs from that of another shape at least, and of the same one at most."""
@@ -195,7 +198,7 @@ def read_programs(row: Row, precision: str, accelerator: Accelerator, layout: Fi
         accelerator,
         first_year=first_year,
         last_year=last_year,
-        is_usually_eager=is_usually_eager(f"{framework} {words}"),
+        is_usually_eager=bool(USUALLY_EAGER.search(f"{framework} {words}")),
         is_split=layout["tp"] * layout["pp"] > 1,
         is_sharded=layout["zero"] == 3,
         is_of_2021=layout["tp"] > 1 and not layout["sequence_parallel"] and layout["zero"] < 3,

@@ -62,14 +62,8 @@ class StepTimes:
         """Medians of the totals by their shares, with the terms of those programs that are near them."""
         logs = np.log([each.total_s for each in times])
         median = mixture_quantile(logs, shares, 0.5)
-        near = mixture_nearness(logs, shares, median)
-        whole = np.exp(median)
-        return cls(
-            *(
-                whole * sum(r * t / each for r, t, each in zip(near, term, np.exp(logs), strict=True))
-                for term in zip(*map(_TERMS, times), strict=True)
-            )
-        )
+        weights = mixture_nearness(logs, shares, median) * np.exp(median - logs)
+        return cls(*(np.sum(weights * np.stack(term), axis=0) for term in zip(*map(_TERMS, times), strict=True)))
 
     def take(self, chosen: NDArray[np.generic]) -> StepTimes:
         """The times of the layouts at these positions, or where a mask is true."""

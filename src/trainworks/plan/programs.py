@@ -1,10 +1,10 @@
-"""The program that trains where nobody names it: a distribution over families, years and compilers.
+"""The program that trains where its name is not known: a distribution over families, years and compilers.
 
     P(program) = P(family | layout, precision) P(year | accelerator, precision, layout) P(compiled | family, year)
 
-Whatever is said is certain. The shares are those of published runs that show as much (`benchmarks/data/step_times.csv`
-with its labels), rounded, so that none is zero that could be. A job of several programs takes, with T_h the step time
-under program h and w_h its share,
+What the run file or the row says is certain. The shares are those of published runs that show as much, rounded, so
+that none is zero that could be (`benchmarks/data/step_times.csv` with its labels). A job of several programs takes,
+with T_h the step time under program h and w_h its share,
 
     F(x) = sum_h w_h / (1 + exp((log T_h - x) / s))        T = exp(x) with F(x) = 1/2
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.software import Attention, Family, family_of, is_usually_eager, year_of
+from trainworks.config.software import USUALLY_EAGER, Attention, Family, family_of, year_of
 from trainworks.plan.layouts import Array
 from trainworks.plan.software import Software
 
@@ -34,15 +34,13 @@ _HALVINGS = 30
 _Z80 = 1.2815515655446004
 _LEAST = 0.04
 """Share below which a program is left out."""
-_COMPILED_SHARE, _COMPILED_SHARE_OF_EAGER = 0.5, 0.1
+_COMPILED_SHARES = {False: 0.5, True: 0.1}
 """Of the PyTorch programs since 2024, and of those that come eager."""
 _UNFUSED, _FIRST_FUSED, _PRESENT = 2021, 2023, 2026
 """Years that stand for attention in several kernels, the first fused one, and the present."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
-
-
 _ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
-"""Precisions by those that programs are told apart by; any other one is as bf16."""
+"""Precisions that say most about a program; any other one is as bf16."""
 _FAMILIES: dict[tuple[str, str], dict[Family, float]] = {
     ("fp8", "split"): {"megatron": 0.9, "torch": 0.1},
     ("fp8", "sharded"): {"jax": 0.4, "torch": 0.3, "megatron": 0.3},
@@ -71,7 +69,7 @@ class Shown:
     last_year: int = 9999
     """What the program can be of."""
     is_usually_eager: bool = False
-    """Whether the program compiles nothing unless it is told to."""
+    """Whether the program is one of those that come eager."""
     is_of_2021: bool = False
     """Whether it does what later programs have given up: tensor parallelism without sequence parallelism."""
 
@@ -89,28 +87,25 @@ def programs(
 
     Args:
         shown: what the run shows.
-        framework: the program, with or without its year; empty where nobody names it.
+        framework: the program, with or without its year; empty where it is not known.
         year: of its release, where the name has none.
         compiled: whether its blocks are compiled, if that is said.
         attention: its kernel of the attention, if that is said.
         **more: further arguments of `Software.of`.
     """
-    named = family_of(framework)
-    families = {framework: 1.0} if named else {_NAMES[family]: share for family, share in _families(shown).items()}
+    unnamed = {_NAMES[family]: share for family, share in _families(shown).items()}
     found: dict[Software, float] = {}
-    for name, of_family in families.items():
+    for name, of_family in ({framework: 1.0} if family_of(framework) else unnamed).items():
         known = year or year_of(name)
         for at, of_year in {known: 1.0}.items() if known else _years(shown).items():
             of = {"year": at, "attention": attention, **more}
             usual = Software.of(name, compiled=compiled, **of)
             is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
-            usually = _COMPILED_SHARE_OF_EAGER if shown.is_usually_eager else _COMPILED_SHARE
-            share = usually if is_open else 0.0
+            share = _COMPILED_SHARES[shown.is_usually_eager] if is_open else 0.0
             kinds = [(usual, 1 - share)] + ([(Software.of(name, compiled=True, **of), share)] if is_open else [])
             for software, of_kind in kinds:
                 found[software] = found.get(software, 0.0) + of_family * of_year * of_kind
-    likeliest = sorted(found.items(), key=lambda each: -each[1])
-    return normalised([each for each in likeliest if each[1] >= _LEAST])
+    return normalised([each for each in sorted(found.items(), key=lambda each: -each[1]) if each[1] >= _LEAST])
 
 
 def planned_programs(software: Software, precision: str, accelerator: Accelerator) -> Programs:
@@ -121,16 +116,18 @@ def planned_programs(software: Software, precision: str, accelerator: Accelerato
         precision: of the plan.
         accelerator: of its cluster.
     """
+    name, said = software.name, software.said
     shown = Shown(
-        precision, accelerator, is_split=False, is_sharded=False, is_usually_eager=is_usually_eager(software.name)
+        precision, accelerator, is_split=False, is_sharded=False, is_usually_eager=bool(USUALLY_EAGER.search(name))
     )
-    said = {
-        key: value
-        for key in ("compiled", "attention", "fp8_recipe")
-        if key in software.said
-        for value in [software.fused_kernels if key == "compiled" else getattr(software, key)]
-    }
-    found = programs(shown, software.name, year=None if year_of(software.name) else _PRESENT, **said)
+    found = programs(
+        shown,
+        name,
+        year=None if year_of(name) else _PRESENT,
+        compiled=software.fused_kernels if "compiled" in said else None,
+        attention=software.attention if "attention" in said else None,
+        fp8_recipe=software.fp8_recipe,
+    )
     return found if len(found) > 1 else ()
 
 
@@ -186,19 +183,20 @@ def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: float) 
         shares: of the programs.
         part: 0.5 for the median.
     """
-    low, high = logs.min(axis=0) - 10 * _SMOOTH, logs.max(axis=0) + 10 * _SMOOTH
+    middle: Array = (logs.min(axis=0) + logs.max(axis=0)) / 2
+    step = np.ptp(logs, axis=0) / 2 + 10 * _SMOOTH
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        is_below = _below(logs, middle).T @ np.asarray(shares) < part
-        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-    return (low + high) / 2
+        step /= 2
+        middle = middle + np.where(_below(logs, middle).T @ np.asarray(shares) < part, step, -step)
+    return middle
 
 
 def mixture_nearness(logs: Array, shares: Sequence[float] | Array, at: Array) -> Array:
     """Share of each program in the density of the mixture, shape [programs, n]; adds up to 1."""
     below = _below(logs, at)
-    density: Array = np.asarray(shares)[:, None] * below * (1 - below)
-    return density / density.sum(axis=0)
+    density = np.asarray(shares)[:, None] * below * (1 - below)
+    near: Array = density / density.sum(axis=0)
+    return near
 
 
 def mixture_spread(logs: Array, shares: Sequence[float] | Array) -> Array:

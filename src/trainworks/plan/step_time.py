@@ -55,7 +55,7 @@ class TrainingJob:
     calibration: Calibration | None = None
     """Measured rates, which replace those of the catalogue."""
     programs: Programs = ()
-    """What may train instead of `software`, with their shares, where nobody says it; see `programs`."""
+    """What may train instead of `software`, with their shares, where it is not known; see `programs`."""
 
     complication: ClassVar[float] = 0.01
     context_pieces: ClassVar[int] = 2

@@ -15,7 +15,7 @@ from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_ch
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction
-from trainworks.plan.programs import Programs, describe_programs
+from trainworks.plan.programs import describe_programs
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.software import describe_software
 from trainworks.report.local_plan import evaluation_text
@@ -190,7 +190,7 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
 
 
 def _software_text(job: AnyJob) -> str:
-    programs: Programs = getattr(job, "programs", ())
+    programs = getattr(job, "programs", ())
     return describe_programs(programs) if programs else describe_software(job.software, job.precision)
 
 

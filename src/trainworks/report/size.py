@@ -91,8 +91,8 @@ def document(proposal: Proposal) -> Document:
 
 def _facts(proposal: Proposal) -> dict[str, str]:
     chosen, details, goal, run = proposal.chosen, proposal.details, proposal.request.goal, proposal.run
-    best, mean, plan = details.plan.best[0], run.mean, details.plan
-    spares = f"{chosen.spares} bought" if chosen.spares else f"{run.spares.value:.0f} if the nodes were your own"
+    best, mean, plan = details.plan.best[0], run.finish.mean, details.plan
+    spares = f"{chosen.spares} bought" if chosen.spares else f"{run.finish.spares.value:.0f} if the nodes were your own"
     chance = f", {chosen.chance(goal):.0%} by the deadline" if goal.deadline_s else ""
     life = "" if chosen.life_s is None else f" and a preemption every {format_duration(chosen.life_s)} (assumed)"
     facts = {

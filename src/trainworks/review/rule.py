@@ -22,7 +22,7 @@ class ReviewRule:
     id: str
     """`TW` and three digits; the first digit is the domain."""
     title: str
-    severity: Severity
+    severity: Severity = "error"
     _: KW_ONLY
     why: str
     """What happens, and the figure where there is one."""
@@ -30,12 +30,12 @@ class ReviewRule:
     """Correction, in the imperative."""
     source: str
     """Address of the document that the rule follows."""
-    file: str
-    """Name of a file that the examples could be in."""
     bad: str
     """Example that the rule finds."""
     good: str
     """The example corrected; the rule is silent on it."""
+    file: str = "train.sh"
+    """Name of a file that the examples could be in."""
     stops: bool = False
     """A job with the mistake certainly ends, or hangs, before its first step; Trainworks does not start it."""
     reads_any_code: bool = False

@@ -167,7 +167,8 @@ def summarize(recording: torch.profiler.profile, *, rank: int, request: ProfileR
     other = _merged(_span(event) for event in ran if not _is_collective(event.name))
     in_optimizer = _length(_overlap(other, optimizer))
     exposed = _length(collective) - _length(_overlap(collective, other))
-    window = _window(events)
+    spans = [_span(event) for event in events]
+    window = max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
     compute = _length(other) - in_optimizer
     return ProfileSummary(
         rank=rank,
@@ -206,11 +207,6 @@ def _operators(recording: torch.profiler.profile, *, on_device: bool) -> tuple[O
 
 def _span(event: Any) -> Interval:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
-
-
-def _window(events: Iterable[Any]) -> float:
-    spans = [_span(event) for event in events]
-    return max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0)
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:

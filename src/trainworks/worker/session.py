@@ -204,13 +204,8 @@ class Session:
         self._raise_failure()
         if not self.is_finished and dist.get_rank() == 0:
             self.run_dir.note(StoppedEvent(kind="stopped", step=step))
-        self._leave_group()
-
-    def _leave_group(self) -> None:
-        """End the threads of the checkpoints' group.
-
-        One that still releases the tensors of the last collective while Python ends would abort the process.
-        """
+        # A thread of the checkpoints' group that still releases the tensors of the last collective while Python ends
+        # would abort the process.
         dist.destroy_process_group(self._checkpointer.group)
         del self._checkpointer  # the last reference to the group: its end joins the threads
 

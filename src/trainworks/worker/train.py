@@ -308,8 +308,11 @@ def _run(trainer: Trainer, rank: _Rank) -> None:
         step = trainer.run(steps_done)
     heartbeat.mark(Phase.FINISHING, step)
     finished = step == num_steps or trainer.has_stalled
-    if finished and rank.workload.sample_prompt is not None:
-        _write_sample(trainer.parallel, rank.workload.sample_prompt, step, rank)
+    if finished and (prompt := rank.workload.sample_prompt) is not None:
+        window = rank.workload.data.sequence_length
+        text = generate(trainer.parallel, rank.data.train, prompt, window=window, device=rank.device)
+        if rank.rank == 0:
+            rank.run_dir.note(SampleEvent(kind="sample", step=step, prompt=prompt, text=text))
     if rank.rank == 0:
         end: FinishedEvent | StoppedEvent = (
             FinishedEvent(kind="finished", step=step) if finished else StoppedEvent(kind="stopped", step=step)
@@ -331,9 +334,3 @@ def _resume(trainer: Trainer, rank: _Rank) -> int:
         trainer.evaluations = trainer.evaluator.evaluations_until(manifest.step, rank.run_dir)
     trainer.batches_left_out = manifest.samples_consumed // trainer.global_batch - manifest.step
     return manifest.step
-
-
-def _write_sample(parallel: Parallel, prompt: str, step: int, rank: _Rank) -> None:
-    text = generate(parallel, rank.data.train, prompt, window=rank.workload.data.sequence_length, device=rank.device)
-    if rank.rank == 0:
-        rank.run_dir.note(SampleEvent(kind="sample", step=step, prompt=prompt, text=text))

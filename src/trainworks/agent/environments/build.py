@@ -25,7 +25,7 @@ from packaging.markers import default_environment
 
 from trainworks.agent.environments.cache import COMPLETE, hold, lock_of
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import naming_full_disk, take_lock, write_atomic
+from trainworks.files import closing_handle, naming_full_disk, take_lock, write_atomic
 from trainworks.host import installed, process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import cache_folder
@@ -83,11 +83,8 @@ def build(
         plan.folder.parent.mkdir(parents=True, exist_ok=True)
         found = _complete(plan)
         while found is None or not hold(plan.folder):
-            lock = _lock(plan, stopping, clock)
-            try:
+            with closing_handle(_lock(plan, stopping, clock)) as lock:
                 found = _complete(plan) or _build(plan, lock, stopping, clock)
-            finally:
-                os.close(lock)
         return found
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -22,7 +20,7 @@ from trainworks.api.checkpointing.copies import (
 from trainworks.api.run_handle import Run, as_run
 from trainworks.config.recovery import CheckpointCopy
 from trainworks.errors import UsageError
-from trainworks.files import bytes_in
+from trainworks.files import bytes_in, closing_handle
 from trainworks.measure.worker_tasks import ByteProgress, ask, require_packages
 from trainworks.observe.copies.places import copy_files, place_of
 from trainworks.record.evaluations import best_evaluation, best_step
@@ -177,7 +175,7 @@ def restore_checkpoint(
     if "://" in str(source):
         place, step = place_at(str(source))
         found = as_run(run, folder)
-        with _idle(found.run_dir):
+        with closing_handle(take_run(found.run_dir)):
             restored, target = bring_back(place, found.run_dir, step)
         return CheckpointFacts(restored.step, target, restored)
     source = Path(source)
@@ -185,7 +183,7 @@ def restore_checkpoint(
     if isinstance(manifest, Damage):
         raise UsageError(f"`{source}` is not a complete checkpoint: {manifest}")
     found = as_run(run, folder)
-    with _idle(found.run_dir):
+    with closing_handle(take_run(found.run_dir)):
         return CheckpointFacts(manifest.step, copy_files(manifest, source, found.run_dir.checkpoints), manifest)
 
 
@@ -236,7 +234,7 @@ def prune_checkpoints(
     if keep < 1:
         raise UsageError(f"`keep` must be at least 1, got {keep}")
     found = as_run(run, folder)
-    with _idle(found.run_dir):
+    with closing_handle(take_run(found.run_dir)):
         complete = [path for _, path in complete_checkpoints(found.run_dir)]
         if not complete:
             raise UsageError(f"run {found.id} has no complete checkpoint", hint="delete the run with `trainworks rm`")
@@ -247,16 +245,6 @@ def prune_checkpoints(
                 freed += bytes_in(path)
                 delete_checkpoint(path)
         return freed + (prune_copies(places(found.run_dir), keep, best) if copies else 0)
-
-
-@contextmanager
-def _idle(run_dir: RunDir) -> Iterator[None]:
-    """Keep a run from being resumed; refuse one that is live."""
-    lock = take_run(run_dir)
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def _facts(path: Path, step: int) -> CheckpointFacts:

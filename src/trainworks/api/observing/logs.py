@@ -14,6 +14,7 @@ from typing import BinaryIO
 from trainworks.api.inputs import argument
 from trainworks.api.run_handle import Run, RunDir, as_run
 from trainworks.errors import ArgumentError, QuantityError, UnknownRunError, UsageError, suggest
+from trainworks.files import closing_handle
 from trainworks.observe.log_lines import LEVELS, LineReader, LogFilter, LogLine, RunLogs, time_of
 from trainworks.units import parse_duration
 
@@ -192,10 +193,7 @@ def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", li
 def _open_inside(run_dir: RunDir, log: str) -> BinaryIO:
     """Open a log that is a regular file in the folder of the logs."""
     try:
-        folder = os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
+        with closing_handle(os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as folder:
             return os.fdopen(os.open(f"{log}.log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb")
-        finally:
-            os.close(folder)
     except OSError:
         raise UnknownRunError(f"run {run_dir.run_id} has no log `{log}` here") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,89 +18,61 @@ from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring import prometheus
 from trainworks.observe.monitoring.alerts import ALERTS
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
+from trainworks.observe.monitoring.prometheus import MonitoringSetup
 from trainworks.observe.monitoring.rules import alert_rules, alert_tests, dcgm_counters, recording_rules
 from trainworks.observe.monitoring.zabbix import IN_ZABBIX, zabbix_template
 
+__all__ = [
+    "MonitoringSetup",
+    "follow_nodes",
+    "grafana_files",
+    "monitored_nodes",
+    "render_monitoring",
+    "rendered_dashboards",
+]
 
-def render_monitoring(
-    *,
-    scrape_interval_s: int = 15,
-    alertmanager: str = "127.0.0.1:9093",
-    token_file: str | None = None,
-    ca_file: str | None = None,
-    page: str | None = None,
-    ticket: str | None = None,
-    kubernetes: bool = False,
-    slurmctld: str | None = None,
-    zabbix: bool = False,
-    docs: str | None = None,
-    image: str | None = None,
-    teams: Mapping[str, str] | None = None,
-    notify: Notify = warn,
-) -> dict[str, str]:
+
+def render_monitoring(setup: MonitoringSetup, *, notify: Notify = warn) -> dict[str, str]:
     """Text of every file by its name; paths in them are relative to their folder.
 
     Args:
-        scrape_interval_s: time between two scrapes, and between two looks at the rules.
-        alertmanager: its address, `HOST:PORT`.
-        token_file: path, where Prometheus runs, of the token that the exporters want.
-        ca_file: path, where Prometheus runs, of the authority of the exporters' certificates; None for plain HTTP.
-        page: webhook for critical alerts.
-        ticket: webhook for all other alerts.
-        kubernetes: find nodes and DCGM's pods through the API of the cluster that Prometheus runs in, not by files.
-        slurmctld: `HOST:PORT` of a Slurm controller of 25.11 or newer, whose own metrics are scraped, too.
-        zabbix: add a template for Zabbix; Alertmanager then sends none of the alerts that the template has.
-        docs: address of the start page of this documentation, where people on duty can read it; without it the
-            runbooks of alerts are relative addresses.
-        image: with `kubernetes`, image of an exporter that runs on every node of the cluster.
-        teams: webhook by team, the account of Slurm or the queue of Kueue: alerts of its runs go there, too.
+        setup: what differs from site to site.
         notify: receives a warning if the token would travel unencrypted.
 
     Raises:
         ArgumentError: a webhook or `docs` is not an HTTP address, or a team has no plain name.
     """
-    setup = prometheus.MonitoringSetup(
-        scrape_interval_s=scrape_interval_s,
-        alertmanager=alertmanager,
-        token_file=token_file,
-        ca_file=ca_file,
-        page=page,
-        ticket=ticket,
-        kubernetes=kubernetes,
-        slurmctld=slurmctld,
-        zabbix=zabbix,
-        teams=teams or {},
-    )
-    of_zabbix = IN_ZABBIX if zabbix else ()
-    _check(setup, docs=docs, image=image)
-    if token_file is not None and ca_file is None:
+    of_zabbix = IN_ZABBIX if setup.zabbix else ()
+    _check(setup)
+    if setup.token_file is not None and setup.ca_file is None:
         notify("Prometheus sends the token to the exporters over plain HTTP; use TLS, and name their `--ca-file`")
     files = {
         "prometheus.yml": prometheus.prometheus_config(setup),
         "recording.yml": recording_rules(),
-        "alerts.yml": alert_rules(of_zabbix, docs),
-        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix, docs),
+        "alerts.yml": alert_rules(of_zabbix, setup.docs),
+        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix, setup.docs),
         "alertmanager.yml": prometheus.alertmanager_config(setup),
     }
-    if kubernetes:
+    if setup.kubernetes:
         files["dcgm_counters.csv"] = dcgm_counters()
-    if image is not None:
-        files["exporter.yaml"] = prometheus.exporter_manifest(image)
-    if zabbix:
+    if setup.image is not None:
+        files["exporter.yaml"] = prometheus.exporter_manifest(setup.image)
+    if setup.zabbix:
         alerts = {alert.name: alert for alert in ALERTS}
-        files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=scrape_interval_s, docs=docs)
+        interval_s = setup.scrape_interval_s
+        files["zabbix_template.yaml"] = zabbix_template(alerts, scrape_interval_s=interval_s, docs=setup.docs)
     return files
 
 
-def _check(setup: prometheus.MonitoringSetup, *, docs: str | None, image: str | None) -> None:
-    addresses = [("page", setup.page), ("ticket", setup.ticket), ("docs", docs)]
+def _check(setup: MonitoringSetup) -> None:
+    addresses = [("page", setup.page), ("ticket", setup.ticket), ("docs", setup.docs)]
     for argument, url in (*addresses, *(("team", url) for url in setup.teams.values())):
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ArgumentError(f"`{url}` is not an HTTP address", argument=argument, hint="write `https://...`")
     if wrong := [team for team in setup.teams if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", team)]:
         hint = "write `--team vision=https://...`"
         raise ArgumentError(f"`{wrong[0]}` is not the name of a team", argument="team", hint=hint)
-    if image is not None and not setup.kubernetes:
+    if setup.image is not None and not setup.kubernetes:
         raise ArgumentError("an image is for nodes of Kubernetes", argument="image", hint="add `--kubernetes`")
 
 

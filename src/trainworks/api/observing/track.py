@@ -6,7 +6,6 @@ RUN_DIR TRACKER` once per tracker.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from trainworks.api.run_handle import find_run
 from trainworks.config.track import TRACKERS, Track, TrackerName
 from trainworks.errors import ArgumentError, EnvironmentProblem, TrainworksError, UsageError, suggest
+from trainworks.files import closing_handle
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.observe.following import describe, report_beside, try_turn
@@ -90,15 +90,13 @@ def _send(run_dir: RunDir, name: TrackerName, options: Track) -> TrackerContent:
     if lock is None:
         hint = f"wait for the end of the run, or read {run_dir.observer_log(name)}"
         raise UsageError(f"another process sends run {run_dir.run_id} to {name}", hint=hint)
-    try:
+    with closing_handle(lock):
         feed = _feed(run_dir, name, options, partial(state_of, run_dir))
         before = feed.sent.num_points
         if name == "mlflow" and options.mlflow and options.mlflow.register_as and feed.sent.registered_step is None:
             feed.sent = feed.sent.model_copy(update={"ended": None})  # its end was sent without the model
         _send_once(feed, run_dir.run_id, name)
         return _content(feed.sent, name, before)
-    finally:
-        os.close(lock)
 
 
 def _send_once(feed: Feed, run_id: str, name: TrackerName) -> None:

@@ -19,7 +19,7 @@ from trainworks.backends.registry import backend_for
 from trainworks.config.load import load_model
 from trainworks.config.run_file import Cluster
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import append_text, take_lock, write_atomic
+from trainworks.files import append_text, closing_handle, take_lock, write_atomic
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import data_folder
@@ -113,15 +113,13 @@ class ClusterRepairs:
         self.record.parent.mkdir(parents=True, exist_ok=True)
         if (lock := take_lock(self.record.with_suffix(".lock"))) is None:
             raise EnvironmentProblem("another process repairs this cluster", hint="wait until it has ended")
-        try:
+        with closing_handle(lock):
             begun, left = self._begin(causes)
             for event in begun:
                 self._write(event)
             names = {node for node, each in self._repairs.items() if each.step not in repairs.ENDS}
             self._work(self.clock.now() + wait_s)
             return [*self._shown(names), *left]
-        finally:
-            os.close(lock)
 
     def _work(self, deadline: float) -> None:
         while True:

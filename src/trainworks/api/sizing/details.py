@@ -27,7 +27,6 @@ from trainworks.plan.cost.owning import break_even_hours, own
 from trainworks.plan.cost.renting import CONTRACTS as RENTAL_CONTRACTS
 from trainworks.plan.cost.renting import Contract, contracts, market_price, offers_for, price_per_hour, rent
 from trainworks.plan.network.design import NetworkDesign, design_network
-from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped, candidates
 from trainworks.plan.sizing.fabric_choice import FABRIC_TOLERANCE, choose_fabric
@@ -60,7 +59,7 @@ def details_of(
     """Network, storage, hosts and power of the chosen cluster; an owned one includes its spares."""
     cluster, several = plan.job.cluster, chosen.num_nodes > 1
     fabrics = plans.fabrics(cluster) if several else []
-    demand, needs = storage_of(_stored(plan, run, request))
+    demand, needs = storage_of(StoredRun.of(plan, request.run_file, run.finish.mean.interval))
     electricity = _energy(cluster, chosen, request)
     named = cluster.node.processor if cluster.node else None
     return ProposalDetails(
@@ -75,22 +74,6 @@ def details_of(
         ownership=_ownership(cluster, _bought(cluster, run), request),
         energy=electricity,
         carbon=None if electricity is None else carbon(electricity),
-    )
-
-
-def _stored(plan: ClusterPlan, run: Reliability, request: SizingRequest) -> StoredRun:
-    """The run as storage sees it, with the checkpoint interval of the simulation."""
-    run_file, data = request.run_file, workload_of(request.run_file).data
-    return StoredRun(
-        job=plan.job,
-        best=plan.best[0],
-        global_batch=plan.global_batch,
-        steps=plan.steps,
-        image_size=data.image_size,
-        sample_bytes=data.sample_size,
-        keep=run_file.checkpoint.keep,
-        interval=run.mean.interval,
-        node_mttf=usual_node_mttf(plan.job.cluster.accelerator, run_file.recover.node_mttf),
     )
 
 
@@ -111,7 +94,7 @@ def _energy(cluster: ClusterDescription, chosen: Alternative, request: SizingReq
 
 def _bought(cluster: ClusterDescription, run: Reliability) -> ClusterDescription:
     """The cluster with its spares, in whole racks."""
-    return cluster.with_nodes(in_whole_racks(cluster, cluster.num_nodes + round(run.spares.value)))
+    return cluster.with_nodes(in_whole_racks(cluster, cluster.num_nodes + round(run.finish.spares.value)))
 
 
 def _ownership(cluster: ClusterDescription, bought: ClusterDescription, request: SizingRequest) -> Ownership | None:
@@ -202,7 +185,7 @@ def _spot_runs(running: Sequence[tuple[Planned, Reliability]], request: SizingRe
     life_s, restart_s = (assumed(name, request.given.get(name)).value for name in ("spot life", "spot restart"))
     wanted = [(each, run) for each, run in running if _selling(each, "spot", request)]
     given = [
-        {"capacity_life_s": life_s, "capacity_wait_s": max(0.0, restart_s - run.failures.restart.value)}
+        {"capacity_life_s": life_s, "capacity_wait_s": max(0.0, restart_s - run.finish.failures.restart.value)}
         for _, run in wanted
     ]
     plans = [each.plan for each, _ in wanted]
@@ -254,7 +237,7 @@ def _rented(
     priced_as = partial(rent, contract=contract, num_accelerators=accelerators, hours=hours, given=request.given)
     priced = [(priced_as(offer, wasted=wasted), offer) for offer in selling]
     cost, offer = min(priced, key=lambda pair: pair[0].value)
-    interval_s = paid.mean.interval.value
+    interval_s = paid.finish.mean.interval.value
     return Alternative(candidate, count, 0, contract, offer.name, cost, paid.outcome, interval_s, life_s)
 
 
@@ -277,7 +260,7 @@ def _owned(candidate: Candidate, count: int, run: Reliability, request: SizingRe
     cost = (owning.per_accelerator_hour * accelerators * _hours(run.outcome)).named(
         f"{candidate.node}, own", "USD", per_accelerator_hour=owning.per_accelerator_hour, accelerators=accelerators
     )
-    interval_s = run.mean.interval.value
+    interval_s = run.finish.mean.interval.value
     spares = bought.num_nodes - count
     return Alternative(candidate, count, spares, "own", "bought", cost, run.outcome, interval_s, purchase=owning.capex)
 
@@ -295,7 +278,7 @@ def _used(candidate: Candidate, count: int, run: Reliability, request: SizingReq
     cost = (each * accelerators * hours).named(
         f"{candidate.node}, existing", "USD", per_accelerator_hour=each, accelerators=accelerators
     )
-    return Alternative(candidate, count, 0, "existing", "yours", cost, run.outcome, run.mean.interval.value)
+    return Alternative(candidate, count, 0, "existing", "yours", cost, run.outcome, run.finish.mean.interval.value)
 
 
 LoadedRequests = Sequence[tuple[SizingRequest, Source | None]]

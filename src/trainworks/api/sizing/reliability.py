@@ -53,8 +53,5 @@ def simulate_reliability(
             results.append(found)
             continue
         outcome = next(outcomes)
-        if isinstance(outcome, UsageError):
-            results.append(outcome)
-        else:
-            results.append(Reliability(plan, plan.work, found.failures, found.spares, found.mean, outcome))
+        results.append(outcome if isinstance(outcome, UsageError) else Reliability(plan, found, outcome))
     return results

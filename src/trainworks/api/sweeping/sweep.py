@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,7 +23,7 @@ from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import TrainworksError, UsageError, suggest
-from trainworks.files import take_lock
+from trainworks.files import closing_handle, take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.plan.sweeps.pruning import Pruning, Reports, should_stop, smoothed
@@ -148,7 +147,7 @@ def _alone(place: SweepDir, definition: SweepDefinition) -> Iterator[None]:
     place.path.mkdir(parents=True, exist_ok=True)
     if (lock := take_lock(place.lock_file)) is None:
         raise UsageError(f"sweep `{definition.name}` is run by another process", hint="give this one another `--name`")
-    try:
+    with closing_handle(lock):
         before = place.read_definition()
         if before is not None and before != definition:
             raise UsageError(
@@ -159,8 +158,6 @@ def _alone(place: SweepDir, definition: SweepDefinition) -> Iterator[None]:
         if before is None:
             place.write_definition(definition)
         yield
-    finally:
-        os.close(lock)
 
 
 class _Sweeper:

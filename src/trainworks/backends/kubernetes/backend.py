@@ -158,7 +158,8 @@ class KubernetesBackend(Backend):
                 raise
             except TrainworksError:
                 if existing is None:
-                    self._delete(created["metadata"]["name"])
+                    with suppress(NotFound, EnvironmentProblem):  # its dependents go first: nothing is orphaned
+                        self._client.delete(self._jobsets(name), {"propagationPolicy": "Foreground"})
                 raise
         except Conflict:  # another process was faster
             return self.submit(rendered, run_dir)
@@ -210,11 +211,6 @@ class KubernetesBackend(Backend):
                     return
                 self._client.delete(self._core("secrets", metadata["name"]))
             self._client.create(path, body)
-
-    def _delete(self, name: str) -> None:
-        """Delete a JobSet; its dependents go first, so that nothing is orphaned."""
-        with suppress(NotFound, EnvironmentProblem):
-            self._client.delete(self._jobsets(name), {"propagationPolicy": "Foreground"})
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
         """Replace the JobSet by a new one of the same name, unless it has not ended.

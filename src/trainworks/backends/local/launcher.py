@@ -18,7 +18,7 @@ from trainworks.backends.editing import finish_edit
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.ownership import check_run_dir
 from trainworks.errors import NotOwnerError
-from trainworks.files import take_lock
+from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.forking import Spare
@@ -137,16 +137,13 @@ class Launcher:
             TrainworksError: it cannot be started, and has left nothing behind.
         """
         run_dir = self._run_dir(job)
-        lock = take_run(run_dir)
-        try:
+        with closing_handle(take_run(run_dir)) as lock:
             resolved = _resolved_for(job, run_dir)
             make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
             devices = [device for one in job.placement for device in one.devices]
             order = json.dumps([str(run_dir.path), devices])
             claims = [self._claims[job.id]] if job.id in self._claims else []
             child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
-        finally:
-            os.close(lock)
         return Supervised(*process.identity(child.pid), child)
 
     def adopt(self, job: JobRow) -> Supervised | None:
@@ -175,11 +172,9 @@ class Launcher:
             return RunStatus(state="FAILED", cause="environment", message=message, exit_code=3)
         if lock is None:
             return None
-        try:
+        with closing_handle(lock):
             end_left_over(run_dir)
             return run_dir.read_status()
-        finally:
-            os.close(lock)
 
     def events(self, job: JobRow) -> list[Event]:
         """Events of the job, which count its restarts; none if its run directory cannot be read."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from trainworks.backends.store_place import dispatcher_log, knock, starting_lock, store_url
-from trainworks.files import take_lock
+from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 
@@ -21,7 +21,7 @@ def wake() -> None:
     gives_up_at = clock.now() + _PATIENCE_S
     while not knock():
         if (starting := take_lock(starting_lock())) is not None:
-            try:
+            with closing_handle(starting):  # the dispatcher has its own copy, until it listens
                 process.detach(
                     process.python_module("trainworks.backends.local.dispatcher_process", str(starting)),
                     log=dispatcher_log(),
@@ -29,8 +29,6 @@ def wake() -> None:
                     env=os.environ | {"TRAINWORKS_STORE": store_url()},
                     pass_fds=[starting],
                 )
-            finally:
-                os.close(starting)  # the dispatcher has its own copy, until it listens
             return
         if clock.now() > gives_up_at:
             return

@@ -111,7 +111,13 @@ def monitor_command(
     `dashboards` makes JSON for Grafana. `targets` lists the nodes of a cluster for Prometheus, with `--follow` for
     ever.
     """
-    from trainworks.api.observing.monitor import follow_nodes, monitored_nodes, render_monitoring, rendered_dashboards
+    from trainworks.api.observing.monitor import (
+        MonitoringSetup,
+        follow_nodes,
+        monitored_nodes,
+        render_monitoring,
+        rendered_dashboards,
+    )
 
     if follow and (files != "targets" or to is None):
         raise UsageError("`--follow` writes target files", hint="trainworks monitor targets --follow --to FOLDER")
@@ -125,7 +131,7 @@ def monitor_command(
         if files == "dashboards":
             print_or_write(rendered_dashboards(), to)
             return
-        rendered = render_monitoring(
+        setup = MonitoringSetup(
             scrape_interval_s=every_s,
             alertmanager=alertmanager,
             token_file=token_file,
@@ -138,9 +144,8 @@ def monitor_command(
             docs=docs,
             image=image,
             teams=dict(_team(text) for text in team or ()),
-            notify=warn,
         )
-        print_or_write(rendered, to)
+        print_or_write(render_monitoring(setup, notify=warn), to)
 
 
 def _team(text: str) -> tuple[str, str]:

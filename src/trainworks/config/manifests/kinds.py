@@ -34,7 +34,11 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
         "replicatedJobs": None,
         "suspend": partial(hold, reading),
         "ttlSecondsAfterFinished": partial(keep, reading),
-        "failurePolicy": partial(_failure_policy, reading),
+        "failurePolicy": {
+            "maxRestarts": reading.putter("recover", "max_restarts"),
+            "rules": partial(_failure_rules, reading),
+            "restartStrategy": _TOGETHER,
+        },
         "network": partial(_network, reading),
         "successPolicy": partial(_success_policy, reading, len(groups)),
         "startupPolicy": _TOGETHER,
@@ -141,15 +145,6 @@ def keep(reading: ManifestReading, value: Any, key: FieldPath) -> None:
         reading.note(key, "Trainworks reads the end of a job, which Kubernetes would delete at once")
     else:
         reading.kubernetes("keep", float(value) if isinstance(value, int) else value, key)
-
-
-def _failure_policy(reading: ManifestReading, policy: Any, key: FieldPath) -> None:
-    handlers: dict[str, Handler] = {
-        "maxRestarts": reading.putter("recover", "max_restarts"),
-        "rules": partial(_failure_rules, reading),
-        "restartStrategy": _TOGETHER,
-    }
-    reading.each(policy, key, handlers)
 
 
 def _failure_rules(reading: ManifestReading, rules: Any, key: FieldPath) -> None:
@@ -287,7 +282,15 @@ def read_pytorchjob(reading: ManifestReading, spec: Any, key: FieldPath, own: Ow
     handlers: dict[str, Handler] = {
         "pytorchReplicaSpecs": None,
         "nprocPerNode": lambda value, _: envs.update(PET_NPROC_PER_NODE=str(value)),
-        "runPolicy": partial(_run_policy, reading),
+        "runPolicy": {
+            "backoffLimit": reading.putter("recover", "max_restarts"),
+            "activeDeadlineSeconds": partial(time_limit, reading),
+            "ttlSecondsAfterFinished": partial(keep, reading),
+            "suspend": partial(hold, reading),
+            "cleanPodPolicy": "pods that have ended stay until the job is deleted",
+            "schedulingPolicy": "`cluster.kubernetes.queue` starts all nodes together",
+            "managedBy": "JobSet's controller runs the job",
+        },
         "elasticPolicy": lambda value, place: _elastic_policy(reading, value, place, envs),
     }
     reading.each(spec, key, handlers)
@@ -345,19 +348,6 @@ def _difference(one: Any, other: Any, path: tuple[str, ...] = ()) -> tuple[str, 
     else:
         return () if one == other else path or ("template",)
     return next((found for key, left, right in parts if (found := _difference(left, right, (*path, key)))), ())
-
-
-def _run_policy(reading: ManifestReading, policy: Any, key: FieldPath) -> None:
-    handlers: dict[str, Handler] = {
-        "backoffLimit": reading.putter("recover", "max_restarts"),
-        "activeDeadlineSeconds": partial(time_limit, reading),
-        "ttlSecondsAfterFinished": partial(keep, reading),
-        "suspend": partial(hold, reading),
-        "cleanPodPolicy": "pods that have ended stay until the job is deleted",
-        "schedulingPolicy": "`cluster.kubernetes.queue` starts all nodes together",
-        "managedBy": "JobSet's controller runs the job",
-    }
-    reading.each(policy, key, handlers)
 
 
 def _elastic_policy(reading: ManifestReading, policy: Any, key: FieldPath, envs: dict[str, str]) -> None:

@@ -10,8 +10,9 @@ from trainworks.config.source import FieldPath, Source
 from trainworks.errors import TrainworksError, UsageError, suggest
 
 Value = TypeVar("Value")
-Handler = Callable[[Any, FieldPath], None] | str | None
-"""What becomes of a key: a function of its value and place, the reason why it has no effect, or nothing to say."""
+Handler = Callable[[Any, FieldPath], None] | Mapping[str, "Handler"] | str | None
+"""What becomes of a key: a function of its value and place, handlers of the keys below it, the reason why it has no
+effect, or nothing to say."""
 
 
 class ManifestSource(Source):
@@ -99,6 +100,8 @@ class ManifestReading:
                 self.refuse(path, f"unknown key `{name}`", hint)
             elif isinstance(handler := handlers[name], str):
                 self.note(path, handler)
+            elif isinstance(handler, Mapping):
+                self.each(inner, path, handler)
             elif handler is not None and inner is not None:
                 handler(inner, path)
 

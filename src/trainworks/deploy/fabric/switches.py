@@ -180,7 +180,8 @@ def switch_files(stack: Stack) -> dict[str, str]:
 
 
 def _text(switch: SwitchPorts, ending: str, systems: dict[str, int]) -> str:
-    ports = _ports(switch)
+    ports = [port for port, _ in switch.rails] + [port for port, _, _ in switch.links]
+    ports.sort(key=lambda port: [int(part) for part in port.split("/")])
     return render(
         f"fabric/switch.{ending}",
         switch=switch,
@@ -191,12 +192,6 @@ def _text(switch: SwitchPorts, ending: str, systems: dict[str, int]) -> str:
         ethernet=_ethernet,
         roce=ROCE,
     )
-
-
-def _ports(switch: SwitchPorts) -> list[str]:
-    """Ports with a cable, in the order of the switch."""
-    ports = [port for port, _ in switch.rails] + [port for port, _, _ in switch.links]
-    return sorted(ports, key=lambda port: [int(part) for part in port.split("/")])
 
 
 def _swp(port: str) -> str:

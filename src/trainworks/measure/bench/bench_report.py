@@ -25,7 +25,7 @@ _NOT_THERE = ("no accelerator", "one node has no link")
 _ON_ACCELERATORS = frozenset({"compute", "memory", "collectives"})
 """Kinds of measurements that use the accelerators of a node."""
 _LOWEST_BY_LOAD = 0.05
-"""Share of the rate of equally busy peers below which load is no explanation: an assumption."""
+"""Share of the rate of equally busy peers below which load does not explain a rate: an assumption."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from trainworks import __version__
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.files import free_bytes, naming_full_disk, temporary_folder
+from trainworks.files import closing_handle, free_bytes, naming_full_disk, temporary_folder
 from trainworks.host import process
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.readers.output import ToolOutput
@@ -135,15 +135,12 @@ def _random(seed: int) -> random.Random:
 
 def _write(file: Path, size: int, block: mmap.mmap) -> float:
     """Seconds until all blocks are on the disk."""
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
+    with closing_handle(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)) as handle:
         started = time.perf_counter()
         for offset in range(0, size, len(block)):
             os.pwrite(handle, block, offset)
         os.fsync(handle)
         return time.perf_counter() - started
-    finally:
-        os.close(handle)
 
 
 def _read(file: Path, block: mmap.mmap) -> float:
@@ -158,15 +155,12 @@ def _read(file: Path, block: mmap.mmap) -> float:
 def _random_reads(file: Path, size: int, block: mmap.mmap, seconds: float, flags: int) -> float:
     """Reads per second, one at a time."""
     order, reads, blocks = _random(1), 0, size // len(block)
-    handle = os.open(file, os.O_RDONLY | flags)
-    try:
+    with closing_handle(os.open(file, os.O_RDONLY | flags)) as handle:
         started = time.perf_counter()
         while time.perf_counter() - started < seconds:
             os.preadv(handle, [block], order.randrange(blocks) * len(block))
             reads += 1
         return reads / (time.perf_counter() - started)
-    finally:
-        os.close(handle)
 
 
 def _drop(file: Path) -> str:

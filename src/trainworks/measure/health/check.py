@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 from trainworks.measure.health.node import NodeView, NotApplicable, Unreadable
@@ -96,6 +97,10 @@ def check(
         return HealthCheck(judge.__name__.replace("_", "-"), about, limit, action, source, severity, judge)
 
     return build
+
+
+warning_check = partial(check, severity="warning")
+"""Make a check of a function, as `check` does; a node beyond the limit gets a warning, and does not fail."""
 
 
 def measured(devices: Iterable[T], read: Callable[[T], V | None], missing: str) -> list[tuple[T, V]]:

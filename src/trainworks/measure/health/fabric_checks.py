@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pynvml
 
-from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured, warning_check
 from trainworks.measure.health.gpu_checks import AWS, AZURE, AZURE_NODE, GCM
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, Unreadable, listed
 from trainworks.units import format_duration
@@ -57,11 +57,10 @@ def nvlink_state(node: NodeView) -> Reading:
     return Reading(f"{min(sum(states) for _, states in links)} of {most} on every GPU", problems)
 
 
-@check(
+@warning_check(
     limit="0 replays, recoveries and CRC errors",
     action="watch the counters; reset the GPU, and have the baseboard repaired if they grow",
     source=AWS,
-    severity="warning",
 )
 def nvlink_errors(node: NodeView) -> Reading:
     """No NVLink has counted an error since the driver was loaded."""
@@ -118,11 +117,10 @@ def nic_count(node: NodeView) -> Reading:
     return Reading(f"{active} of {node.expected.nics}", [problem] if active < node.expected.nics else [])
 
 
-@check(
+@warning_check(
     limit="ACTIVE; a warning, because a port may be unused on purpose: `nic-count` fails if too few are active",
     action="check cable, transceiver and switch port; INIT means that no subnet manager answers",
     source=_INFINIBAND,
-    severity="warning",
 )
 def nic_state(node: NodeView) -> Reading:
     """Every port of an RDMA device is active."""
@@ -166,11 +164,10 @@ def nic_errors(node: NodeView) -> Reading:
     return Reading(f"{worst} on the worst port", problems, "failed" if worst > _MOST_ERRORS else "warning")
 
 
-@check(
+@warning_check(
     limit="0 times down since the driver was loaded",
     action="read the time in the kernel's log; replace the cable or transceiver if it happens again",
     source=_COUNTERS,
-    severity="warning",
 )
 def nic_link_downed(node: NodeView) -> Reading:
     """No link has gone down."""
@@ -180,11 +177,10 @@ def nic_link_downed(node: NodeView) -> Reading:
     )
 
 
-@check(
+@warning_check(
     limit="the width and speed that the NIC can have",
     action="reseat the NIC or move it to another slot; it cannot reach its rate on this link",
     source=f"{GCM}/check_pci.py",
-    severity="warning",
 )
 def nic_pcie(node: NodeView) -> Reading:
     """Every NIC has all its PCIe lanes at full speed."""
@@ -194,11 +190,10 @@ def nic_pcie(node: NodeView) -> Reading:
     return Reading(listed(sorted({has for _, (has, _) in links})), problems)
 
 
-@check(
+@warning_check(
     limit=f"one firmware version for one board ({ASSUMPTION})",
     action="update the firmware of the others",
     source=_INFINIBAND,
-    severity="warning",
 )
 def nic_firmware(node: NodeView) -> Reading:
     """NICs of the same board have the same firmware."""
@@ -209,11 +204,10 @@ def nic_firmware(node: NodeView) -> Reading:
     return Reading(listed(sorted({version for found in boards.values() for version in found})), problems)
 
 
-@check(
+@warning_check(
     limit="nvidia-peermem loaded, or the open GPU driver, which exports memory as DMA-BUF",
     action="load it at every boot: `modprobe nvidia-peermem`",
     source=_NCCL,
-    severity="warning",
 )
 def peermem(node: NodeView) -> Reading:
     """NICs can read the memory of GPUs without a copy through the host."""
@@ -248,11 +242,10 @@ def pcie_errors(node: NodeView) -> Reading:
     return Reading(str(total), problems, "failed" if fatal else "warning")
 
 
-@check(
+@warning_check(
     limit="source validation (SrcValid) off on all bridges",
     action="disable ACS or VT-d in the BIOS, or with setpci after each boot",
     source=_NCCL,
-    severity="warning",
 )
 def pcie_acs(node: NodeView) -> Reading:
     """No PCI bridge sends traffic between GPUs and NICs through the processor (ACS)."""

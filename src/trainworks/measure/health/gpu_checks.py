@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from trainworks.catalog import catalog
-from trainworks.measure.health.check import ASSUMPTION, CheckSeverity, Reading, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, CheckSeverity, Reading, beyond, check, measured, warning_check
 from trainworks.measure.health.gpus import Gpu
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, listed
 from trainworks.units import format_gib
@@ -125,11 +125,10 @@ def gpu_pcie_width(node: NodeView) -> Reading:
     return Reading(f"x{min(width for _, width in widths)}", problems, severity)
 
 
-@check(
+@warning_check(
     limit="the slot is as fast as the GPU",
     action="set the slot to its fastest generation in the BIOS, or move the GPU to such a slot",
     source=_PCIE,
-    severity="warning",
 )
 def gpu_pcie_generation(node: NodeView) -> Reading:
     """No slot limits the PCIe generation of its GPU; the present generation is not judged, because it falls at idle."""
@@ -142,11 +141,10 @@ def gpu_pcie_generation(node: NodeView) -> Reading:
     return Reading(f"PCIe {min(slot for _, slot in slots)}", problems)
 
 
-@check(
+@warning_check(
     limit="ECC on",
     action="enable ECC and reset the GPU: `nvidia-smi --ecc-config=1`",
     source=AZURE_ECC,
-    severity="warning",
 )
 def gpu_ecc_mode(node: NodeView) -> Reading:
     """ECC is on, so that a flipped bit is corrected or reported."""
@@ -184,11 +182,10 @@ def row_remapping(node: NodeView) -> Reading:
     )
 
 
-@check(
+@warning_check(
     limit="no remapping or retirement pending; a warning, because jobs do not use that memory until the reset",
     action="reset the GPU when it is free",
     source=f"{_NVML}/cuda.bindings.nvml.device_get_remapped_rows.html",
-    severity="warning",
 )
 def memory_pending(node: NodeView) -> Reading:
     """No row or page of memory waits for a reset to be replaced."""
@@ -253,11 +250,10 @@ def gpu_throttling(node: NodeView) -> Reading:
     return Reading(_share([(gpu, not why) for gpu, why in slowed], True), problems, "failed" if is_hot else "warning")
 
 
-@check(
+@warning_check(
     limit="the default limit of the board",
     action="restore it: `nvidia-smi --power-limit=WATTS`, or plan with `... at N W`",
     source=f"{_NVML}/cuda.bindings.nvml.device_get_enforced_power_limit.html",
-    severity="warning",
 )
 def gpu_power_limit(node: NodeView) -> Reading:
     """No GPU is set to less power than its board allows by default."""
@@ -272,11 +268,10 @@ def gpu_power_limit(node: NodeView) -> Reading:
     return Reading(f"{min(pair[0] for _, pair in limits) / 1e3:.0f} W", problems)
 
 
-@check(
+@warning_check(
     limit="persistence mode on",
     action="enable nvidia-persistenced: otherwise the driver unloads between jobs and every start waits for it",
     source=AWS,
-    severity="warning",
 )
 def gpu_persistence(node: NodeView) -> Reading:
     """The driver stays loaded between jobs."""
@@ -299,11 +294,10 @@ def gpu_processes(node: NodeView) -> Reading:
     return Reading(str(sum(len(pids) for _, pids in asked)), problems, "failed" if own else "warning")
 
 
-@check(
+@warning_check(
     limit="one VBIOS version for one kind of GPU",
     action="flash the GPUs to one version",
     source=f"{AZURE}/customTests/azure_gpu_vbios.nhc",
-    severity="warning",
 )
 def gpu_firmware(node: NodeView) -> Reading:
     """All GPUs of a kind have the same VBIOS."""

@@ -43,9 +43,9 @@ class RemappedRows:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU."""
+    """One GPU; None for what its driver does not tell."""
 
     index: int
     name: str
@@ -54,17 +54,17 @@ class Gpu:
     link_width: int | None
     """PCIe lanes in use."""
     max_link_width: int | None
-    slot_generation: int | None
+    slot_generation: int | None = None
     """Fastest PCIe generation of this GPU in this slot."""
-    generation: int | None
+    generation: int | None = None
     """Fastest PCIe generation of the GPU."""
     is_idle: bool
-    ecc: bool | None
+    ecc: bool | None = None
     uncorrected_errors: int | None
     """Uncorrected memory errors since the last reset."""
-    sram_exceeded: bool | None
+    sram_exceeded: bool | None = None
     """The SRAM errors exceed the vendor's limit for a replacement."""
-    rows: RemappedRows | None
+    rows: RemappedRows | None = None
     page_pending: bool | None
     """A page of memory waits for a reset to be retired."""
     temperature_c: int | None
@@ -75,16 +75,16 @@ class Gpu:
     """Why the clock is reduced for heat or power; empty if it is not."""
     power_limit_mw: int | None
     default_power_limit_mw: int | None
-    persistence: bool | None
-    mig: bool | None
-    processes: tuple[int, ...] | None
+    persistence: bool | None = None
+    mig: bool | None = None
+    processes: tuple[int, ...] | None = None
     links: tuple[bool, ...] | None
     """Active or not, by NVLink or XGMI link."""
-    link_errors: dict[str, int] | None
-    fabric: tuple[int, int] | None
+    link_errors: dict[str, int] | None = None
+    fabric: tuple[int, int] | None = None
     """State and status of the registration with the fabric manager."""
     vbios: str | None
-    max_clock_mhz: int | None
+    max_clock_mhz: int | None = None
 
     def __str__(self) -> str:
         return f"GPU {self.index}"
@@ -268,13 +268,8 @@ def _read_amd_gpu(index: int, gpu: AmdGpu, slowed: tuple[str, ...] | None, links
         memory_bytes=gpu.number("mem_info_vram_total"),
         link_width=gpu.number("current_link_width"),
         max_link_width=gpu.number("max_link_width"),
-        slot_generation=None,
-        generation=None,
         is_idle=gpu.number("gpu_busy_percent") == 0,
-        ecc=None,
         uncorrected_errors=gpu.errors("ue"),
-        sram_exceeded=None,
-        rows=None,
         page_pending=any(line.rstrip().endswith((": P", ": F")) for line in lines) if file.exists() else None,
         temperature_c=gpu.temperature_c(sensor),
         slowdown_c=gpu.temperature_c(sensor, "crit"),
@@ -283,14 +278,8 @@ def _read_amd_gpu(index: int, gpu: AmdGpu, slowed: tuple[str, ...] | None, links
         slowdowns=slowed,
         power_limit_mw=_milliwatts(gpu.power_limit_w()),
         default_power_limit_mw=_milliwatts(gpu.power_limit_w("power1_cap_default")),
-        persistence=None,
-        mig=None,
-        processes=None,
         links=None if links is None else (True,) * links,
-        link_errors=None,
-        fabric=None,
         vbios=gpu.read(gpu.folder / "vbios_version") or None,
-        max_clock_mhz=None,
     )
 
 

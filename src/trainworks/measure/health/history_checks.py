@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from trainworks.catalog import catalog
 from trainworks.catalog.facts import XidAction
-from trainworks.measure.health.check import ASSUMPTION, Reading, check
+from trainworks.measure.health.check import ASSUMPTION, Reading, check, warning_check
 from trainworks.measure.health.gpu_checks import AWS, AZURE
 from trainworks.measure.health.host_checks import NPD
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable
@@ -74,33 +74,30 @@ def nvswitch_errors(node: NodeView) -> Reading:
     return Reading(str(len(found)), [match[0] for match in fatal or found], "failed" if fatal else "warning")
 
 
-@check(
+@warning_check(
     limit="no link lost within a day (time: " + ASSUMPTION + ")",
     action="check cable and transceiver, and the log of the switch",
     source=f"{AZURE}/customTests/azure_ib_link_flapping.nhc",
-    severity="warning",
 )
 def link_flaps(node: NodeView) -> Reading:
     """No link of a NIC went down."""
     return _lines(node, _LINK, within_s=_DAY_S)
 
 
-@check(
+@warning_check(
     limit="no task blocked within a day (time: " + ASSUMPTION + ")",
     action="check the storage and the network that the task waits for",
     source=NPD,
-    severity="warning",
 )
 def hung_tasks(node: NodeView) -> Reading:
     """The kernel has seen no task that hangs in a system call."""
     return _lines(node, _HUNG, within_s=_DAY_S)
 
 
-@check(
+@warning_check(
     limit="no process killed within a day (time: " + ASSUMPTION + ")",
     action="look for the process that took the memory; limit jobs to their share with cgroups",
     source=NPD,
-    severity="warning",
 )
 def oom_kills(node: NodeView) -> Reading:
     """The kernel has killed no process because the node had no memory left; a job at its own limit does not count."""
@@ -152,11 +149,10 @@ def _lines(node: NodeView, pattern: re.Pattern[str], *, within_s: float | None =
     return Reading(str(len(found)), list(dict.fromkeys(found)))
 
 
-@check(
+@warning_check(
     limit=f"score below {AVOID_FROM:g}: its failure rate over the one that the plan assumes",
     action="drain the node and test it; have it replaced (RMA) if its hardware fails again",
     source=ASSUMPTION,
-    severity="warning",
 )
 def history(node: NodeView) -> Reading:
     """The hardware of the node has not failed often under the jobs of the job store."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured
+from trainworks.measure.health.check import ASSUMPTION, Reading, beyond, check, measured, warning_check
 from trainworks.measure.health.gpu_checks import AZURE_NODE, GCM
 from trainworks.measure.health.node import MOUNT_TIMEOUT_S, Mount, NodeView, NotApplicable, listed
 from trainworks.units import format_duration, format_gib
@@ -41,11 +41,10 @@ def cpu_online(node: NodeView) -> Reading:
     return Reading(online, [f"processors {online} of {present} are online"] if online != present else [])
 
 
-@check(
+@warning_check(
     limit="performance",
     action="set it: `cpupower frequency-set --governor performance`",
     source=f"{GCM}/check_processor.py",
-    severity="warning",
 )
 def cpu_governor(node: NodeView) -> Reading:
     """All processors run with the performance governor."""
@@ -56,11 +55,10 @@ def cpu_governor(node: NodeView) -> Reading:
     return Reading(listed(sorted(governors)), slow)
 
 
-@check(
+@warning_check(
     limit="0 (off) on a node with several NUMA nodes",
     action="switch it off: `sysctl kernel.numa_balancing=0`",
     source="https://rocm.docs.amd.com/en/docs-6.3.3/how-to/rocm-for-ai/training/prerequisite-system-validation.html",
-    severity="warning",
 )
 def numa_balancing(node: NodeView) -> Reading:
     """The kernel does not move pages between NUMA nodes while ranks are bound to theirs."""
@@ -70,11 +68,10 @@ def numa_balancing(node: NodeView) -> Reading:
     return Reading(state or "off", ["automatic NUMA balancing is on"] if state not in ("", "0") else [])
 
 
-@check(
+@warning_check(
     limit="a NUMA node for every GPU, on a node with several",
     action="enable NUMA (SRAT, NPS) in the BIOS, or pass the topology to the virtual machine",
     source=f"{_NCCL}/gpu_troubleshooting.rst",
-    severity="warning",
 )
 def numa_of_gpus(node: NodeView) -> Reading:
     """The kernel knows the NUMA node of every GPU, which NCCL and the binding of ranks need."""
@@ -105,22 +102,20 @@ def memory_errors(node: NodeView) -> Reading:
     return _edac(node, "ue_count", "uncorrected")
 
 
-@check(
+@warning_check(
     limit="0 corrected errors",
     action="plan to replace the DIMM that the kernel's log names",
     source=_EDAC,
-    severity="warning",
 )
 def memory_corrected(node: NodeView) -> Reading:
     """The host memory had no corrected error since boot."""
     return _edac(node, "ce_count", "corrected")
 
 
-@check(
+@warning_check(
     limit=f"at most {_IDLE_HUGE_PAGES:.0%} of the memory in huge pages that no process has (share: {ASSUMPTION})",
     action="lower vm.nr_hugepages: these pages can be used for nothing else",
     source=f"{_KERNEL}/admin-guide/mm/hugetlbpage.rst",
-    severity="warning",
 )
 def hugepages(node: NodeView) -> Reading:
     """Huge pages do not take memory that training could use."""
@@ -131,18 +126,17 @@ def hugepages(node: NodeView) -> Reading:
     return Reading(figure, [f"{figure} of {format_gib(memory.get('MemTotal', 0) * 1024)}"] if too_many else [])
 
 
-@check(limit="no swap", action="switch it off: `swapoff --all`", source=AZURE_NODE, severity="warning")
+@warning_check(limit="no swap", action="switch it off: `swapoff --all`", source=AZURE_NODE)
 def swap(node: NodeView) -> Reading:
     """The node does not swap: a rank that does slows down all others."""
     total = node.memory.get("SwapTotal", 0) * 1024
     return Reading(format_gib(total), [f"{format_gib(total)} of swap"] if total else [])
 
 
-@check(
+@warning_check(
     limit=f"at most {_CLOCK_OFFSET_S} s off; without a server less than {_CLOCK_ERROR_S:.0f} s of estimated error",
     action="start chronyd or systemd-timesyncd, and check that its server answers",
     source=_ALERTS,
-    severity="warning",
 )
 def clock(node: NodeView) -> Reading:
     """The clock follows a time server."""
@@ -155,11 +149,10 @@ def clock(node: NodeView) -> Reading:
     return Reading(f"{state.offset_s:+.4f} s", problems)
 
 
-@check(
+@warning_check(
     limit=f"no zombie older than {_ZOMBIE_S:.0f} s",
     action="end its parent, or reboot the node",
     source=f"{GCM}/check_zombie.py",
-    severity="warning",
 )
 def zombies(node: NodeView) -> Reading:
     """No process has ended without being collected by its parent."""
@@ -167,11 +160,10 @@ def zombies(node: NodeView) -> Reading:
     return Reading(str(len(dead)), [f"{each.name} ({each.pid}) is a zombie" for each in dead])
 
 
-@check(
+@warning_check(
     limit="unlimited on a node with RDMA devices",
     action="set `LimitMEMLOCK=infinity` for slurmd or the container runtime: RDMA buffers are locked memory",
     source=_NCCL_RUNTIME,
-    severity="warning",
 )
 def memlock(node: NodeView) -> Reading:
     """Processes may lock all the memory that RDMA needs."""
@@ -180,11 +172,10 @@ def memlock(node: NodeView) -> Reading:
     return Reading(soft, [f"locked memory is limited to {soft} bytes"] if soft != "unlimited" else [])
 
 
-@check(
+@warning_check(
     limit=f"hard limit of at least {_LEAST_FILES}",
     action="raise it: `* - nofile 131072` in /etc/security/limits.d, LimitNOFILE for slurmd",
     source=_NCCL_RUNTIME,
-    severity="warning",
 )
 def open_files(node: NodeView) -> Reading:
     """A process may open as many files and sockets as NCCL needs at scale."""
@@ -192,11 +183,10 @@ def open_files(node: NodeView) -> Reading:
     return Reading(hard, [f"a process may open {hard} files"] if hard.isdigit() and int(hard) < _LEAST_FILES else [])
 
 
-@check(
+@warning_check(
     limit="a number, not `unlimited`",
     action="set it: `ulimit -s 8192`; with `unlimited` glibc gives threads 2 MB, and NCCL overflows them",
     source=_NCCL_RUNTIME,
-    severity="warning",
 )
 def stack_size(node: NodeView) -> Reading:
     """The stack size is limited."""
@@ -282,7 +272,7 @@ def disk_inodes(node: NodeView) -> Reading:
     return _shares(node, 2)
 
 
-@check(limit="0 missing disks", action="replace the failed disk", source=_ALERTS, severity="warning")
+@warning_check(limit="0 missing disks", action="replace the failed disk", source=_ALERTS)
 def raid(node: NodeView) -> Reading:
     """No software RAID lacks a disk."""
     missing = measured(node.files("/sys/block/md*/md/degraded"), node.number, "no software RAID")

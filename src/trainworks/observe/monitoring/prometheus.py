@@ -20,18 +20,32 @@ _TARGETS = "{}.targets.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoringSetup:
-    """What differs from site to site; `api.observing.monitor.render_monitoring` explains each."""
+    """What differs from site to site."""
 
-    scrape_interval_s: int
-    alertmanager: str
-    token_file: str | None
-    ca_file: str | None
-    page: str | None
-    ticket: str | None
+    scrape_interval_s: int = 15
+    """Time between two scrapes, and between two looks at the rules."""
+    alertmanager: str = "127.0.0.1:9093"
+    token_file: str | None = None
+    """Path, where Prometheus runs, of the token that the exporters want."""
+    ca_file: str | None = None
+    """Path, where Prometheus runs, of the authority of the exporters' certificates; None for plain HTTP."""
+    page: str | None = None
+    """Webhook for critical alerts."""
+    ticket: str | None = None
+    """Webhook for all other alerts."""
     kubernetes: bool = False
+    """Find nodes and DCGM's pods through the API of the cluster that Prometheus runs in, not by files."""
     slurmctld: str | None = None
+    """`HOST:PORT` of a Slurm controller of 25.11 or newer, whose own metrics are scraped, too."""
     zabbix: bool = False
+    """Add a template for Zabbix; Alertmanager then sends none of the alerts that the template has."""
+    docs: str | None = None
+    """Address of the start page of this documentation, where people on duty can read it; without it the runbooks of
+    alerts are relative addresses."""
+    image: str | None = None
+    """With `kubernetes`, image of an exporter that runs on every node of the cluster."""
     teams: Mapping[str, str] = field(default_factory=dict)
+    """Webhook by team, the account of Slurm or the queue of Kueue: alerts of its runs go there, too."""
 
 
 def prometheus_config(setup: MonitoringSetup) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -25,7 +24,16 @@ def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> O
         options: of all trackers; those of a tracker that is not named there are the defaults.
         working_folder: folder that relative paths of the options start from.
     """
-    return partial(_open, name, options, working_folder)
+
+    def opened(run: TrackedRun, state: Mapping[str, str | int]) -> Tracker:
+        check_library(TRACKER_LIBRARIES.get(name), name)
+        if name == "tensorboard":
+            return TensorBoardTracker(run, state, options.tensorboard or TensorBoard(), working_folder)
+        if name == "mlflow":
+            return MLflowTracker(run, state, options.mlflow or MLflow())
+        return WandBTracker(run, state, options.wandb or WeightsAndBiases())
+
+    return opened
 
 
 def sent_name(name: TrackerName, options: Track) -> str:
@@ -42,14 +50,3 @@ def sent_name(name: TrackerName, options: Track) -> str:
         "wandb": os.environ.get("WANDB_BASE_URL"),
     }[name]
     return f"{name}-{crc32(strip_user(address).encode()):08x}" if address else name
-
-
-def _open(
-    name: TrackerName, options: Track, working_folder: Path, run: TrackedRun, state: Mapping[str, str | int]
-) -> Tracker:
-    check_library(TRACKER_LIBRARIES.get(name), name)
-    if name == "tensorboard":
-        return TensorBoardTracker(run, state, options.tensorboard or TensorBoard(), working_folder)
-    if name == "mlflow":
-        return MLflowTracker(run, state, options.mlflow or MLflow())
-    return WandBTracker(run, state, options.wandb or WeightsAndBiases())

@@ -25,7 +25,7 @@ from trainworks.plan.cluster.scaling import (
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.prediction import Prediction
-from trainworks.plan.programs import Programs, mixture_spread, narrowing
+from trainworks.plan.programs import mixture_spread, narrowing
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
@@ -165,15 +165,13 @@ def plan_request(
 
 
 def _software_note(job: AnyJob, layouts: Layouts, best: Prediction) -> str | None:
-    """What to say of the software, where nobody names it: the key that narrows the interval most, and by how much."""
-    programs: Programs = getattr(job, "programs", ())
-    if not programs:
+    """Key of `software:` that narrows the interval most, where the program is not known, and by how much."""
+    if not (programs := getattr(job, "programs", ())):
         return None
     logs = program_logs(job, layouts)
-    key, left = narrowing(programs, logs[:, 0])
-    spread = float(mixture_spread(logs, [share for _, share in programs])[0])
+    (key, left), shares = narrowing(programs, logs[:, 0]), [share for _, share in programs]
     now = math.log(best.high_s / best.low_s) / (2 * Z80)
-    then = math.sqrt(max(0.0, now**2 - spread**2 + left**2))
+    then = math.sqrt(max(0.0, now**2 - float(mixture_spread(logs, shares)[0]) ** 2 + left**2))
     without, told = (f"{math.expm1(Z80 * deviation):.0%}" for deviation in (now, then))
     return (
         f"say `software: {{{key}: ...}}`: the 80 % interval of the step is +-{without} without it, and +-{told} with it"

@@ -120,12 +120,6 @@ def scales(request: PlanRequest) -> list[Scale]:
     return rows
 
 
-def _smallest_fit(request: PlanRequest) -> int | None:
-    """The smallest number of nodes above the described one on which a layout fits; None where there is none near."""
-    larger = (count for count in _node_counts(request.job.cluster.num_nodes) if count > request.job.cluster.num_nodes)
-    return next((count for count in larger if _searched(request, count)), None)
-
-
 def faster_with_fewer(request: PlanRequest, step_time_s: float) -> Scale | None:
     """A somewhat smaller number of nodes whose step is shorter, because a batch divides among them, or None."""
     all_nodes = request.job.cluster.num_nodes
@@ -242,11 +236,13 @@ def does_not_fit(request: PlanRequest, result: SearchResult) -> EnvironmentProbl
     least = _least_memory(request, result)
     stage = f" on stage {least.stage}" if least.layout.pp > 1 else ""
     nearest = f"nearest: {format_gib(least.memory.total_bytes)}{stage} with {least.layout.describe()}"
-    nodes = _smallest_fit(request)
+    described = job.cluster.num_nodes
+    larger = (count for count in _node_counts(described) if count > described)
+    nodes = next((count for count in larger if _searched(request, count)), None)
     step = (
         f"{nodes:,} nodes of this kind are the fewest on which it fits"
         if nodes
-        else f"nor does it fit on up to {_LARGEST_SCALE * job.cluster.num_nodes:,} nodes of this kind: "
+        else f"nor does it fit on up to {_LARGEST_SCALE * described:,} nodes of this kind: "
         f"{'leave more of the layout open, or ' if request.fixed else ''}reduce `sequence_length` or `micro_batch`"
     )
     return EnvironmentProblem("\n".join(lines), hint=f"{nearest}\n      {step}")

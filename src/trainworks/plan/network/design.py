@@ -8,7 +8,7 @@ do not meet passes the nodes' scale-up links first (NCCL's PXN).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.cluster import ClusterDescription
@@ -17,7 +17,7 @@ from trainworks.catalog.facts import Switch
 from trainworks.errors import UsageError
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
-from trainworks.plan.network.switches import Ports, find_switch, fitting_switches
+from trainworks.plan.network.switches import find_switch, fitting_switches
 from trainworks.plan.network.topologies import TOPOLOGIES, Topology, TopologyRequest, TopologyResult, build, rails_of
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 
@@ -37,35 +37,21 @@ CABLES_OF_SPARE_SLOT = 4
 """Cables of a fabric manager in the place of a node (DGX SuperPOD H100: 252 cables for 31 nodes of 8)."""
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkDesign:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkDesign(TopologyResult):
     """A network that holds a cluster."""
 
     topology: Topology
     cluster: ClusterDescription
     """Its nodes, with the oversubscription that was asked for."""
-    ports: Ports | None
-    """Ports of the switches; None without switches."""
     fabric: TreeNetwork | GroupNetwork | GridNetwork
-    """Structure of one copy of the fabric."""
-    copies: int
-    """Networks side by side: rails of their own, or planes."""
     rails: int
-    planes: int
-    sets: int
-    """Sets of leaves that whole nodes are attached to."""
     spare_slots: int
     """Places for nodes that something else takes."""
     max_nodes: int | None
     """Largest cluster, spare slots left out; None without a limit."""
     too_small: tuple[Switch, ...] = ()
     """Switches with closer ports that were tried first and do not hold the cluster."""
-    set_nodes: int | None = None
-    """Nodes, or spare slots, of a full set; None where all sets share them evenly."""
-    pod_sets: int = 1
-    """Sets whose leaves of one rail are a pod; 1 where pods are leaves in a row."""
-    unit: int = 1
-    """Nodes of the vendor's scalable unit that its leaves and spines are for; 1 without one."""
 
     @property
     def taper(self) -> float:
@@ -352,19 +338,12 @@ def _design(topology: Topology, request: TopologyRequest, built: TopologyResult)
         return None
     spare = request.slots - request.cluster.num_nodes
     return NetworkDesign(
+        **{each.name: getattr(built, each.name) for each in fields(built)},
         topology=topology,
         cluster=request.cluster.with_switching(Switching(request.cluster.in_network_reduction, request.taper)),
-        ports=built.ports,
-        fabric=built.fabric,
-        copies=built.copies,
         rails=request.rails,
-        planes=built.planes,
-        sets=built.sets,
         spare_slots=spare,
         max_nodes=None if built.most_slots is None else built.most_slots - spare,
-        set_nodes=built.set_nodes,
-        pod_sets=built.pod_sets,
-        unit=built.unit,
     )
 
 

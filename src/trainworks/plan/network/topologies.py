@@ -98,17 +98,21 @@ class TopologyResult:
     """Structure of a topology and its largest size, spare slots included."""
 
     fabric: TreeNetwork | GroupNetwork | GridNetwork | None
+    """Structure of one copy of the fabric."""
     most_slots: int | None
     ports: Ports | None = None
+    """Ports of the switches; None without switches."""
     copies: int = 1
+    """Networks side by side: rails of their own, or planes."""
     planes: int = 1
     sets: int = 1
+    """Sets of leaves that whole nodes are attached to."""
     set_nodes: int | None = None
-    """Nodes, or spare slots, of a full set; an even share where left out."""
+    """Nodes, or spare slots, of a full set; None where all sets share them evenly."""
     pod_sets: int = 1
     """Sets whose leaves of one rail are a pod; 1 where pods are leaves in a row."""
     unit: int = 1
-    """Nodes of the scalable unit that its leaves and spines are for."""
+    """Nodes of the vendor's scalable unit that its leaves and spines are for; 1 without one."""
 
 
 def _star(request: TopologyRequest) -> TopologyResult:

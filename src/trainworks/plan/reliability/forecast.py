@@ -31,6 +31,11 @@ from trainworks.units import format_duration
 _LONGEST_WAIT = 0.9
 """Share of the time; simulating a job that waits longer takes too long to be useful."""
 _MOST_ROWS = 7
+_OF_FAILURES = (
+    *("save_s", "write_s", "detect_s", "restart_s", "repair_s", "node_mttf_s"),
+    *("capacity_life_s", "notice_s", "capacity_wait_s"),
+)
+"""Options that are arguments of `planned_failures`."""
 _FEW = 5.0
 """Expected failures below which the mean says little about one run."""
 
@@ -157,21 +162,10 @@ def forecast(
 
 
 def _failures(job: GoodputJob, options: GoodputOptions) -> Failures:
-    return planned_failures(
-        job.cluster,
-        job.checkpoint,
-        replicas=job.replicas,
-        step=job.step,
-        save_s=options.save_s,
-        write_s=options.write_s,
-        capacity_life_s=options.capacity_life_s,
-        notice_s=options.notice_s,
-        capacity_wait_s=options.capacity_wait_s,
-        node_mttf_s=job.node_mttf_s if options.node_mttf_s is None else options.node_mttf_s,
-        detect_s=options.detect_s,
-        restart_s=options.restart_s,
-        repair_s=options.repair_s,
-    )
+    given: dict[str, float | None] = {name: getattr(options, name) for name in _OF_FAILURES}
+    if options.node_mttf_s is None:
+        given["node_mttf_s"] = job.node_mttf_s
+    return planned_failures(job.cluster, job.checkpoint, replicas=job.replicas, step=job.step, **given)
 
 
 def _scenario(job: GoodputJob, options: GoodputOptions, failures: Failures, mean: ExpectedRun) -> Scenario:

@@ -262,26 +262,14 @@ def bert(config: Config) -> ModelShape:
 
 def vit(config: Config) -> ModelShape:
     """An image classifier: patches and a class token with learned positions; `vocabulary` is the number of classes."""
-    hidden = whole(config, "hidden_size")
     patch = whole(config, "patch_size", default=16)
     patches = (whole(config, "image_size", default=224) // patch) ** 2
     classes = len(config["id2label"]) if "id2label" in config else whole(config, "num_labels", default=1000)
-    return _plain(
-        {
-            "layers": whole(config, "num_hidden_layers"),
-            "hidden": hidden,
-            "heads": whole(config, "num_attention_heads"),
-            "feed_forward": whole(config, "intermediate_size"),
-            "vocabulary": classes,
-            "max_sequence_length": patches + 1,
-            "tie_embeddings": False,
-            "learned_positions": True,
-            "causal": False,
-            "patch_values": whole(config, "num_channels", default=3) * patch * patch,
-        },
-        qkv_bias=bool(config.get("qkv_bias", True)),
-        outside=2 * hidden + classes,
-    )
+    fixed = {"max_sequence_length": patches + 1, "tie_embeddings": False, "gated_mlp": False, "learned_positions": True}
+    of_images = {"causal": False, "patch_values": whole(config, "num_channels", default=3) * patch * patch}
+    dimensions = decoder({**config, "vocab_size": classes}) | fixed | of_images
+    outside = 2 * dimensions["hidden"] + classes
+    return _plain(dimensions, qkv_bias=bool(config.get("qkv_bias", True)), outside=outside)
 
 
 def _plain(

@@ -13,6 +13,8 @@ from trainworks.catalog.stack_cluster import read_cluster
 from trainworks.config.engines import stack_file_in
 from trainworks.errors import UsageError
 
+_RUN_FILE_PRICE = "cluster.usd_per_accelerator_hour of the run file"
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -157,18 +159,21 @@ def described_node(text: str, usd_per_accelerator_hour: float | None = None) -> 
         one = parse_cluster(f"1 node of {text}")
     if usd_per_accelerator_hour is None:
         return Candidate(text, one, for_sale=True, offers=())
-    return Candidate(text, one, for_sale=True, offers=(_your_price(text, one, usd_per_accelerator_hour),))
+    return Candidate(text, one, for_sale=True, offers=(your_price(text, one, usd_per_accelerator_hour),))
 
 
 def existing_nodes(cluster: ClusterDescription, usd_per_accelerator_hour: float | None) -> Candidate:
     """The nodes of a cluster that exists, at your price."""
     one = cluster.with_nodes(1)
     name = one.name.removeprefix("1 node of ")
-    price = None if usd_per_accelerator_hour is None else _your_price(name, cluster, usd_per_accelerator_hour)
+    price = None if usd_per_accelerator_hour is None else your_price(name, cluster, usd_per_accelerator_hour)
     return Candidate(name, one, for_sale=False, offers=(price,) if price else (), there=cluster.num_nodes)
 
 
-def _your_price(node: str, cluster: ClusterDescription, usd_per_accelerator_hour: float) -> Offer:
+def your_price(
+    node: str | None, cluster: ClusterDescription, usd_per_accelerator_hour: float, source: str = _RUN_FILE_PRICE
+) -> Offer:
+    """The price of an accelerator hour in a run file as an offer."""
     return Offer(
         name="your price",
         provider="you",
@@ -176,7 +181,7 @@ def _your_price(node: str, cluster: ClusterDescription, usd_per_accelerator_hour
         accelerator=cluster.accelerator.name,
         accelerators=1,
         usd_per_hour=usd_per_accelerator_hour,
-        source="cluster.usd_per_accelerator_hour of the run file",
+        source=source,
     )
 
 

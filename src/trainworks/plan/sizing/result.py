@@ -22,12 +22,11 @@ from trainworks.plan.cost.owning import OwnershipCost, fits_in_year
 from trainworks.plan.network.bill import NetworkPrices, bill_as_csv, compute_lines, support_lines, switch_power
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
-from trainworks.plan.reliability.defaults import Failures
-from trainworks.plan.reliability.goodput import ExpectedRun
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
 from trainworks.plan.sizing.facility import Facility, nodes_per_rack, purchase_of, room_lines
+from trainworks.plan.sizing.finish import PlannedFinish
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
@@ -74,10 +73,7 @@ class Reliability:
     """Failures, spares and simulated finish of one size of a cluster."""
 
     plan: ClusterPlan
-    work: Traced
-    failures: Failures
-    spares: Traced
-    mean: ExpectedRun
+    finish: PlannedFinish
     outcome: SimulationOutcome
 
 
@@ -220,13 +216,13 @@ class Proposal(Result):
     @property
     def figures(self) -> list[Traced]:
         """Figures that can be explained."""
-        details, mean = self.details, self.run.mean
+        details, mean = self.details, self.run.finish.mean
         figures = [
             replace(self.chosen.cost, name="cost"),
             mean.run_time,
             mean.ettr,
             mean.failures,
-            self.run.spares,
+            self.run.finish.spares,
             *details.demand.figures(),
         ]
         figures += [*details.needs.figures(), *filter(None, [details.energy, details.carbon])]

@@ -9,11 +9,14 @@ epochs               sequences of a step * steps * sample size / dataset size
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
+from trainworks.config.run_file import RunFile
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
+from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.storage.demand import Demand, bytes_of_copy, demand_of, given
 from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
 from trainworks.plan.storage.raid import LEVELS, Raid, raid
@@ -50,6 +53,22 @@ class StoredRun:
     stall_share: float | None = None
     """Share of the time that a synchronous save may take; None where saves run in the background."""
     restart_s: float = 300.0
+
+    @classmethod
+    def of(cls, plan: ClusterPlan, run_file: RunFile, interval: Traced) -> Self:
+        """The best layout of the plan of a run file."""
+        data = run_file.workload.data if run_file.workload else None
+        return cls(
+            job=plan.job,
+            best=plan.best[0],
+            global_batch=plan.global_batch,
+            steps=plan.steps,
+            image_size=data.image_size if data else None,
+            sample_bytes=data.sample_size if data else None,
+            keep=run_file.checkpoint.keep,
+            interval=interval,
+            node_mttf=usual_node_mttf(plan.job.cluster.accelerator, run_file.recover.node_mttf),
+        )
 
 
 def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import yaml
 
@@ -12,7 +13,7 @@ from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
 from trainworks.review.rule import rule
 
-_GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
+_pod_rule = partial(rule, file="pod.yaml", source="https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/")
 _SHARED_MEMORY = "https://github.com/pytorch/pytorch#using-pre-built-images"
 _GPU = re.compile(r"(?:nvidia|amd)\.com/gpu")
 _LEAST_SHARED_BYTES = 2**30
@@ -53,15 +54,12 @@ _MOUNT = """            volumeMounts: [{name: shm, mountPath: /dev/shm}]
 """
 
 
-@rule(
+@_pod_rule(
     "TW401",
     "GPUs in requests alone",
-    "error",
     why="GPUs belong in `limits`: Kubernetes takes the limit as the request, and refuses a request without a limit or "
     "with another one.",
     fix="Move the GPUs to `limits`.",
-    source=_GPUS,
-    file="pod.yaml",
     bad=_POD.format("requests: {nvidia.com/gpu: 8}"),
     good=_POD.format("limits: {nvidia.com/gpu: 8}"),
 )
@@ -76,14 +74,11 @@ def request_without_limit(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(*tree.place(key), f"a request of {tree.scalar(value)} `{name}` with {has}")
 
 
-@rule(
+@_pod_rule(
     "TW402",
     "A part of a GPU",
-    "error",
     why="A container requests whole GPUs; Kubernetes refuses a fraction.",
     fix="Request a whole GPU; share one with MIG or time-slicing, which have resources of their own.",
-    source=_GPUS,
-    file="pod.yaml",
     bad=_POD.format("limits: {nvidia.com/gpu: 0.5}"),
     good=_POD.format("limits: {nvidia.com/gpu: 1}"),
 )
@@ -146,7 +141,6 @@ def container_without_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW405",
     "Kubernetes refuses the job",
-    "error",
     why="Only `Never` and `OnFailure` are restart policies of a Job. Without one the policy is `Always`, which the API "
     "server refuses.",
     fix="Set `restartPolicy: Never`; `backoffLimit` says how often the Job tries again.",
@@ -169,7 +163,6 @@ def refused_job(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW406",
     "The ranks cannot find each other by name",
-    "error",
     why="A pod with `hostNetwork` resolves names as its node does, which does not know the services of the cluster. "
     "The meeting point of the ranks is the name of a service.",
     fix="Set `dnsPolicy: ClusterFirstWithHostNet`.",

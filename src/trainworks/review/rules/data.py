@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
@@ -14,6 +15,7 @@ from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
 _DATALOADER = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py"
+_loader_rule = partial(rule, file="train.py", source=_DATALOADER)
 _SAMPLER = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
 _HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 _SHARDS = re.compile(r"[Ss]ampler|IterableDataset|webdataset|shard|split_dataset|accelerat|lightning|fabric")
@@ -21,7 +23,7 @@ _IMPORTS = "from torch.utils.data import DataLoader, DistributedSampler\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
-@rule(
+@_loader_rule(
     "TW501",
     "Every epoch has the same order",
     "warning",
@@ -29,7 +31,6 @@ _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     "call, every epoch visits the data in the same order.",
     fix="Call `sampler.set_epoch(epoch)` at the start of each epoch.",
     source=_SAMPLER,
-    file="train.py",
     bad=_IMPORTS + "sampler = DistributedSampler(train_set)\nloader = DataLoader(train_set, sampler=sampler)\n"
     "for epoch in range(10):\n    for batch in loader:\n        step(batch)\n",
     good=_IMPORTS + "sampler = DistributedSampler(train_set)\nloader = DataLoader(train_set, sampler=sampler)\n"
@@ -50,7 +51,7 @@ def missing_set_epoch(file: ReviewedFile) -> Iterator[Problem]:
             yield call.problem("the sampler shuffles, and nothing calls `set_epoch`")
 
 
-@rule(
+@_loader_rule(
     "TW502",
     "Every rank reads all data",
     "warning",
@@ -58,7 +59,6 @@ def missing_set_epoch(file: ReviewedFile) -> Iterator[Problem]:
     "set: N ranks do N epochs, and call it one.",
     fix="Give the loader a `DistributedSampler(dataset)` in place of `shuffle=True`.",
     source=_SAMPLER,
-    file="train.py",
     bad=_DDP + "from torch.utils.data import DataLoader\nmodel = DDP(model)\n"
     "loader = DataLoader(train_set, batch_size=32, shuffle=True)\n",
     good=_DDP + _IMPORTS + "model = DDP(model)\n"
@@ -74,14 +74,11 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
                 yield call.problem("each rank reads the whole data set: the loader has no sampler")
 
 
-@rule(
+@_loader_rule(
     "TW503",
     "A sampler and shuffle",
-    "error",
     why="DataLoader raises `sampler option is mutually exclusive with shuffle`.",
     fix="Remove `shuffle=True`; DistributedSampler shuffles itself.",
-    source=_DATALOADER,
-    file="train.py",
     bad=_IMPORTS + "loader = DataLoader(data, shuffle=True, sampler=DistributedSampler(data))\n",
     good=_IMPORTS + "loader = DataLoader(data, sampler=DistributedSampler(data))\n",
 )
@@ -107,14 +104,11 @@ def _constructed(file: ReviewedFile, value: ast.expr | None) -> ast.Call | None:
     return last if isinstance(last, ast.Call) and all(isinstance(each, ast.Call) for each in calls) else None
 
 
-@rule(
+@_loader_rule(
     "TW504",
     "Options of workers without workers",
-    "error",
     why="DataLoader raises a ValueError: `persistent_workers` and `prefetch_factor` need `num_workers` above 0.",
     fix="Set `num_workers`, or remove the option.",
-    source=_DATALOADER,
-    file="train.py",
     bad=_IMPORTS + "loader = DataLoader(data, num_workers=0, persistent_workers=True)\n",
     good=_IMPORTS + "loader = DataLoader(data, num_workers=8, persistent_workers=True)\n",
 )
@@ -133,15 +127,12 @@ def options_without_workers(file: ReviewedFile) -> Iterator[Problem]:
             yield replace(call.problem(message), holds_for=holds_for)
 
 
-@rule(
+@_loader_rule(
     "TW505",
     "A batch sampler and its options",
-    "error",
     why="DataLoader raises a ValueError: `batch_sampler` decides about `batch_size`, `shuffle`, `sampler` and "
     "`drop_last`.",
     fix="Give these options to the batch sampler.",
-    source=_DATALOADER,
-    file="train.py",
     bad="from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_sampler=batches, batch_size=32)\n",
     good="from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_sampler=batches)\n",
 )
@@ -156,15 +147,12 @@ def options_of_batch_sampler(file: ReviewedFile) -> Iterator[Problem]:
             yield call.problem("`batch_sampler` excludes `batch_size`, `shuffle` and `drop_last`")
 
 
-@rule(
+@_loader_rule(
     "TW506",
     "A stream is not shuffled by its loader",
-    "error",
     why="DataLoader raises a ValueError for `shuffle` or `sampler` with an IterableDataset, which decides about its "
     "own order.",
     fix="Shuffle inside the data set, and let it choose its part by rank.",
-    source=_DATALOADER,
-    file="train.py",
     bad="from torch.utils.data import DataLoader, IterableDataset\nclass Stream(IterableDataset):\n    pass\n"
     "loader = DataLoader(Stream(), shuffle=True)\n",
     good="from torch.utils.data import DataLoader, IterableDataset\nclass Stream(IterableDataset):\n    pass\n"

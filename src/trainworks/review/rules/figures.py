@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 from trainworks.catalog.bounds import RankGroup, busbw_bound
@@ -18,6 +18,7 @@ from trainworks.review.rule import rule
 from trainworks.units import format_quantity
 
 _CATALOG = "trainworks catalog show {}"
+_hardware_rule = partial(rule, source=_CATALOG.format("PART"), file="hardware.md")
 _GB_PER_S = r"(?<![\d.])(\d+(?:\.\d+)?)\s*\+?\s*GB/s"
 _STATED_RATE = re.compile(
     rf"(?<![x×\d] )(?<![x×\d]){LINK.pattern}\s*(?:[:：]|gives|reaches|可达|达到|为)\s*{_GB_PER_S}"
@@ -81,7 +82,6 @@ _STORED_ACTIVATIONS = re.compile(
 @rule(
     "TW801",
     "More than the link carries",
-    "error",
     why="A test of one adapter cannot exceed the rate of its port, twice that in both directions. A factor of eight "
     "is Gb/s written as GB/s.",
     fix="Write Gb/s, or divide by eight.",
@@ -116,7 +116,6 @@ def _link_above(file: ReviewedFile, number: int) -> str | None:
 @rule(
     "TW802",
     "The parallel sizes exceed the GPUs",
-    "error",
     why="Each rank has one place on every axis, so the product of data, tensor and pipeline parallel sizes is the "
     "number of ranks.",
     fix="Divide the GPUs by tensor x pipeline parallel size: that is the data parallel size.",
@@ -154,7 +153,6 @@ def _parallel_sizes(text: str) -> dict[str, int]:
 @rule(
     "TW803",
     "More than NVLink carries",
-    "error",
     why="In an all-reduce each GPU sends and receives 2 (n - 1) / n of the buffer over its own links, and the bus "
     "bandwidth counts just that: it cannot exceed the rate of the links in one direction. Between nodes of g GPUs it "
     "cannot exceed the rate of a node's adapters times (n - 1) / (n - g). The adapters are those that the text gives "
@@ -212,14 +210,11 @@ def _only_part(file: ReviewedFile) -> Accelerator | None:
         return None
 
 
-@rule(
+@_hardware_rule(
     "TW804",
     "Another kind of memory",
-    "error",
     why="The data sheet of the accelerator names another kind of memory, with another bandwidth.",
     fix="Take the memory from the data sheet: `trainworks catalog show PART`.",
-    source=_CATALOG.format("PART"),
-    file="hardware.md",
     bad="Each node has 8 A100 80GB HBM3.\n",
     good="Each node has 8 A100 80GB HBM2e.\n",
 )
@@ -282,7 +277,6 @@ def threads_of_loader(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW807",
     "The checkpoint has no optimizer",
-    "error",
     why="`model.state_dict()` has the weights alone. A run that resumes from it starts with an empty optimizer, "
     "schedule and data position.",
     fix="Save them together: `{'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}`.",
@@ -298,14 +292,11 @@ def weights_alone(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(number, found.start(1) + 1, "this saves the weights, and not the state of the optimizer")
 
 
-@rule(
+@_hardware_rule(
     "TW808",
     "The ratio of two peak rates",
-    "error",
     why="The data sheets give both rates, dense and in the same precision; their ratio is arithmetic.",
     fix="Divide the two figures: `trainworks catalog show PART`.",
-    source=_CATALOG.format("PART"),
-    file="hardware.md",
     bad="The A100 has 312 TFLOPS (FP16), 3x the V100.\n",
     good="The A100 has 312 TFLOPS (FP16), 2.5x the V100.\n",
 )
@@ -324,7 +315,6 @@ def wrong_ratio(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW809",
     "Checkpointed activations are recomputed",
-    "error",
     why="Activation checkpointing keeps the inputs of a region and computes the rest again in the backward pass. To "
     "store activations in host memory is another technique: activation offloading.",
     fix="Write that activations are recomputed, or name offloading.",
@@ -340,14 +330,11 @@ def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(number, found.start() + 1, "checkpointed activations are recomputed, not stored on the host")
 
 
-@rule(
+@_hardware_rule(
     "TW810",
     "More than the memory carries",
-    "error",
     why="The data sheet of the accelerator names a lower bandwidth of its memory, which no program exceeds.",
     fix="Take the bandwidth from the data sheet: `trainworks catalog show PART`.",
-    source=_CATALOG.format("PART"),
-    file="hardware.md",
     bad="The A100 has HBM2e memory with 4.8 TB/s.\n",
     good="The H200 has HBM3e memory with 4.8 TB/s.\n",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from math import prod
 
 from trainworks.review.files import ReviewedFile
@@ -12,21 +13,20 @@ from trainworks.review.readers.launch import TorchLaunch, count_of, nodes_of, st
 from trainworks.review.readers.shell import Script, Word
 from trainworks.review.rule import rule
 
+_batch_rule = partial(rule, file="train.sbatch")
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-@rule(
+@_batch_rule(
     "TW108",
     "Only the first node starts",
-    "error",
     why="Slurm runs a batch script on the first node of the job alone. torchrun waits there for the other nodes, "
     "which nothing starts.",
     fix="Start torchrun on every node: `srun --ntasks-per-node=1 torchrun ...`.",
     source="https://man.archlinux.org/man/sbatch.1.en.txt",
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\ntorchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
@@ -42,14 +42,12 @@ def one_node_starts(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.launcher.problem(f"torchrun for {nodes} nodes starts on one")
 
 
-@rule(
+@_batch_rule(
     "TW109",
     "More processes than GPUs",
-    "error",
     why="torchrun gives process N the GPU N. A process without a GPU fails with `invalid device ordinal`.",
     fix="Request as many GPUs per node as `--nproc-per-node` starts processes.",
     source=_TORCHRUN,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --gres=gpu:4\ntorchrun --standalone --nproc-per-node=8 train.py\n",
     good="#!/bin/bash\n#SBATCH --gres=gpu:8\ntorchrun --standalone --nproc-per-node=8 train.py\n",
 )
@@ -63,14 +61,12 @@ def more_processes_than_gpus(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{processes} processes per node, and {source} gives {gpus} GPUs")
 
 
-@rule(
+@_batch_rule(
     "TW110",
     "More nodes than requested",
-    "error",
     why="torchrun waits for a number of nodes that the job does not have, until the rendezvous times out.",
     fix="Use `--nnodes=$SLURM_NNODES`, which is the number that Slurm allocated.",
     source=_TORCHRUN,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=2\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 "
@@ -85,14 +81,12 @@ def more_nodes_than_requested(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.options["nnodes"].problem(f"torchrun waits for {nodes} nodes; the job has {requested}")
 
 
-@rule(
+@_batch_rule(
     "TW111",
     "The meeting point is the local host",
-    "error",
     why="Each node connects to itself: rank 0 of the first node is never found by the others.",
     fix='Set it to the first node: `$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.',
     source=_TORCHRUN_DEFAULTS,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nexport MASTER_ADDR=localhost\nsrun python train.py\n",
     good='#!/bin/bash\n#SBATCH --nodes=4\nexport MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" '
     "| head -n 1)\nsrun python train.py\n",
@@ -118,12 +112,10 @@ def local_meeting_point(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW112",
     "The parallel sizes do not divide the world size",
-    "error",
     why="Megatron needs world size = data x tensor x pipeline x context parallel size, and stops with "
     "`world_size is not divisible` before the first step.",
     fix="Choose sizes whose product divides nodes x processes per node.",
     source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py",
-    file="train.sh",
     bad="torchrun --standalone --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 8 "
     "--pipeline-model-parallel-size 2\n",
     good="torchrun --standalone --nproc-per-node=8 pretrain_gpt.py --tensor-model-parallel-size 4 "
@@ -147,7 +139,6 @@ def indivisible_world_size(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW113",
     "srun sets no RANK",
-    "error",
     why="srun sets SLURM_PROCID and SLURM_LOCALID, and not RANK, LOCAL_RANK, WORLD_SIZE or MASTER_ADDR. "
     'A script that reads `os.environ["LOCAL_RANK"]` stops with a KeyError.',
     fix="Start it with torchrun: `srun --ntasks-per-node=1 torchrun --nproc-per-node=8 ...`; or export the variables "
@@ -169,7 +160,7 @@ def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(command.line, words[0].column, f"`{words[index + 1].text}` needs LOCAL_RANK")
 
 
-@rule(
+@_batch_rule(
     "TW114",
     "An MPI plugin of one version",
     "note",
@@ -177,7 +168,6 @@ def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
     "NCCL needs no MPI plugin.",
     fix="Use `--mpi=pmix`, the newest that the cluster has, or leave it out for a program without MPI.",
     source="https://slurm.schedmd.com/mpi_guide.html (read in part: that another version fails is an assumption)",
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nsrun --mpi=pmix_v3 ./solver\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun --mpi=pmix ./solver\n",
 )
@@ -193,12 +183,10 @@ def versioned_mpi_plugin(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW119",
     "mpirun and torchrun multiply",
-    "error",
     why="mpirun starts torchrun once per rank, and each torchrun starts its processes: their product shares the GPUs, "
     "and the launchers compete for one port.",
     fix="Start torchrun alone on one node, or one per node with `mpirun -N 1`.",
     source=_TORCHRUN,
-    file="train.sh",
     bad="mpirun -np 8 torchrun --nproc-per-node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
 )
@@ -215,7 +203,7 @@ def ranks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{ranks} x {processes} = {ranks * processes} processes on one node")
 
 
-@rule(
+@_batch_rule(
     "TW120",
     "Every node trains alone",
     "warning",
@@ -223,7 +211,6 @@ def ranks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
     "data, and the nodes write the same files.",
     fix="Add `--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`.",
     source=_TORCHRUN_DEFAULTS,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nproc-per-node=8 train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nsrun torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d "
     "--rdzv-endpoint=$HEAD:29500 train.py\n",

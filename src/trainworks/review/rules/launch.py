@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
@@ -11,8 +12,8 @@ from trainworks.review.readers.launch import count_of, nodes_of
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
-_TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
-_TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
+_torchrun_rule = partial(rule, source="https://docs.pytorch.org/docs/main/distributed/elastic/run.html")
+_rendezvous_rule = partial(rule, source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py")
 _BACKSLASH = "https://www.gnu.org/software/bash/manual/html_node/Escape-Character.html"
 _LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate", "python", "python3")
 
@@ -24,12 +25,10 @@ _ELLIPSIS = re.compile(r"\.\.\.|…|\\\s*$")
 @rule(
     "TW101",
     "A launch line breaks off",
-    "error",
     why="The shell ends the command at the end of the line and then tries to run the next option as a program. "
     "The launcher starts without its options.",
     fix="End the line with a backslash.",
     source=_BACKSLASH,
-    file="train.sh",
     bad="torchrun --nnodes=1\n  --nproc-per-node=8 train.py --lr 1e-4\n",
     good="torchrun --nnodes=1 \\\n  --nproc-per-node=8 train.py --lr 1e-4\n",
 )
@@ -53,12 +52,10 @@ def missing_backslash(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW102",
     "A blank follows the backslash",
-    "error",
     why="A backslash continues a line only directly before its end. With a blank behind it, the command ends there "
     "and the next line is run as a program.",
     fix="Remove the blanks behind the backslash.",
     source=_BACKSLASH,
-    file="train.sh",
     bad="torchrun --nproc-per-node=8 \\ \n  train.py\n",
     good="torchrun --nproc-per-node=8 \\\n  train.py\n",
 )
@@ -74,15 +71,13 @@ def blank_after_backslash(file: ReviewedFile) -> Iterator[Problem]:
                 yield word.problem("the line does not continue: a blank follows its backslash", (edit,))
 
 
-@rule(
+@_torchrun_rule(
     "TW103",
     "torch.distributed.launch is deprecated",
     "note",
     why="torchrun replaces it: it restarts failed workers and assigns ranks itself. The old module passes "
     "`--local-rank` to the script, which scripts for torchrun do not accept.",
     fix="Use `torchrun`, and read the environment variable `LOCAL_RANK` in the script.",
-    source=_TORCHRUN,
-    file="train.sh",
     bad="python -m torch.distributed.launch --nproc_per_node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
     holds_for=_TORCHRUN_IS_THERE,
@@ -97,15 +92,12 @@ def deprecated_launcher(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem("`torch.distributed.launch` is deprecated", edits)
 
 
-@rule(
+@_rendezvous_rule(
     "TW104",
     "Several nodes without a meeting point",
-    "error",
     why="Without `--rdzv-endpoint` or `--master-addr`, torchrun takes 127.0.0.1:29500: every node waits for the "
     "others on itself until the rendezvous times out.",
     fix="Add `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT` with the same host on every node.",
-    source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --nnodes=4 --nproc-per-node=8 train.py\n",
     good="torchrun --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
     stops=True,
@@ -120,15 +112,12 @@ def no_rendezvous(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.options["nnodes"].problem(f"{nodes} nodes, and neither `--rdzv-endpoint` nor `--master-addr`")
 
 
-@rule(
+@_rendezvous_rule(
     "TW105",
     "Every node has rank 0",
-    "error",
     why="With `--master-addr` alone torchrun uses the static rendezvous, whose `--node-rank` is 0 by default. "
     "All nodes claim the same ranks and the job never starts.",
     fix="Pass `--node-rank`, or use `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`, which assigns the ranks.",
-    source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --nnodes=4 --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
     good="torchrun --nnodes=4 --node-rank=$NODE_RANK --nproc-per-node=8 --master-addr=10.0.0.1 train.py\n",
     stops=True,
@@ -147,7 +136,6 @@ def no_node_rank(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW106",
     "A rank is expanded before srun",
-    "error",
     why="The batch script runs on the first node, and its shell replaces the variable before `srun` starts the "
     "tasks. Every task gets the value of the batch step, which is 0.",
     fix="Let the task expand it: `srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...'`, in single quotes; or use "
@@ -176,14 +164,12 @@ def rank_before_srun(file: ReviewedFile) -> Iterator[Problem]:
                 yield word.problem("the rank is expanded once, before the tasks start")
 
 
-@rule(
+@_torchrun_rule(
     "TW107",
     "Tasks and processes multiply",
-    "error",
     why="srun starts torchrun once per task, and each torchrun starts its processes: their product shares the GPUs "
     "of a node, and the launchers of a node compete for one port.",
     fix="Set `--ntasks-per-node=1`: torchrun starts the processes of a node.",
-    source=_TORCHRUN,
     file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
     "srun torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
@@ -202,15 +188,12 @@ def tasks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{total} on each node")
 
 
-@rule(
+@_rendezvous_rule(
     "TW115",
     "The address is not used",
-    "error",
     why="`--master-addr` belongs to the static rendezvous. With `--rdzv-backend=c10d` torchrun ignores it and warns, "
     "and the nodes have no common meeting point.",
     fix="Give the address as `--rdzv-endpoint=HOST:PORT`.",
-    source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --master-addr=$HEAD train.py\n",
     good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HEAD:29500 train.py\n",
 )
@@ -223,14 +206,11 @@ def unused_address(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.options["master_addr"].problem("torchrun ignores `--master-addr` with this backend")
 
 
-@rule(
+@_rendezvous_rule(
     "TW116",
     "Standalone on several nodes",
-    "error",
     why="`--standalone` sets the meeting point to the local host: each node waits for the others on itself.",
     fix="Replace it by `--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT`.",
-    source=_TORCHRUN_DEFAULTS,
-    file="train.sh",
     bad="torchrun --standalone --nnodes=2 --nproc-per-node=8 train.py\n",
     good="torchrun --standalone --nnodes=1 --nproc-per-node=8 train.py\n",
     stops=True,
@@ -243,15 +223,13 @@ def standalone_on_nodes(file: ReviewedFile) -> Iterator[Problem]:
             yield launch.options["standalone"].problem(f"`--standalone` on {nodes} nodes")
 
 
-@rule(
+@_torchrun_rule(
     "TW117",
     "An option without effect",
     "note",
     why="torchrun always sets the environment variables; `--use-env` belongs to `torch.distributed.launch` and is "
     "deprecated.",
     fix="Remove `--use-env`.",
-    source=_TORCHRUN,
-    file="train.sh",
     bad="torchrun --use_env --nproc-per-node=8 train.py\n",
     good="torchrun --nproc-per-node=8 train.py\n",
     holds_for=_TORCHRUN_IS_THERE,
@@ -265,14 +243,12 @@ def needless_option(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem("torchrun needs no `--use-env`", edits)
 
 
-@rule(
+@_torchrun_rule(
     "TW118",
     "A rendezvous backend in maintenance",
     "note",
     why="`etcd` is in maintenance mode and will be removed; `etcd-v2` does the same with a revised implementation.",
     fix="Use `c10d`, which needs no server, or `etcd-v2`.",
-    source=_TORCHRUN,
-    file="train.sh",
     bad="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=etcd --rdzv-endpoint=$HOST:2379 train.py\n",
     good="torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=$HOST:29500 train.py\n",
     holds_for=_TORCHRUN_IS_THERE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import yaml
 
@@ -13,7 +14,9 @@ from trainworks.review.readers import tree
 from trainworks.review.rule import rule
 
 _CONFIG = "https://github.com/prometheus/prometheus/blob/main/config/config.go"
-_RULES = "https://github.com/prometheus/prometheus/blob/main/model/rulefmt/rulefmt.go"
+_alert_rule = partial(
+    rule, file="alerts.yml", source="https://github.com/prometheus/prometheus/blob/main/model/rulefmt/rulefmt.go"
+)
 _DURATION = re.compile(r"(?=\d)(?:\d+y)?(?:\d+w)?(?:\d+d)?(?:\d+h)?(?:\d+m(?!s))?(?:\d+s)?(?:\d+ms)?|0")
 _SECONDS = {"y": 31_536_000.0, "w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
 _DURATIONS = ("for", "keep_firing_for", "interval", "scrape_interval", "scrape_timeout", "evaluation_interval")
@@ -23,7 +26,6 @@ _VARIABLES = frozenset({"labels", "externalLabels", "externalURL", "value"})
 @rule(
     "TW721",
     "Prometheus cannot read the duration",
-    "error",
     why="A duration is a number with a unit, or several from the largest unit down: `5m`, `1h30m`. Prometheus refuses "
     "the whole file for another form, and keeps the rules that it had.",
     fix="Write it like `30s`, `5m` or `1h30m`.",
@@ -45,7 +47,6 @@ def unreadable_duration(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW722",
     "The timeout is above the interval",
-    "error",
     why="A scrape has to end before the next one begins: Prometheus does not start with this configuration.",
     fix="Set `scrape_timeout` to the interval or below.",
     source=_CONFIG,
@@ -63,15 +64,12 @@ def late_timeout(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(*tree.place(timeout), message)
 
 
-@rule(
+@_alert_rule(
     "TW723",
     "An unknown variable in a template",
-    "error",
     why="A template of an alert has `$labels`, `$externalLabels`, `$externalURL` and `$value`. Prometheus refuses the "
     "file for any other name.",
     fix="Write `$labels.NAME` for a label, and `$value` for the value.",
-    source=_RULES,
-    file="alerts.yml",
     bad="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    annotations:\n"
     '      summary: "GPU {{ $label.gpu }} is hot"\n',
     good="groups:\n- name: gpu\n  rules:\n  - alert: GpuHot\n    expr: temperature > 85\n    annotations:\n"
@@ -91,15 +89,12 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
                     yield Problem(*tree.place(node), f"`${name}` is not a variable of alerts")
 
 
-@rule(
+@_alert_rule(
     "TW724",
     "Prometheus refuses the rule",
-    "error",
     why="A rule has an expression, and either `alert` or `record`; a recording rule has neither `for` nor annotations. "
     "Prometheus refuses the whole file for one such rule, and keeps the rules that it had.",
     fix="Add or remove the key that the message names.",
-    source=_RULES,
-    file="alerts.yml",
     bad="groups:\n- name: gpu\n  rules:\n  - record: gpu:use:mean\n    expr: avg(use)\n    for: 5m\n",
     good="groups:\n- name: gpu\n  rules:\n  - record: gpu:use:mean\n    expr: avg(use)\n",
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
-_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html")
 _REMOVED = {
     "NCCL_IB_CUDA_SUPPORT": "2.4",
     "NCCL_SINGLE_RING_THRESHOLD": "2.3",
@@ -24,15 +25,13 @@ _ALGORITHMS = {
 }
 
 
-@rule(
+@_nccl_rule(
     "TW211",
     "GPUDirect RDMA is switched off",
     "warning",
     why="`LOC` means that NICs never read or write the memory of a GPU: every message between nodes is copied through "
     "host memory.",
     fix="Remove the variable: NCCL chooses the level by the distance of GPU and NIC.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_NET_GDR_LEVEL=LOC\n",
     good="export NCCL_NET_GDR_LEVEL=PHB\n",
 )
@@ -43,15 +42,13 @@ def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.name}={setting.value}` disables GPUDirect RDMA")
 
 
-@rule(
+@_nccl_rule(
     "TW212",
     "A distance as a number",
     "note",
     why="The numbers of distances change between releases of NCCL, so a number can mean another distance after an "
     "update; the names stay.",
     fix="Write the name: LOC, NVL, PIX, PXB, PHB or SYS.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_P2P_LEVEL=4\n",
     good="export NCCL_P2P_LEVEL=PHB\n",
 )
@@ -62,14 +59,12 @@ def distance_as_number(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.name}={setting.value}` is a number of a distance")
 
 
-@rule(
+@_nccl_rule(
     "TW213",
     "NCCL removed the variable",
     "note",
     why="NCCL ignores the variable since that release, without a message.",
     fix="Remove it; for GPUDirect RDMA set `NCCL_NET_GDR_LEVEL`.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_TREE_THRESHOLD=0\n",
     good="export NCCL_DEBUG=WARN\n",
 )
@@ -82,14 +77,12 @@ def removed_variable(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(setting.line, setting.column, message, holds_for=Releases("nccl", since=release))
 
 
-@rule(
+@_nccl_rule(
     "TW214",
     "All ranks write one log",
     "warning",
     why="Each process creates the file anew and overwrites what another wrote: the log is lost or mixed up.",
     fix="Make the name unique: `NCCL_DEBUG_FILE=nccl.%h.%p`, with host and process.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_DEBUG_FILE=/logs/nccl.txt\n",
     good="export NCCL_DEBUG_FILE=/logs/nccl.%h.%p.txt\n",
 )
@@ -101,15 +94,13 @@ def shared_log(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"every process writes `{setting.value}`")
 
 
-@rule(
+@_nccl_rule(
     "TW215",
     "A prefix selects other adapters",
     "note",
     why="Without `=` each name is a prefix: `mlx5_1` selects `mlx5_10` to `mlx5_19` as well, which a node with more "
     "than ten adapters has.",
     fix="Put `=` before the list.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_IB_HCA=mlx5_0,mlx5_1,mlx5_2,mlx5_3\n",
     good="export NCCL_IB_HCA==mlx5_0,mlx5_1,mlx5_2,mlx5_3\n",
 )
@@ -131,7 +122,6 @@ def prefix_of_adapters(file: ReviewedFile) -> Iterator[Problem]:
     why="NCCL knows the levels VERSION, WARN, INFO, ABORT and TRACE, and prints nothing at another one.",
     fix="Set `NCCL_DEBUG=INFO` to see what NCCL chose, or `WARN` for errors.",
     source="https://github.com/NVIDIA/nccl (src/debug.cc, v2.30)",
-    file="train.sh",
     bad="export NCCL_DEBUG=DEBUG\n",
     good="export NCCL_DEBUG=INFO\n",
     holds_for=Releases("nccl", until="2.30"),
@@ -144,14 +134,11 @@ def unknown_level(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.value}` is not a level of NCCL_DEBUG")
 
 
-@rule(
+@_nccl_rule(
     "TW217",
     "A wildcard in a list of prefixes",
-    "error",
     why="NCCL compares the start of each name and knows no wildcards: a name with `*` fits no interface.",
     fix="Remove the `*`: `eth` fits eth0, eth1 and so on.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_SOCKET_IFNAME=eth*\n",
     good="export NCCL_SOCKET_IFNAME=eth\n",
 )
@@ -164,14 +151,12 @@ def wildcard(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.value}` fits no name: NCCL has no wildcards", edits)
 
 
-@rule(
+@_nccl_rule(
     "TW218",
     "More sockets than NCCL opens",
     "warning",
     why="The product of the two variables cannot exceed 64, and threads are at most 16.",
     fix="Set 4 and 4 on a network of 100 Gb/s, or leave both out.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_SOCKET_NTHREADS=16\nexport NCCL_NSOCKS_PERTHREAD=8\n",
     good="export NCCL_SOCKET_NTHREADS=4\nexport NCCL_NSOCKS_PERTHREAD=4\n",
 )
@@ -184,15 +169,12 @@ def too_many_sockets(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(found[1].line, found[1].column, f"{found[0].value} x {found[1].value} = {product} sockets")
 
 
-@rule(
+@_nccl_rule(
     "TW219",
     "An unknown algorithm or protocol",
-    "error",
     why="Since 2.24 NCCL fails on a name that it does not know; before, it ignored the name.",
     fix="Use Ring, Tree, CollnetChain, CollnetDirect, NVLS, NVLSTree or PAT; LL, LL128 or Simple. Without the variable "
     "NCCL chooses.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_ALGO=Rings\n",
     good="export NCCL_ALGO=Ring\n",
     holds_for=Releases("nccl", until="2.30"),

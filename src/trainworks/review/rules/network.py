@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 
 from trainworks.catalog.catalog import accelerator, node
@@ -19,7 +19,7 @@ from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 from trainworks.units import format_quantity
 
-_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html")
 _NCCL_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf(?:_mpi)?")
 _LINES_TO_TABLE = 12
 """Lines between a command and the table of its results."""
@@ -27,7 +27,7 @@ _MANY_GPUS = 8
 """GPUs of a node of the catalogue, all of which have several NICs."""
 
 
-@rule(
+@_nccl_rule(
     "TW201",
     "NCCL uses one adapter of many",
     "warning",
@@ -35,8 +35,6 @@ _MANY_GPUS = 8
     "NICs for them, and loses 7/8 of the bandwidth between nodes.",
     fix="Remove the variable: NCCL finds the adapters itself. To leave out an adapter for storage, exclude it: "
     "`NCCL_IB_HCA=^=mlx5_4`.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_IB_HCA=mlx5_0:1\ntorchrun --standalone --nproc-per-node=8 train.py\n",
     good="export NCCL_IB_HCA=^=mlx5_4\ntorchrun --standalone --nproc-per-node=8 train.py\n",
 )
@@ -48,14 +46,12 @@ def one_adapter(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.value}` is one adapter; a node such as DGX A100 has {nics}")
 
 
-@rule(
+@_nccl_rule(
     "TW202",
     "LL128 is forced",
     "warning",
     why="NCCL enables LL128 itself where the platform supports it. Forced on another platform it can corrupt data.",
     fix="Remove the variable; to exclude a protocol, write `NCCL_PROTO=^LL128`.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_PROTO=LL128\n",
     good="export NCCL_PROTO=^LL128\n",
 )
@@ -75,7 +71,6 @@ def forced_protocol(file: ReviewedFile) -> Iterator[Problem]:
     "what NCCL chose.",
     fix="Set `NCCL_DEBUG=WARN`.",
     source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html",
-    file="train.sh",
     bad="export NCCL_DEBUG=TRACE\n",
     good="export NCCL_DEBUG=WARN\n",
 )
@@ -86,15 +81,13 @@ def traced_calls(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem("`NCCL_DEBUG=TRACE` prints every call")
 
 
-@rule(
+@_nccl_rule(
     "TW204",
     "InfiniBand is configured and disabled",
     "warning",
     why="`NCCL_IB_DISABLE=1` makes NCCL use IP sockets between nodes, and the other `NCCL_IB_` variables have no "
     "effect.",
     fix="Remove `NCCL_IB_DISABLE`, or the variables that it disables.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_IB_DISABLE=1\nexport NCCL_IB_HCA=mlx5\n",
     good="export NCCL_IB_HCA=mlx5\n",
 )
@@ -107,14 +100,13 @@ def disabled_infiniband(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`NCCL_IB_DISABLE=1` makes {named} useless")
 
 
-@rule(
+@_nccl_rule(
     "TW205",
     "NVLink is switched off",
     "warning",
     why="`NCCL_P2P_DISABLE=1` disables direct access between GPUs: the ranks of a node exchange data through host "
     "memory over PCIe and not over NVLink.",
     fix="Remove the variable; it works around a defect of one machine.",
-    source=_NCCL,
     file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --gres=gpu:a100:8\nexport NCCL_P2P_DISABLE=1\n",
     good="#!/bin/bash\n#SBATCH --gres=gpu:a100:8\nexport NCCL_DEBUG=WARN\n",
@@ -129,14 +121,12 @@ def disabled_nvlink(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"the ranks of a node use PCIe ({host}) and not {part.scale_up} ({link})")
 
 
-@rule(
+@_nccl_rule(
     "TW206",
     "Nodes meet on an interface of one host",
-    "error",
     why="NCCL connects the ranks over this interface. The loopback and the bridge of Docker do not leave the host, so "
     "ranks of other nodes cannot connect.",
     fix="Name the interface of the cluster network, or exclude the others: `NCCL_SOCKET_IFNAME=^lo,docker0`.",
-    source=_NCCL,
     file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=4\nexport NCCL_SOCKET_IFNAME=lo\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=4\nexport NCCL_SOCKET_IFNAME=^lo,docker0\nsrun python train.py\n",
@@ -150,15 +140,12 @@ def interface_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
                 yield setting.problem(f"`{setting.value}` does not leave the host")
 
 
-@rule(
+@_nccl_rule(
     "TW207",
     "A second ^ in a list of interfaces",
-    "error",
     why="One `^` at the start excludes the whole list. A later one becomes part of a name that no interface has, so "
     "that interface is used.",
     fix="Keep the first `^` only.",
-    source=_NCCL,
-    file="train.sh",
     bad="export NCCL_SOCKET_IFNAME=^lo,^docker0\n",
     good="export NCCL_SOCKET_IFNAME=^lo,docker0\n",
 )
@@ -176,7 +163,6 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     why="NCCL ignores a variable that it does not know, without a message, so the setting has no effect.",
     fix="Correct the name.",
     source="https://github.com/NVIDIA/nccl (`NCCL_PARAM` in src/, v2.30)",
-    file="train.sh",
     bad="export NCCL_SOCKET_IFNAMES=eth0\n",
     good="export NCCL_SOCKET_IFNAME=eth0\n",
     holds_for=Releases("nccl", until="2.30"),
@@ -198,7 +184,6 @@ def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
     why="PyTorch 2.2 renamed its variables for NCCL to `TORCH_NCCL_...`, and every rank warns about the old one.",
     fix="Put `TORCH_` before the name.",
     source="https://github.com/pytorch/pytorch (c10d/Utils.hpp, whose warning was read in logs)",
-    file="train.sh",
     bad="export NCCL_ASYNC_ERROR_HANDLING=1\n",
     good="export TORCH_NCCL_ASYNC_ERROR_HANDLING=1\n",
     holds_for=Releases("torch", since="2.2"),
@@ -214,7 +199,6 @@ def renamed_variable(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW210",
     "The adapter is taken for a host",
-    "error",
     why="The argument of these tests is the address of the server; without one the program is the server. A name of "
     "an adapter is looked up as a host and fails.",
     fix="Name the adapter with `-d`.",

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import yaml
 
@@ -16,6 +17,7 @@ from trainworks.review.readers.python import Call, PythonCode
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
+_program_rule = partial(rule, file="train.py")
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _DEVICE = re.compile(r"set_device|cuda:|CUDA_VISIBLE_DEVICES|cuda\.device\(|\.to\(|device=|\.cuda\([^)]")
 _AMP_IMPORT = re.compile(r"from torch\.cuda\.amp import (?:autocast|GradScaler)(?:, *(?:autocast|GradScaler))?")
@@ -26,15 +28,13 @@ _GPU_TEST = re.compile(r"torch\.cuda\.is_available\(\)|[\w.]*device(?:\.type)? =
 _DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
-@rule(
+@_program_rule(
     "TW601",
     "Every rank takes GPU 0",
-    "error",
     why="`.cuda()` without an argument means the current device, which is GPU 0 in every process. All ranks of a node "
     "put the model there, and the collectives of NCCL fail.",
     fix='Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before anything is moved to a GPU.',
     source=_TORCHRUN,
-    file="train.py",
     bad=_DDP + 'dist.init_process_group(backend="nccl")\nmodel = DDP(MyModel().cuda())\n',
     good=_DDP + 'import os\ntorch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n'
     'dist.init_process_group(backend="nccl")\nmodel = DDP(MyModel().cuda())\n',
@@ -51,14 +51,12 @@ def no_device(file: ReviewedFile) -> Iterator[Problem]:
                 yield call.problem("every rank moves this to GPU 0: nothing calls `torch.cuda.set_device`")
 
 
-@rule(
+@_program_rule(
     "TW602",
     "The rank is not defined",
-    "error",
     why="The name is not bound in any scope around it: Python raises a NameError before the first step.",
     fix='Read it: `local_rank = int(os.environ["LOCAL_RANK"])`.',
     source=_TORCHRUN,
-    file="train.py",
     bad=_DDP + "model = DDP(model, device_ids=[local_rank])\n",
     good=_DDP + 'import os\nlocal_rank = int(os.environ["LOCAL_RANK"])\nmodel = DDP(model, device_ids=[local_rank])\n',
 )
@@ -71,14 +69,13 @@ def undefined_rank(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(name.lineno, name.col_offset + 1, f"`{name.id}` is not defined")
 
 
-@rule(
+@_program_rule(
     "TW603",
     "torch.cuda.amp is deprecated",
     "note",
     why="`torch.amp` replaces it for every kind of device since PyTorch 2.3, and the old names print a FutureWarning.",
     fix='Use `torch.amp.GradScaler("cuda")` and `torch.amp.autocast("cuda")`.',
     source="https://pytorch.org/docs/stable/_modules/torch/cuda/amp/grad_scaler",
-    file="train.py",
     bad="from torch.cuda.amp import GradScaler\nscaler = GradScaler()\n",
     good='from torch.amp import GradScaler\nscaler = GradScaler("cuda")\n',
     holds_for=Releases("torch", since="2.3"),
@@ -123,7 +120,7 @@ def _is_plain(file: ReviewedFile, call: Call) -> bool:
     return not call.node.args and line.isascii() and function.end_lineno == call.node.lineno and line[end] == "("
 
 
-@rule(
+@_program_rule(
     "TW604",
     "Scaled gradients are clipped",
     "warning",
@@ -131,7 +128,6 @@ def _is_plain(file: ReviewedFile, call: Call) -> bool:
     "are unscaled, nearly all of them are cut to the limit, and the limit means something else.",
     fix="Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.",
     source="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#working-with-unscaled-gradients",
-    file="train.py",
     bad='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
     "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n",
     good='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
@@ -149,7 +145,7 @@ def clipped_before_unscaling(file: ReviewedFile) -> Iterator[Problem]:
             yield call.problem("the gradients are clipped while they are scaled")
 
 
-@rule(
+@_program_rule(
     "TW605",
     "The cache is emptied at each step",
     "warning",
@@ -159,7 +155,6 @@ def clipped_before_unscaling(file: ReviewedFile) -> Iterator[Problem]:
     fix="Remove the call. If memory is fragmented, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; if it runs "
     "out, take a smaller micro-batch or checkpoint activations.",
     source="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
-    file="train.py",
     bad="import torch\nfor batch in loader:\n    model(batch).backward()\n    optimizer.step()\n"
     "    torch.cuda.empty_cache()\n",
     good="import torch\nfor batch in loader:\n    model(batch).backward()\n    optimizer.step()\n",
@@ -208,7 +203,6 @@ def _asks_for_gpu(parent: ast.AST, node: ast.AST) -> bool:
 @rule(
     "TW611",
     "fp16 and bf16 are enabled",
-    "error",
     why="DeepSpeed stops with `bfloat16 and fp16 modes cannot be simultaneously enabled`.",
     fix="Keep bf16 on Ampere and later, fp16 on older GPUs.",
     source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/config.py",
@@ -228,7 +222,6 @@ def two_precisions(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW612",
     "The batch sizes do not multiply",
-    "error",
     why="DeepSpeed needs `train_batch_size` = `train_micro_batch_size_per_gpu` x `gradient_accumulation_steps` x "
     "number of GPUs, and stops with an AssertionError.",
     fix="Leave `train_batch_size` out: DeepSpeed infers the third of the three.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from trainworks.errors import TrainworksError
@@ -17,20 +18,19 @@ from trainworks.review.readers.shell import has_branches
 from trainworks.review.rule import rule
 from trainworks.units import format_duration, parse_duration
 
+_run_rule = partial(rule, file="run.yaml")
 _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "PET_NODE_RANK")
 _ANOTHER_FOLDER = re.compile(r"\b(?:cd|pushd|chdir|git|wget|curl|unzip|tar|cp|cat|ln)\b|-D\b")
 
 
-@rule(
+@_run_rule(
     "TW901",
     "The program is not there",
-    "error",
     why="The command starts in `workdir`, or in the folder that the run is started from. A script that is in neither "
     "ends every rank with exit code 2 before its first step.",
     fix="Correct the path, or set `workdir` to the folder that the path begins in.",
     source="https://docs.python.org/3/using/cmdline.html",
-    file="run.yaml",
     bad="name: train\nrun: python no/such/train.py\n",
     good="name: train\nrun: python -m timeit\n",
     stops=True,
@@ -54,7 +54,7 @@ def missing_program(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(program.line, program.column, f"`{program.text}` does not exist")
 
 
-@rule(
+@_run_rule(
     "TW902",
     "Checkpoints in memory",
     "warning",
@@ -62,7 +62,6 @@ def missing_program(file: ReviewedFile) -> Iterator[Problem]:
     "and they take the memory of the ranks.",
     fix="Set `checkpoint.to` to a folder on a disk, of several nodes on a shared one.",
     source="https://docs.kernel.org/filesystems/tmpfs.html",
-    file="run.yaml",
     bad="name: train\nrun: python -m train\ncheckpoint: {to: /dev/shm/runs}\n",
     good="name: train\nrun: python -m train\ncheckpoint: {to: /lustre/runs}\n",
 )
@@ -73,7 +72,7 @@ def checkpoints_in_memory(file: ReviewedFile) -> Iterator[Problem]:
         yield Problem(*tree.place(node), f"`{tree.scalar(node)}` is in the memory of the node")
 
 
-@rule(
+@_run_rule(
     "TW903",
     "Failures come before the checkpoint",
     "warning",
@@ -81,7 +80,6 @@ def checkpoints_in_memory(file: ReviewedFile) -> Iterator[Problem]:
     "job reaches its next checkpoint with a probability of exp(-1) = 37 %, and repeats most of its work.",
     fix="Set `checkpoint.every: auto`, which balances the cost of saving against the work that is lost.",
     source="https://doi.org/10.1016/j.future.2004.11.016 (Daly 2006); node MTTF: https://arxiv.org/abs/2410.21680",
-    file="run.yaml",
     bad="name: train\nrun: python -m train\ncluster: {engine: slurm, nodes: 2048}\ncheckpoint: {every: 1d}\n",
     good="name: train\nrun: python -m train\ncluster: {engine: slurm, nodes: 2048}\ncheckpoint: {every: 10m}\n",
 )
@@ -103,16 +101,14 @@ def rare_checkpoints(file: ReviewedFile) -> Iterator[Problem]:
         yield Problem(*tree.place(node), message)
 
 
-@rule(
+@_run_rule(
     "TW904",
     "Every rank starts all processes",
-    "error",
     why="`run` starts once per rank. Each torchrun then starts its processes, and their product shares the GPUs of "
     "the node.",
     fix="Remove `processes_per_node`, and set `num_nodes`, with which `run` starts once per node; or start the script "
     "without torchrun.",
     source=_TORCHRUN,
-    file="run.yaml",
     bad="name: train\nrun: torchrun --nproc-per-node=8 -m train\ncluster: {engine: slurm, processes_per_node: 8}\n",
     good="name: train\nnum_nodes: 1\nrun: torchrun --nproc-per-node=8 -m train\ncluster: {engine: slurm}\n",
 )
@@ -129,15 +125,13 @@ def launcher_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{ranks} x {processes} = {ranks * processes} processes on each node")
 
 
-@rule(
+@_run_rule(
     "TW905",
     "Every process gets the same rank",
-    "error",
     why="A variable of `envs` replaces the one that the process gets from its launcher. With one rank for all, the "
     "processes wait for the others until the rendezvous times out; with one LOCAL_RANK they share a GPU.",
     fix="Remove the variable: each process gets its own.",
     source=_TORCHRUN,
-    file="run.yaml",
     bad="name: train\nnum_nodes: 2\nrun: python -m train\nenvs: {RANK: 0}\n",
     good="name: train\nnum_nodes: 2\nrun: python -m train\nenvs: {SEED: 0}\n",
 )
@@ -152,14 +146,12 @@ def one_rank_for_all(file: ReviewedFile) -> Iterator[Problem]:
             yield setting.problem(f"`{setting.name}={setting.value}` in every process")
 
 
-@rule(
+@_run_rule(
     "TW906",
     "Every rank starts an mpirun",
-    "error",
     why="`run` starts once per rank or node, and each mpirun starts all ranks of the job: they multiply.",
     fix="Set `framework: mpi`, with which `run` starts once and mpirun finds the nodes of the job.",
     source="https://docs.open-mpi.org/en/v5.0.x/man-openmpi/man1/mpirun.1.html",
-    file="run.yaml",
     bad="name: solve\nnum_nodes: 2\nrun: mpirun -np 16 ./solver\n",
     good="name: solve\nnum_nodes: 2\nframework: mpi\nrun: mpirun -np 16 ./solver\n",
 )
@@ -175,7 +167,7 @@ def mpirun_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
             yield word.problem(f"{run_file.nodes * ranks} times `{word.text}`")
 
 
-@rule(
+@_run_rule(
     "TW907",
     "fp8 that is not compiled",
     "warning",
@@ -183,7 +175,6 @@ def mpirun_on_each_rank(file: ReviewedFile) -> Iterator[Problem]:
     "of them. On an H100, a step of a model with 28 million parameters took four times as long as in bf16.",
     fix="Set `compile: true`, or train in bf16.",
     source="https://github.com/pytorch/ao/blob/main/torchao/float8/README.md",
-    file="run.yaml",
     bad="workload: {task: causal-lm, precision: fp8}\n",
     good="workload: {task: causal-lm, precision: fp8, compile: true}\n",
 )

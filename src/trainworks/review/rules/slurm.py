@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import partial
 from pathlib import PurePath
 
 from trainworks.config.slurm.sbatch_amounts import expand_nodes, parse_slurm_time
@@ -16,20 +17,18 @@ from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
 
 _SBATCH = "https://man.archlinux.org/man/sbatch.1.en.txt"
+_batch_rule = partial(rule, file="train.sbatch", source=_SBATCH)
 _CHANGES = "https://github.com/SchedMD/slurm/blob/master/CHANGELOG/slurm-23.11.md"
 _EXCLUSIVE = (("mem", "mem-per-cpu", "mem-per-gpu"), ("cpus-per-task", "cpus-per-gpu"))
 _REMOVING = Releases("slurm", since="23.11")
 _REMOVED = ("cgroupautomount", "allowedkmemspace", "constrainkmemspace", "maxkmempercent", "minkmemspace")
 
 
-@rule(
+@_batch_rule(
     "TW301",
     "#SBATCH behind the first command",
-    "error",
     why="sbatch stops reading options at the first line that is neither blank nor a comment. The option has no effect.",
     fix="Move the line above the first command.",
-    source=_SBATCH,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --nodes=2\nmodule load cuda\n#SBATCH --gres=gpu:8\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:8\nmodule load cuda\nsrun python train.py\n",
 )
@@ -40,14 +39,11 @@ def late_option(file: ReviewedFile) -> Iterator[Problem]:
         yield Problem(number, 1, f"sbatch ignores `{option}`: a command precedes it")
 
 
-@rule(
+@_batch_rule(
     "TW302",
     "sbatch refuses the line",
-    "error",
     why="sbatch does not submit a script with an option that it does not know or cannot read.",
     fix="Correct the option; `sbatch --help` lists all.",
-    source=_SBATCH,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --node=2 --gpu-per-node=8\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=8\nsrun python train.py\n",
 )
@@ -65,14 +61,11 @@ def refused_option(file: ReviewedFile) -> Iterator[Problem]:
         yield Problem(line, 1, f"{problem.message}{hint}")
 
 
-@rule(
+@_batch_rule(
     "TW303",
     "A variable in an #SBATCH line",
-    "error",
     why="sbatch reads these lines itself, before a shell runs: a variable is taken literally.",
     fix="Write the value, use a pattern of sbatch such as `%x` or `%j`, or give the option on the command line.",
-    source=_SBATCH,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --output=$HOME/logs/train.out\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --output=logs/%x-%j.out\nsrun python train.py\n",
 )
@@ -83,14 +76,11 @@ def variable_in_option(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(option.line, 1, f"`{option}` is taken literally")
 
 
-@rule(
+@_batch_rule(
     "TW304",
     "sbatch refuses the script",
-    "error",
     why="A batch script begins with `#!` and the shell, and its lines end as on Unix: sbatch checks both.",
     fix="Write `#!/bin/bash` on the first line; convert the ends of lines with `sed -i 's/\\r$//'`.",
-    source=_SBATCH,
-    file="train.sbatch",
     bad="#SBATCH --nodes=2\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
 )
@@ -104,15 +94,13 @@ def refused_script(file: ReviewedFile) -> Iterator[Problem]:
         yield Problem(1, 1, "the first line does not begin with `#!`")
 
 
-@rule(
+@_batch_rule(
     "TW305",
     "Options that exclude each other",
-    "error",
     why="Slurm takes memory per node, per CPU or per GPU, and CPUs per task or per GPU. It refuses two of them, or "
     "ignores one.",
     fix="Keep one of them.",
     source=_CHANGES,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --cpus-per-task=8\n#SBATCH --cpus-per-gpu=8\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --cpus-per-gpu=8\nsrun python train.py\n",
 )
@@ -128,7 +116,6 @@ def exclusive_options(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW306",
     "Slurm does not manage the GPUs",
-    "error",
     why="No generic resource is enabled by default. Without `GresTypes=gpu` Slurm refuses the `Gres` of the nodes, and "
     "jobs cannot request GPUs.",
     fix="Add `GresTypes=gpu` to slurm.conf, and a gres.conf with `AutoDetect=nvml` on the nodes.",
@@ -154,7 +141,6 @@ def missing_gres_types(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW307",
     "A plugin that Slurm removed",
-    "error",
     why="Slurm 23.11 removed `select/cons_res`; its daemons do not start with it.",
     fix="Use `SelectType=select/cons_tres`, which allocates GPUs as well.",
     source=_CHANGES,
@@ -175,7 +161,6 @@ def removed_plugin(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW308",
     "A parameter that Slurm removed",
-    "error",
     why="Slurm 23.11 removed these parameters of cgroup.conf; an unknown parameter is an error.",
     fix="Remove the line.",
     source=_CHANGES,
@@ -195,14 +180,12 @@ def removed_parameter(file: ReviewedFile) -> Iterator[Problem]:
                     yield Problem(found.line, found.column, f"`{found.written}` was removed in Slurm 23.11", edits)
 
 
-@rule(
+@_batch_rule(
     "TW309",
     "An option that sbatch removed",
-    "error",
     why="Slurm 23.11 removed `--export-file`: sbatch does not submit a script with it.",
     fix="Set the variables with `--export=NAME=VALUE`, or in the script.",
     source=_CHANGES,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --export-file=env.txt\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --export=ALL,SEED=1\nsrun python train.py\n",
     holds_for=_REMOVING,
@@ -214,15 +197,12 @@ def removed_option(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(option.line, 1, "sbatch removed `--export-file` in Slurm 23.11")
 
 
-@rule(
+@_batch_rule(
     "TW310",
     "sbatch cannot read the time",
-    "error",
     why="sbatch knows minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and "
     "days-hours:minutes:seconds, and refuses everything else.",
     fix="Write it like `90`, `24:00:00` or `2-00`.",
-    source=_SBATCH,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --time=24h\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --time=24:00:00\nsrun python train.py\n",
 )
@@ -236,14 +216,11 @@ def unreadable_time(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(option.line, 1, f"`{option}` is not a time of Slurm")
 
 
-@rule(
+@_batch_rule(
     "TW311",
     "sbatch cannot read the list of nodes",
-    "error",
     why="A list of nodes is `node[1-3,7]`, with its brackets closed and the smaller number first.",
     fix="Write it like `node[1-3,7],gpu05`.",
-    source=_SBATCH,
-    file="train.sbatch",
     bad="#!/bin/bash\n#SBATCH --exclude=node[3-1]\nsrun python train.py\n",
     good="#!/bin/bash\n#SBATCH --exclude=node[1-3]\nsrun python train.py\n",
 )

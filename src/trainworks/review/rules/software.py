@@ -19,7 +19,6 @@ _TORCH = re.compile(r"torch(?:vision|audio)?")
 @rule(
     "TW701",
     "A wheel index that does not exist",
-    "error",
     why="PyTorch was built for CUDA 12.1, 12.4, 12.6, 12.8 and 12.9, and for no other CUDA 12. pip finds nothing at "
     "this address; with `--extra-index-url` it takes another build from PyPI without a message.",
     fix="Take an index that exists, such as `https://download.pytorch.org/whl/cu126`; the driver decides what runs, "
@@ -96,7 +95,6 @@ def old_base_image(file: ReviewedFile) -> Iterator[Problem]:
 @rule(
     "TW704",
     "UCX is configured before autogen",
-    "error",
     why="A clone of the repository has no `configure` script: `contrib/configure-release` fails. Only the tarball of "
     "a release has it.",
     fix="Run `./autogen.sh` first.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import yaml
 
@@ -16,6 +17,7 @@ from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
 from trainworks.review.rule import rule
 
+stack_rule = partial(rule, file="stack.yaml")
 _ARCHITECTURES = "https://docs.nvidia.com/datacenter/tesla/drivers/cuda-toolkit-driver-and-architecture-matrix.html"
 _STACK = """os: {os}
 nodes:
@@ -40,15 +42,13 @@ def _example(**changes: str) -> str:
     return _STACK.format_map(_GOOD | changes)
 
 
-@rule(
+@stack_rule(
     "TW731",
     "The operating system is out of support",
-    "error",
     why="It gets no security updates, its packages disappear from the mirrors, and drivers and schedulers are built "
     "for later releases alone.",
     fix="Take a release that is supported for as long as the cluster is to live, such as Ubuntu 24.04 or Rocky 9.",
     source="trainworks catalog show 'CentOS 8'",
-    file="stack.yaml",
     bad=_example(os="CentOS 8", environment='image: "registry.example/train:1"'),
     good=_example(),
 )
@@ -64,15 +64,13 @@ def ended_system(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(image, f"support of {base.name}, the base of this image, ended in {base.ends}")
 
 
-@rule(
+@stack_rule(
     "TW732",
     "The driver branch is out of support",
-    "error",
     why="NVIDIA corrects the branches R580, R595 and R620 (November 2026). An older one gets no corrections of faults "
     "and of security, and knows no later GPU.",
     fix="Install a long-term branch: R580 is supported until June 2028, R620 until September 2029.",
     source="https://docs.nvidia.com/datacenter/tesla/drivers/620/supported-drivers-and-cuda-toolkit-versions.html",
-    file="stack.yaml",
     bad=_example(driver="535", environment='torch: "2.14", cuda: "12.6"'),
     good=_example(),
 )
@@ -85,15 +83,13 @@ def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
 
 
-@rule(
+@stack_rule(
     "TW733",
     "The driver does not know the GPUs",
-    "error",
     why="A driver knows the GPU generations that were sold when its branch began, and drops old ones: after R580 those "
     "before Turing. `nvidia-smi` lists no device with another driver.",
     fix="Take a branch that knows the generation.",
     source=_ARCHITECTURES,
-    file="stack.yaml",
     bad=_example(machine="p3.16xlarge", driver="620", environment='torch: "2.6", cuda: "12.6"'),
     good=_example(machine="p3.16xlarge", driver="580", environment='torch: "2.6", cuda: "12.6"'),
 )
@@ -108,15 +104,13 @@ def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
                 yield flag(value, f"R{branch} does not know {found.name}: R{found.last_driver} is the last that does")
 
 
-@rule(
+@stack_rule(
     "TW734",
     "The driver is too old for the CUDA of an environment",
-    "error",
     why="A driver runs programs of its CUDA major release and of older ones: CUDA 12 needs R525, CUDA 13 R580. "
     "`torch.cuda.is_available()` is false otherwise.",
     fix="Take a newer driver, or wheels or an image for an older CUDA.",
     source="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
-    file="stack.yaml",
     bad=_example(driver="570", comment="  # trainworks: ignore[TW732]"),
     good=_example(),
 )
@@ -130,15 +124,13 @@ def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
                 yield flag(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
 
 
-@rule(
+@stack_rule(
     "TW735",
     "The CUDA of an environment does not know the GPUs",
-    "error",
     why="Programs that a CUDA release compiled have no code for GPUs that came later, nor for those that it dropped: "
     "`no kernel image is available for execution on the device`.",
     fix="Take wheels or an image for a CUDA that compiles for the generation.",
     source=_ARCHITECTURES,
-    file="stack.yaml",
     bad=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.7"'),
     good=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.8"'),
 )
@@ -154,15 +146,13 @@ def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
                 )
 
 
-@rule(
+@stack_rule(
     "TW736",
     "PyTorch has no such wheels",
-    "error",
     why="Each release of PyTorch has wheels for two or three releases of CUDA. pip finds none for another one, or "
     "takes a build for another CUDA from PyPI without a message.",
     fix="Take a CUDA that the release was built for.",
     source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
-    file="stack.yaml",
     bad=_example(os="Debian 12", environment='torch: "2.0", cuda: "12.0"'),
     good=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.8"'),
 )
@@ -177,7 +167,7 @@ def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
 
 
-@rule(
+@stack_rule(
     "TW737",
     "The Slurm release is out of support",
     "warning",
@@ -185,7 +175,6 @@ def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
     "through several.",
     fix="Take the newest release, with packages that you build from its tarball; those of distributions are older.",
     source="https://slurm.schedmd.com/upgrades.html",
-    file="stack.yaml",
     bad=_example(slurm="23.11"),
     good=_example(),
 )
@@ -197,7 +186,7 @@ def ended_slurm(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(value, f"support of {found.name} ended in {found.ends}")
 
 
-@rule(
+@stack_rule(
     "TW738",
     "Support ends within a year",
     "note",
@@ -205,7 +194,6 @@ def ended_slurm(file: ReviewedFile) -> Iterator[Problem]:
     "nodes.",
     fix="Take a release whose support ends later, or plan the change.",
     source="trainworks catalog show R580",
-    file="stack.yaml",
     bad=_example(driver="595"),
     good=_example(),
 )
@@ -223,15 +211,13 @@ def ending_support(file: ReviewedFile) -> Iterator[Problem]:
                 yield flag(value, f"support of {found.name} ends in {found.ends}")
 
 
-@rule(
+@stack_rule(
     "TW739",
     "The distribution has another Slurm",
-    "error",
     why="The packages of a distribution have one release of Slurm for its whole life. Files for a later one may name "
     "parameters that it does not know.",
     fix="Write the release that the distribution has, or `packages: schedmd` with packages that you build.",
     source="https://slurm.schedmd.com/quickstart_admin.html",
-    file="stack.yaml",
     bad=_example(packages="distribution"),
     good=_example(),
 )
@@ -245,15 +231,13 @@ def other_slurm(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(value, f"{system.name} has Slurm {system.slurm or 'in no package'}, and not {value.value}")
 
 
-@rule(
+@stack_rule(
     "TW740",
     "A value is to be filled in",
-    "error",
     why="`size --write-stack` and `network --write-stack` mark the values that only the owner of the cluster knows, "
     "and write an example in their place. `slurmd -C` prints the hardware of a node.",
     fix=f"Write your own value, and remove `{FILL_IN} ...`.",
     source="https://slurm.schedmd.com/slurmd.html",
-    file="stack.yaml",
     bad=_example(comment=f"  {FILL_IN} the branch that your images have"),
     good=_example(),
 )
@@ -279,15 +263,13 @@ slurm: {{release: "{slurm}", {plugin}}}{comment}
 """
 
 
-@rule(
+@stack_rule(
     "TW741",
     "DOCA-OFED is not built for the kernel",
-    "error",
     why="NVIDIA builds and tests DOCA-OFED against the generic kernel of each distribution. Against another one, such "
     "as a hardware-enablement kernel, its modules fail to build, or the kernel's own ones are loaded after an update.",
     fix="Take the generic kernel and hold it, or `driver: inbox`, which every kernel brings.",
     source="https://docs.nvidia.com/doca/archive/3-2-1/general-support/index.html",
-    file="stack.yaml",
     bad=_FABRIC.format(driver="doca-ofed", kernel="6.14"),
     good=_FABRIC.format(driver="doca-ofed", kernel="6.8"),
 )
@@ -304,15 +286,13 @@ def other_kernel(file: ReviewedFile) -> Iterator[Problem]:
             )
 
 
-@rule(
+@stack_rule(
     "TW742",
     "Slurm has no plugin for this PMIx",
-    "error",
     why="`srun --mpi=pmix` loads a plugin that Slurm was built with, and a release of Slurm builds it for a PMIx that "
     "it knows. Without it, every rank of an MPI job believes that it is rank 0 of 1.",
     fix="Build Slurm with an older PMIx, or take a newer Slurm.",
     source="https://slurm.schedmd.com/mpi_guide.html",
-    file="stack.yaml",
     bad=_PLUGIN.format(slurm="22.05", plugin='pmix: "5.0"', comment="  # trainworks: ignore[TW737]"),
     good=_PLUGIN.format(slurm="26.05", plugin='pmix: "5.0"', comment=""),
 )
@@ -326,15 +306,13 @@ def other_pmix(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(value, f"Slurm {slurm} has no plugin for PMIx {value.value}: {first} is the first that does")
 
 
-@rule(
+@stack_rule(
     "TW743",
     "pyxis was built for another Slurm",
-    "error",
     why="A SPANK plugin is compiled against the headers of one release of Slurm. Another release does not load it, and "
     "with `required` in plugstack.conf no job starts.",
     fix="Build pyxis again, against the release that the nodes run.",
     source="https://slurm.schedmd.com/spank.html",
-    file="stack.yaml",
     bad=_PLUGIN.format(slurm="26.05", plugin='pyxis: "25.05"', comment=""),
     good=_PLUGIN.format(slurm="26.05", plugin='pyxis: "26.05"', comment=""),
 )

@@ -11,8 +11,7 @@ from trainworks.catalog.facts import Release
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
-from trainworks.review.rule import rule
-from trainworks.review.rules.stack import environments, flag, generations, release, scalars
+from trainworks.review.rules.stack import environments, flag, generations, release, scalars, stack_rule
 
 _STACK = """os: {os}
 nodes:
@@ -38,15 +37,13 @@ kubernetes: {{gpu_operator: {operator}}}
 """
 
 
-@rule(
+@stack_rule(
     "TW744",
     "The GPUs need different kernel modules",
-    "error",
     why="A driver has two kernel modules. The open one does not know GPUs before Turing, and Blackwell runs with no "
     "other; the nodes of a stack get one of them.",
     fix="Give each of the two kinds of nodes a stack file of its own.",
     source="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html",
-    file="stack.yaml",
     bad=_TWO_KINDS.format(new="b200"),
     good=_TWO_KINDS.format(new="h100"),
 )
@@ -59,15 +56,13 @@ def two_modules(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(driver, f"one driver cannot serve all nodes: {needs}")
 
 
-@rule(
+@stack_rule(
     "TW745",
     "The wheels have no code for the GPUs",
-    "error",
     why="Wheels of PyTorch for CUDA 12.8 and later were built without the oldest generations that this CUDA knows, to "
     "stay small: `no kernel image is available for execution on the device`.",
     fix="Take the wheels for CUDA 12.6, or an older PyTorch.",
     source="https://github.com/pytorch/pytorch/issues/157517",
-    file="stack.yaml",
     bad=_STACK.format(os="Ubuntu 24.04", machine="p3.16xlarge", torch="2.11", cuda="12.8"),
     good=_STACK.format(os="Ubuntu 24.04", machine="p3.16xlarge", torch="2.11", cuda="12.6"),
 )
@@ -82,15 +77,13 @@ def wheels_without_code(file: ReviewedFile) -> Iterator[Problem]:
                 yield flag(cuda, f"the wheels of {found.name} for CUDA {cuda.value} have no code for {each.name}")
 
 
-@rule(
+@stack_rule(
     "TW746",
     "PyTorch has no wheels for this Python",
-    "error",
     why="A virtual environment has the Python of the operating system, and each release of PyTorch has wheels for a "
     "few releases of Python. pip finds none for another one.",
     fix="Take a PyTorch that has wheels for it, another operating system, or an `image` with a Python of its own.",
     source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
-    file="stack.yaml",
     bad=_STACK.format(os="Rocky 9", machine="DGX H100", torch="2.9", cuda="13.0"),
     good=_STACK.format(os="Rocky 9", machine="DGX H100", torch="2.8", cuda="12.8"),
 )
@@ -111,15 +104,13 @@ def other_python(file: ReviewedFile) -> Iterator[Problem]:
                 yield flag(value, f"{of}, and the last that {found.name} has wheels for is {found.last_python}")
 
 
-@rule(
+@stack_rule(
     "TW747",
     "The GPU operator does not know the GPUs",
-    "error",
     why="A release of the GPU operator brings a device plugin, a toolkit and monitoring that know the GPUs of its "
     "day. Its pods do not become ready on nodes with later ones.",
     fix="Take a release that knows the generation.",
     source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/platform-support.html",
-    file="stack.yaml",
     bad=_OPERATOR.format(operator="v23.9.0"),
     good=_OPERATOR.format(operator="v25.10.0"),
 )

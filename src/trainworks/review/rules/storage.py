@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.rule import rule
 
-_EXPORTS = "https://manpages.ubuntu.com/manpages/jammy/man5/exports.5.html"
-_NFS = "https://man7.org/linux/man-pages/man5/nfs.5.html"
+_exports_rule = partial(rule, file="exports", source="https://manpages.ubuntu.com/manpages/jammy/man5/exports.5.html")
+_mount_rule = partial(rule, file="fstab", source="https://man7.org/linux/man-pages/man5/nfs.5.html")
 _SMALL_REQUEST_BYTES = 65_536
 _SMALL_SHM_BYTES = 10**9
 
 
-@rule(
+@_exports_rule(
     "TW511",
     "Options behind a blank",
-    "error",
     why="No blank is permitted between a client and its options. The client gets the default options, which are "
     "read-only, and the options hold for every other host.",
     fix="Remove the blank before the parenthesis.",
-    source=_EXPORTS,
-    file="exports",
     bad="/shared 10.0.0.0/16 (rw,sync)\n",
     good="/shared 10.0.0.0/16(rw,sync)\n",
 )
@@ -37,15 +35,13 @@ def options_of_everyone(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(after.line, after.column, message)
 
 
-@rule(
+@_exports_rule(
     "TW512",
     "Root of any host",
     "warning",
     why="Without root squashing, root of a client is root on the files. Exported to every host, any machine that "
     "reaches the server can change all files of all users.",
     fix="Name the network of the nodes, or leave `no_root_squash` out.",
-    source=_EXPORTS,
-    file="exports",
     bad="/shared *(rw,sync,no_root_squash)\n",
     good="/shared 10.0.0.0/16(rw,sync,root_squash)\n",
 )
@@ -58,15 +54,13 @@ def root_of_any_host(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(client.line, at, "root of every host is root on this file system")
 
 
-@rule(
+@_exports_rule(
     "TW513",
     "The server confirms before it writes",
     "warning",
     why="With `async` the server replies before the data is on its disk. A checkpoint that is complete for the job "
     "can be lost or damaged when the server restarts.",
     fix="Write `sync`, which is the default.",
-    source=_EXPORTS,
-    file="exports",
     bad="/shared 10.0.0.0/16(rw,async)\n",
     good="/shared 10.0.0.0/16(rw,sync)\n",
 )
@@ -80,15 +74,13 @@ def early_confirmation(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(client.line, at, "a restart of the server can lose data that it has confirmed", edits)
 
 
-@rule(
+@_mount_rule(
     "TW514",
     "A soft mount that writes",
     "warning",
     why="A soft mount gives an error to the program after some retries, and can corrupt data silently: programs do not "
     "expect a write to fail. A server that is busy for some minutes ends the job.",
     fix="Write `hard`, which waits for the server.",
-    source=_NFS,
-    file="fstab",
     bad="server:/shared /shared nfs rw,soft,timeo=50 0 0\n",
     good="server:/shared /shared nfs rw,hard 0 0\n",
 )
@@ -101,15 +93,13 @@ def soft_mount(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(options.line, at, f"`{fields[1].text}` loses writes when its server is slow")
 
 
-@rule(
+@_mount_rule(
     "TW515",
     "Small requests to the file server",
     "warning",
     why="Client and server agree on the largest request that both support, up to 1 MiB. A smaller one multiplies the "
     "number of requests for a checkpoint or a shard.",
     fix="Leave `rsize` and `wsize` out.",
-    source=_NFS,
-    file="fstab",
     bad="server:/shared /shared nfs rw,hard,rsize=8192,wsize=8192 0 0\n",
     good="server:/shared /shared nfs rw,hard 0 0\n",
 )

@@ -16,7 +16,7 @@ from typing import Any
 import fsspec
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
-from trainworks.files import naming_full_disk
+from trainworks.files import closing_handle, naming_full_disk
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.units import format_bytes
 from trainworks.worker.data.card import Shard
@@ -228,11 +228,8 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, how: int) -> Iterator[None]:
-        lock = self._lock(name, how)
-        try:
+        with closing_handle(self._lock(name, how)):
             yield
-        finally:
-            os.close(lock)
 
     def _lock(self, name: str, how: int) -> int:
         handle = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)

@@ -25,6 +25,7 @@ from typing import TypedDict
 
 import torch
 
+from trainworks.files import closing_handle
 from trainworks.worker.mesh import CHECKPOINT_GROUP
 
 _PAGE = mmap.PAGESIZE
@@ -144,11 +145,8 @@ class HeartbeatBoard:
 
 
 def _map(path: str, local_rank: int) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
+    with closing_handle(os.open(path, os.O_RDWR)) as descriptor:
         return mmap.mmap(descriptor, _PAGE, offset=local_rank * _PAGE)
-    finally:
-        os.close(descriptor)
 
 
 def _beat(cells: memoryview) -> Beat:
