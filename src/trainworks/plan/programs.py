@@ -135,13 +135,13 @@ def describe_programs(found: Programs) -> str:
     """Programs by name with their shares, as one line.
 
     >>> describe_programs(((Software.of("PyTorch 2025", compiled=True), 0.7), (Software.of("Megatron-LM"), 0.3)))
-    'not named: PyTorch 2025 compiled 70 %, Megatron-LM 30 %'
+    'assumed: PyTorch 2025 compiled 70 %, Megatron-LM 30 %'
     """
     names = (
         f"{one.name}{' compiled' * (one.framework == 'torch' and one.fused_kernels)} {100 * share:.0f} %"
         for one, share in found
     )
-    return f"not named: {', '.join(names)}"
+    return f"assumed: {', '.join(names)}"
 
 
 def normalised(found: Sequence[tuple[Software, float]]) -> Programs:

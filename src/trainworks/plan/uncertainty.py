@@ -169,16 +169,16 @@ def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
     spread = 0.0
     if programs := getattr(job, "programs", ()):
-        at = layouts or Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3)
-        spread = float(mixture_spread(program_logs(job, at), [share for _, share in programs])[0])
+        spread = float(mixture_spread(program_logs(job, layouts), [share for _, share in programs])[0])
     tau = math.sqrt(prior.software**2 + kinds + spread**2 + sum((_PER_DOUBLING * each) ** 2 for each in beyond))
     return replace(prior, software=tau)
 
 
-def program_logs(job: AnyJob, layouts: Layouts) -> Array:
-    """Logarithms of the time that the first of the layouts takes under each program of the job, shape [programs, 1]."""
-    by_program: Sequence[AnyJob] = getattr(job, "by_program", ())
-    return np.log([each.step_times(layouts.take(slice(1))).total_s for each in by_program])
+def program_logs(job: AnyJob, layouts: Layouts | None = None) -> Array:
+    """Logarithms of the step time under each program of the job, shape [programs, 1]; see `prior_of`."""
+    world, by_program = job.cluster.num_accelerators, getattr(job, "by_program", ())
+    at = Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3) if layouts is None else layouts
+    return np.log([each.step_times(at.take(slice(1))).total_s for each in by_program])
 
 
 def not_compared(job: AnyJob) -> list[str]:

@@ -23,7 +23,6 @@ from trainworks.plan.cluster.scaling import (
     scales,
 )
 from trainworks.plan.job import AnyJob
-from trainworks.plan.layouts import Layouts
 from trainworks.plan.prediction import Prediction
 from trainworks.plan.programs import mixture_spread, narrowing
 from trainworks.plan.search import SearchResult, search_layouts
@@ -143,7 +142,7 @@ def plan_request(
         oversubscription_note(cluster),
         *notes,
         advice,
-        _calibration_note(measurements) or _software_note(request.job, result.layouts, rows[0]),
+        _calibration_note(measurements) or _software_note(request.job, rows[0]),
         above_published(request.job, rows[0].mfu),
         *outside_measured(request.job, cluster.num_accelerators),
         "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
@@ -164,18 +163,17 @@ def plan_request(
     )
 
 
-def _software_note(job: AnyJob, layouts: Layouts, best: Prediction) -> str | None:
+def _software_note(job: AnyJob, best: Prediction) -> str | None:
     """Key of `software:` that narrows the interval most, where the program is not known, and by how much."""
     if not (programs := getattr(job, "programs", ())):
         return None
-    logs = program_logs(job, layouts)
+    logs = program_logs(job)
     (key, left), shares = narrowing(programs, logs[:, 0]), [share for _, share in programs]
     now = math.log(best.high_s / best.low_s) / (2 * Z80)
     then = math.sqrt(max(0.0, now**2 - float(mixture_spread(logs, shares)[0]) ** 2 + left**2))
-    without, told = (f"{math.expm1(Z80 * deviation):.0%}" for deviation in (now, then))
-    return (
-        f"say `software: {{{key}: ...}}`: the 80 % interval of the step is +-{without} without it, and +-{told} with it"
-    )
+    without, told = (math.expm1(Z80 * deviation) for deviation in (now, then))
+    text = f"the 80 % interval of the step is +-{without:.0%} without it, and +-{told:.0%} with it"
+    return f"say `software: {{{key}: ...}}`: {text}" if without - told > _NAMED_SAVING else None
 
 
 def _faster_note(proposed: Prediction, fastest: Prediction) -> str | None:
