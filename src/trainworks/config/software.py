@@ -55,7 +55,7 @@ def year_of(text: str) -> int | None:
 
 _SINCE = (
     (2025, r"megatron[-_ ]bridge"),
-    (2024, r"torch ?titan|torchtune|nanotron|olmo[-_ ]core|automodel|dgxc|\bfms[-_]fsdp|pytorch 2\.[2-5]"),
+    (2024, r"torch ?titan|torchtune|nanotron|olmo[-_ ]core|automodel|\bfms[-_]fsdp|pytorch 2\.[2-5]"),
     (2023, r"llm[-_ ]?foundry|mosaic|lit-?gpt|xtuner|axolotl|maxtext|flagperf|flash[-_ ]?attention[-_ ]?2|pytorch 2\."),
 )
 """Years of the first releases of programs, and of releases of PyTorch."""

@@ -110,12 +110,12 @@ def read_run(row: Row) -> MeasuredRun:
     job = _job(shape, length, precision, cluster, Software(), adapter)
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
     found = row_settings.read_programs(row, precision, cluster.accelerator, layout)
-    # the run did fit: a program that cannot have fitted did not train it
-    fitting = [each for each in found if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
-    programs = normalised(fitting or found)
-    job = _job(shape, length, precision, cluster, programs[0][0], adapter)
-    if len(programs) > 1 and adapter is None:
-        job = replace(job, programs=programs)
+    if not _is_out_of_memory(row):  # the run did fit: a program that cannot have fitted did not train it
+        fitting = [each for each in found if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
+        found = normalised(fitting or found)
+    job = _job(shape, length, precision, cluster, found[0][0], adapter)
+    if len(found) > 1 and adapter is None:
+        job = replace(job, programs=found)
     gigabytes = number_of(row, "memory_gb_per_gpu")
     words = text_of(row, "memory_kind")
     return MeasuredRun(
@@ -307,8 +307,11 @@ def read_memory(row: Row) -> MeasuredMemory:
         row, "precision"
     ):
         filled = {**filled, "zero_stage": "1"} if text_of(row, "zero_stage") == "0" else filled
-    outcome = text_of(row, "outcome").lower()
-    return MeasuredMemory(read_run(filled), out_of_memory="oom" in outcome or "out of memory" in outcome)
+    return MeasuredMemory(read_run(filled), out_of_memory=_is_out_of_memory(row))
+
+
+def _is_out_of_memory(row: Row) -> bool:
+    return re.search("oom|out of memory", text_of(row, "outcome"), re.IGNORECASE) is not None
 
 
 COLLECTIVE_COLUMNS = (

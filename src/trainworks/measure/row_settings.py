@@ -25,10 +25,7 @@ from trainworks.record.model_shape import ModelShape
 _EXPERT_COLUMNS = ("experts", "experts_per_token", "expert_ffn", "shared_experts", "dense_layers")
 MODEL_COLUMNS = (*("model", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), *_EXPERT_COLUMNS)
 _PADDING = 128
-_OTHERWISE: tuple[dict[str, Any], ...] = (
-    {"tie_word_embeddings": True},
-    *({"head_dim": size} for size in (64, 96, 128, 192, 256)),
-)
+_OTHERWISE: Any = ({"tie_word_embeddings": True}, *({"head_dim": size} for size in (64, 96, 128, 192, 256)))
 """What a decoder may have where its printed size says so: one table for both ends, or heads of another width."""
 _OTHER_SIZE, _SAME_SIZE = 0.1, 0.03
 """Share by which a printed size differs from that of another shape at least, and of the same one at most."""
