@@ -113,6 +113,8 @@ def test_a_fine_tuning_without_weights_is_planned_and_not_run(model: str, tuning
 
 def test_the_plan_of_an_adapter_has_less_memory_and_time_than_that_of_all_weights() -> None:
     texts = [FINE_TUNING.format(model=DIMENSIONS, tuning=tuning, data="") for tuning in ("adapter: {}", "")]
+    texts = [text + "layout: {dp_replicate: 8}\n" for text in texts]
+    texts[1] += "software: Trainworks\n"
     tuned, whole = (plan(parse_run_file(text, name="run.yaml")[0]).best[0] for text in texts)
     assert tuned.step_time_s < whole.step_time_s
     assert tuned.memory.total_bytes < whole.memory.total_bytes

@@ -14,7 +14,15 @@ from tests.plan.jobs import JOBS
 from trainworks.catalog.catalog import accelerator
 from trainworks.config.software import family_of, years_of
 from trainworks.plan.layouts import Layouts
-from trainworks.plan.programs import Shown, mixture_nearness, mixture_quantile, mixture_spread, normalised, programs
+from trainworks.plan.programs import (
+    Shown,
+    describe_programs,
+    mixture_nearness,
+    mixture_quantile,
+    mixture_spread,
+    normalised,
+    programs,
+)
 from trainworks.plan.software import Software
 from trainworks.plan.uncertainty import prior_of
 
@@ -49,6 +57,11 @@ def test_a_present_pytorch_program_may_be_compiled_or_not() -> None:
     found = programs(shown(), "PyTorch 2025")
     assert {software.fused_kernels: share for software, share in found} == {True: 0.5, False: 0.5}
     assert len(programs(shown(), "PyTorch 2025", compiled=True)) == 1
+
+
+def test_programs_are_described_by_name_and_share() -> None:
+    found = ((Software.of("PyTorch 2025", compiled=True), 0.7), (Software.of("Megatron-LM"), 0.3))
+    assert describe_programs(found) == "assumed: PyTorch 2025 compiled 70 %, Megatron-LM 30 %"
 
 
 def test_the_kernel_that_is_said_is_that_of_every_program() -> None:

@@ -147,10 +147,14 @@ def show_forecast(prepared: PreparedRun, times: int, console: Console) -> None:
 
 def confirmed(prepared: PreparedRun, times: int, console: Console) -> bool:
     """Whether the user agrees to submit so many of these jobs; True without a terminal, where no question is asked."""
-    if not (sys.stdin.isatty() and console.is_terminal):
+    if not _is_at_a_terminal(console):
         return True
     from trainworks.report.jobs import request_text
 
     jobs = f"{times} jobs, each requests" if times > 1 else "the job requests"
     console.print(f"{prepared.backend.name}: {jobs} {request_text(prepared.spec)}", highlight=False)
     return typer.confirm("submit?", default=True, err=True)
+
+
+def _is_at_a_terminal(console: Console) -> bool:
+    return sys.stdin.isatty() and console.is_terminal

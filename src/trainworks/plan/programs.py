@@ -132,11 +132,7 @@ def planned_programs(software: Software, precision: str, accelerator: Accelerato
 
 
 def describe_programs(found: Programs) -> str:
-    """Programs by name with their shares, as one line.
-
-    >>> describe_programs(((Software.of("PyTorch 2025", compiled=True), 0.7), (Software.of("Megatron-LM"), 0.3)))
-    'assumed: PyTorch 2025 compiled 70 %, Megatron-LM 30 %'
-    """
+    """Programs by name with their shares, as one line."""
     names = (
         f"{one.name}{' compiled' * (one.framework == 'torch' and one.fused_kernels)} {100 * share:.0f} %"
         for one, share in found
