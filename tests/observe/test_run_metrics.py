@@ -143,11 +143,15 @@ def test_the_loss_of_a_supervisor_is_seen_though_the_state_is_old(
     assert lost not in read(metrics, clock)
 
 
+@pytest.fixture
+def other(tmp_path: Path) -> RunningRun:
+    """A run in another folder, with the name of the first one here."""
+    return RunningRun(tmp_path / "others").launch().steps(5).state("RUNNING")
+
+
 def test_the_end_of_a_run_in_another_folder_is_seen_though_its_job_is_no_longer_live(
-    tmp_path: Path, folder: Path, clock: FakeClock
+    other: RunningRun, folder: Path, clock: FakeClock
 ) -> None:
-    other = RunningRun(tmp_path / "others")
-    other.launch().steps(5).state("RUNNING")
     live = [str(other.run_dir.path)]
     watcher = RunWatcher(folder, lambda: live, clock)
     watcher.facts()
@@ -189,10 +193,8 @@ def test_runs_above_the_limit_are_left_out_and_counted(folder: Path, clock: Fake
 
 
 def test_a_run_keeps_its_name_while_another_of_that_name_comes_and_goes(
-    running: RunningRun, tmp_path: Path, folder: Path, clock: FakeClock
+    running: RunningRun, other: RunningRun, folder: Path, clock: FakeClock
 ) -> None:
-    other = RunningRun(tmp_path / "others")
-    other.launch().steps(5).state("RUNNING")
     watcher = RunWatcher(folder, lambda: [str(other.run_dir.path)], clock)
 
     def labels() -> dict[str, str]:
@@ -206,9 +208,7 @@ def test_a_run_keeps_its_name_while_another_of_that_name_comes_and_goes(
 
 
 def test_two_runs_of_one_name_in_different_folders_are_two_series(
-    running: RunningRun, tmp_path: Path, folder: Path, clock: FakeClock
+    running: RunningRun, other: RunningRun, folder: Path, clock: FakeClock
 ) -> None:
-    other = RunningRun(tmp_path / "others")
-    other.launch().steps(5).state("RUNNING")
     watcher = RunWatcher(folder, lambda: [str(other.run_dir.path)], clock)
     assert len({run.run for run in watcher.facts()}) == 2

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -24,20 +25,19 @@ import numpy as np
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.software import USUALLY_EAGER, Attention, Family, family_of, year_of
 from trainworks.plan.layouts import Array
-from trainworks.plan.software import Software
+from trainworks.plan.software import PRESENT, Software
 
 Programs = tuple[tuple[Software, float], ...]
 """Programs with their shares, which add up to 1."""
 _SMOOTH = 0.06
 """Scale s of the logistic distribution of one program's time: programs that differ by less are one."""
 _HALVINGS = 30
-_Z80 = 1.2815515655446004
 _LEAST = 0.04
 """Share below which a program is left out."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
-"""Of the PyTorch programs since 2024, and of those that come eager."""
-_UNFUSED, _FIRST_FUSED, _PRESENT = 2021, 2023, 2026
-"""Years that stand for attention in several kernels, the first fused one, and the present."""
+"""Compiled share of the PyTorch programs since 2024, by whether they come eager."""
+_UNFUSED, _FIRST_FUSED = 2021, 2023
+"""Years that stand for attention in several kernels, and for the first fused one."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
 _ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
 """Precisions that say most about a program; any other one is as bf16."""
@@ -62,7 +62,7 @@ class Shown:
     precision: str
     accelerator: Accelerator
     is_split: bool
-    """Whether it has tensor or pipeline parallelism."""
+    """Whether tensor or pipeline parallelism splits the model."""
     is_sharded: bool
     """Whether weights are sharded over the replicas (ZeRO 3, FSDP)."""
     first_year: int = 0
@@ -71,7 +71,7 @@ class Shown:
     is_usually_eager: bool = False
     """Whether the program is one of those that come eager."""
     is_of_2021: bool = False
-    """Whether it does what later programs have given up: tensor parallelism without sequence parallelism."""
+    """Whether the run does what later programs gave up: tensor parallelism without sequence parallelism."""
 
 
 def programs(
@@ -123,7 +123,7 @@ def planned_programs(software: Software, precision: str, accelerator: Accelerato
     found = programs(
         shown,
         name,
-        year=None if year_of(name) else _PRESENT,
+        year=None if year_of(name) else PRESENT,
         compiled=software.fused_kernels if "compiled" in said else None,
         attention=software.attention if "attention" in said else None,
         fp8_recipe=software.fp8_recipe,
@@ -156,19 +156,19 @@ def _families(shown: Shown) -> dict[Family, float]:
 def _years(shown: Shown) -> dict[int, float]:
     """Shares of the years that stand for an era, of those that are possible."""
     if shown.precision in ("fp8", "fp4") or shown.accelerator.launched > _FIRST_FUSED:
-        return {_PRESENT: 1.0}
+        return {PRESENT: 1.0}
     if shown.is_of_2021 or shown.precision == "fp16":
         shares = {_UNFUSED: 0.75, _FIRST_FUSED: 0.25}
     elif shown.accelerator.launched < _FIRST_FUSED - 1:
-        shares = {_UNFUSED: 0.25, _FIRST_FUSED: 0.35, _PRESENT: 0.4}
+        shares = {_UNFUSED: 0.25, _FIRST_FUSED: 0.35, PRESENT: 0.4}
     else:
-        shares = {_FIRST_FUSED: 0.1, _PRESENT: 0.9}
+        shares = {_FIRST_FUSED: 0.1, PRESENT: 0.9}
     first, last = _era(shown.first_year), _era(shown.last_year)
     return {year: share for year, share in shares.items() if first <= year <= last} or {last: 1.0}
 
 
 def _era(year: int) -> int:
-    return _UNFUSED if year < _FIRST_FUSED else _FIRST_FUSED if year == _FIRST_FUSED else _PRESENT
+    return _UNFUSED if year < _FIRST_FUSED else _FIRST_FUSED if year == _FIRST_FUSED else PRESENT
 
 
 def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: float) -> Array:
@@ -198,7 +198,7 @@ def mixture_nearness(logs: Array, shares: Sequence[float] | Array, at: Array) ->
 def mixture_spread(logs: Array, shares: Sequence[float] | Array) -> Array:
     """Standard deviation of the normal distribution that is as wide as the programs differ, shape [n]; 0 for one."""
     width, own = mixture_quantile(logs, shares, 0.9) - mixture_quantile(logs, shares, 0.1), 2 * _SMOOTH * math.log(9)
-    return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * _Z80)
+    return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * NormalDist().inv_cdf(0.9))
 
 
 def narrowing(found: Programs, logs: Array) -> tuple[str, float]:

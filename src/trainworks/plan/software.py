@@ -103,7 +103,7 @@ class Software:
             selective: what selective recomputation repeats; by default as the framework does.
         """
         usual = _PROGRAMS[family_of(framework) or "torch"]
-        year = year or year_of(framework) or _PRESENT
+        year = year or year_of(framework) or PRESENT
         kernel = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else usual.attention
         optional = usual.framework == "torch"
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
@@ -131,7 +131,8 @@ class Software:
         )
 
 
-_PRESENT = 2026
+PRESENT = 2026
+"""Year of a program that is named without one."""
 _FUSED_SINCE = 2023
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
