@@ -59,6 +59,14 @@ _SINCE = (
     (2023, r"llm[-_ ]?foundry|mosaic|lit-?gpt|xtuner|axolotl|maxtext|flagperf|flash[-_ ]?attention[-_ ]?2|pytorch 2\."),
 )
 """Years of the first releases of programs, and of releases of PyTorch."""
+_MODELS = (
+    (
+        2024,
+        r"llama[-_ ]?[234]|mi[sx]tral|qwen|gemma|deepseek|\byi\b|olmo|granite|phi[-_ ]?[34]|smollm|falcon[-_ ]?3|glm",
+    ),
+    (2023, r"llama"),
+)
+"""Years of the programs that train a model: one of July 2023 or later, as Llama 2 is, meets FlashAttention-2."""
 USUALLY_EAGER = re.compile(r"deepspeed|hugging ?face|transformers|accelerate|\bhf\b|easycontext|axolotl|xtuner", re.I)
 """PyTorch programs that compile nothing unless their users ask, which those rarely do."""
 _PUBLISHED = re.compile(r"\barxiv:\s*(\d\d)\d\d\.\d{4,5}", re.IGNORECASE)
@@ -75,6 +83,18 @@ def years_of(text: str) -> tuple[int, int]:
     paper = _PUBLISHED.search(text)
     last = 2000 + int(paper[1]) if paper else year_of(text) or 9999
     return first, max(first, 2022 if _PYTORCH_1.search(text) else last)
+
+
+def first_year_of_model(name: str, *, is_gated: bool, shares_keys: bool) -> int:
+    """First year that a program can be of, by the model that it trains; 0 where nothing is known.
+
+    Args:
+        name: of the model.
+        is_gated: whether its MLP is gated, as in most since LLaMA (2023).
+        shares_keys: whether several heads share keys and values (Ainslie et al., May 2023).
+    """
+    known = next((year for year, words in _MODELS if re.search(words, name, re.IGNORECASE)), 0)
+    return max(known, 2024 if shares_keys else 2023 if is_gated else 0)
 
 
 def _known(text: str) -> str:

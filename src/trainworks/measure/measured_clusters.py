@@ -88,7 +88,7 @@ def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
     num_nodes = math.ceil(num_accelerators / min(written, num_accelerators))
     per_node = math.ceil(num_accelerators / num_nodes)
     inside = text_of(row, "intra_node_net")
-    domain = node.scale_up_domain if node.scale_up_domain > node.accelerators else per_node
+    domain = node.scale_up_domain if node.scale_up_domain > node.accelerators else max(written, per_node)
     if group := re.search(r"nvl\s*(\d+)", inside, re.IGNORECASE):  # `NVL72`
         domain = max(int(group[1]), per_node)
     network, printed_bytes_per_s = _network(text_of(row, "inter_node_net"), node, per_node)

@@ -109,7 +109,7 @@ def read_run(row: Row) -> MeasuredRun:
     adapter = row_settings.read_adapter(row, shape, precision)
     job = _job(shape, length, precision, cluster, Software(), adapter)
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
-    found = row_settings.read_programs(row, precision, cluster.accelerator, layout)
+    found = row_settings.read_programs(row, shape, precision, cluster.accelerator, layout)
     if not _is_out_of_memory(row):  # the run did fit: a program that cannot have fitted did not train it
         fitting = [each for each in found if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
         found = normalised(fitting or found)

@@ -11,7 +11,7 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import USUALLY_EAGER, Attention, Fp8Recipe, family_of, years_of
+from trainworks.config.software import USUALLY_EAGER, Attention, Fp8Recipe, family_of, first_year_of_model, years_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
@@ -180,7 +180,7 @@ _FACTS: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = tuple(
 """What words of a row say, a later one of which overrules an earlier one."""
 
 
-def read_programs(row: Row, precision: str, accelerator: Accelerator, layout: Fixed) -> Programs:
+def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Accelerator, layout: Fixed) -> Programs:
     """What may have trained, the likeliest first; one program where the row says its name, its year and its compiler.
 
     Said is what `framework`, `attention` and `compiled` say, else words of its source and notes. A word about sharding
@@ -190,11 +190,14 @@ def read_programs(row: Row, precision: str, accelerator: Accelerator, layout: Fi
     framework = text_of(row, "framework")
     named = "" if _SHARDING.fullmatch(framework) else framework
     first_year, last_year = years_of(words)
+    of_model = first_year_of_model(
+        text_of(row, "model"), is_gated=shape.gated_mlp, shares_keys=shape.kv_heads < shape.heads
+    )
     shown = Shown(
         precision,
         accelerator,
-        first_year=first_year,
-        last_year=last_year,
+        first_year=max(first_year, of_model),
+        last_year=max(last_year, of_model),
         is_usually_eager=bool(USUALLY_EAGER.search(f"{framework} {words}")),
         is_split=layout["tp"] * layout["pp"] > 1,
         is_sharded=layout["zero"] == 3,

@@ -127,8 +127,11 @@ def _one_kind(
         "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
         "projections": device.coefficients.projections_share * forward,
     }[software.selective]
+    whole = forward
+    if not experts and not software.repeats_last:  # experts' last products are needed for the gradients of the router
+        whole = forward - _products_s(products[-1:], device)[0]
     again = np.select(
-        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
+        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [whole, selective], 0.0
     )
     return BlockTimes(forward, _with_launches(backward, kernels[1] + extra, device), again)
 

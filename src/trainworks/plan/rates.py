@@ -38,6 +38,8 @@ _IN_SWITCH_GAIN = 1.32
 """Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice."""
 _MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
 """Links that join pairs of devices: a group has only those among its members."""
+_ON_BOARDS_OF_FOUR = ("NVLink3", "NVLink4")
+"""Links that do so on boards of four, which have no switch (NVIDIA, HGX A100 4-GPU and HGX H100 4-GPU)."""
 _DATA_S = 3e-5
 """Handing over a batch that was read ahead."""
 
@@ -175,6 +177,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
     link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
     """
     accelerator = cluster.accelerator
+    in_pairs = _ON_BOARDS_OF_FOUR if cluster.scale_up_domain == 4 else ()
     bridged = cluster.scale_up_domain < cluster.accelerators_per_node
     up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
     up = up or accelerator.host_bytes_per_s / 2
@@ -186,7 +189,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
         in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
-        mesh=accelerator.scale_up.startswith(_MESHES),
+        mesh=accelerator.scale_up.startswith((*_MESHES, *in_pairs)),
         start_s=_START_S,
         hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,

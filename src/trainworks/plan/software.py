@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from trainworks.config.software import Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
+from trainworks.config.software import USUALLY_EAGER, Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
 
 Selective = Literal["attention", "products", "every second product", "projections"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
@@ -63,6 +63,9 @@ class Software:
     looking up how they are cut."""
     logit_bytes: float | None = None
     """Bytes that the loss moves per logit, forward and backward; by default those of a fused or an unfused loss."""
+    repeats_last: bool = True
+    """Full recomputation repeats a block's last product too. Backward does not need its output: XLA leaves it out, and
+    PyTorch's non-reentrant checkpoints stop before it (2.1, `set_checkpoint_early_stop`)."""
     context: Literal["gather", "heads"] = "gather"
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
     framework: str = "megatron"
@@ -125,6 +128,7 @@ class Software:
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             selective=selective or usual.selective,
+            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or bool(USUALLY_EAGER.search(framework)),
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
@@ -145,6 +149,7 @@ _TORCH = Software(
     loss_bytes=12.0,
     loss_parallel=False,
     selective="products",
+    repeats_last=False,
     framework="torch",
 )
 """PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
@@ -176,6 +181,7 @@ def worker_software(
         norm_bytes=8 if on_cpu and not compiled else 0,
         loss_chunk_bytes=32 << 20 if on_cpu else 512 << 20,
         selective="products",
+        repeats_last=False,
         distributed_operations=_DISTRIBUTED_OPERATIONS,
         logit_bytes=_LOGIT_BYTES,
         context="heads",
@@ -195,18 +201,25 @@ _PROGRAMS: dict[Family, Software] = {
         weight_bytes=4,
         optimizer_bytes=8.0,
         selective="projections",
+        repeats_last=False,
         framework="jax",
     ),
     "torchtitan": replace(_COMPILED, loss_parallel=True, selective="every second product"),
     "fms": _COMPILED,
     "nanotron": replace(
-        _TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4
+        _COMPILED,
+        native=False,
+        loss_bytes=8.0,
+        loss_parallel=True,
+        gradient_bytes=6,
+        sent_gradient_bytes=4,
     ),
     "oneflow": _OTHER,
     "paddle": replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
 }
-"""Programs of today, as they come."""
+"""Programs of today, as they come. Nanotron has Triton's RMSNorm, FlashAttention's rotations, and one product for queries,
+keys and values: but for the gate, the kernels are those of a compiled program (huggingface/nanotron at 03b83fc)."""
 
 
 def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -> Software:

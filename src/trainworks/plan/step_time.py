@@ -197,7 +197,8 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     message = e * tokens * shape.hidden
     again = layouts.recompute == Recompute.FULL
     share = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
-    repeats = np.where(again, 6.0, 4.0) * (1 - 0.5 * share * (shape.shared_feed_forward == 0))
+    repeats = np.where(again, 6.0 if rates.software.repeats_last else 5.0, 4.0)
+    repeats = repeats * (1 - 0.5 * share * (shape.shared_feed_forward == 0))
     ones = np.ones(len(layouts))
     reduced = collective_s("all_reduce", message, layouts.tp, ones, rates.links)
     gathered = collective_s("all_gather", message, layouts.tp, ones, rates.links)
