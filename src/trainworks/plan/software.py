@@ -218,8 +218,8 @@ _PROGRAMS: dict[Family, Software] = {
     "paddle": replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
 }
-"""Programs of today, as they come. Nanotron has Triton's RMSNorm, FlashAttention's rotations, and one product for queries,
-keys and values: but for the gate, the kernels are those of a compiled program (huggingface/nanotron at 03b83fc)."""
+"""Programs of today, as they come. Nanotron has Triton's RMSNorm, FlashAttention's rotations, and one product for
+queries, keys and values: but for the gate, its kernels are as a compiler's (huggingface/nanotron at 03b83fc)."""
 
 
 def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -> Software:
