@@ -29,19 +29,19 @@ _POWERSGD_PASSES = 11
 them (1), and the new error is their difference (3). Source: torch, `powerSGD_hook`."""
 
 
-def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed: float) -> Array:
+def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed: Array) -> Array:
     """Bytes per parameter that a replica sends; shape [n].
 
     Args:
         shape: the model.
         layouts: shape [n].
-        uncompressed: bytes of a gradient that is not compressed.
+        uncompressed: bytes of a gradient that is not compressed, shape [n].
     """
     kind = layouts.gradient_compression
     if not kind.any():
-        return np.full(len(layouts), float(uncompressed))
+        return uncompressed.astype(np.float64)
     in_16_bits = np.isin(kind, (Compression.BF16, Compression.FP16))
-    rounded = np.where(in_16_bits, min(2.0, uncompressed), uncompressed)
+    rounded = np.where(in_16_bits, np.minimum(2.0, uncompressed), uncompressed)
     sent: Array = np.where(is_low_rank(layouts), _low_rank_bytes(shape, layouts), rounded)
     return sent
 

@@ -57,7 +57,9 @@ class Software:
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
     sent_gradient_bytes: int | None = None
-    """Bytes per parameter that ranks send, where they keep others; `Layouts.gradient_compression` lowers both."""
+    """Bytes per parameter that ranks send, where they keep others and weights are not fp32;
+    `Layouts.gradient_compression` lowers both. FSDP reduces in the precision of its products, unless its user asks for
+    fp32, as torchtitan, NeMo AutoModel and OLMo-core do."""
     distributed_operations: int = 0
     """Host operations that a block's distributed tensors add under tensor parallelism: wrapping, unwrapping and
     looking up how they are cut."""
@@ -150,6 +152,7 @@ _TORCH = Software(
     loss_parallel=False,
     selective="products",
     repeats_last=False,
+    sent_gradient_bytes=2,
     framework="torch",
 )
 """PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
@@ -193,7 +196,7 @@ _COMPILED = replace(_TORCH, fused_kernels=True)
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
     "megatron": Software(),
-    "automodel": _TORCH,
+    "automodel": replace(_TORCH, sent_gradient_bytes=4),
     "jax": replace(
         _OTHER,
         attention="cudnn",
@@ -204,7 +207,7 @@ _PROGRAMS: dict[Family, Software] = {
         repeats_last=False,
         framework="jax",
     ),
-    "torchtitan": replace(_COMPILED, loss_parallel=True, selective="every second product"),
+    "torchtitan": replace(_COMPILED, loss_parallel=True, sent_gradient_bytes=4, selective="every second product"),
     "fms": _COMPILED,
     "nanotron": replace(
         _COMPILED,

@@ -314,7 +314,8 @@ def _reductions_s(
 ) -> Array:
     """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
-    uncompressed = rates.software.sent_gradient_bytes or rates.software.gradient_bytes
+    kept, sent = rates.software.gradient_bytes, rates.software.sent_gradient_bytes
+    uncompressed = np.where(has_casts(layouts, job.precision, rates.software), kept, sent or kept)
     gradients, weights = parameters * sent_bytes(job.shape, layouts, uncompressed), parameters * weight_bytes
     reduced = collective_s("all_reduce", gradients, copies, stride, rates.links)
     replicas = layouts.dp / layouts.dp_shard
