@@ -285,15 +285,24 @@ def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Ar
     Bytes per parameter: 3 e_g for each micro-batch after the first, whose gradient is kept as it is, with e_g bytes of
     a gradient (zero 0 and 1); under autocast (zero 0) 6 for the cast and 6 for its gradient per micro-batch.
     Megatron-LM adds gradients in the kernel of the product.
+
+    Shards are gathered into a flat buffer and copied out of it, forward and backward, 2 e each time (zero 3), and
+    gradients are copied into one, e read and what is sent written (zero 2 and 3); see PyTorch's
+    `_fsdp_collectives.py` (`split_with_sizes_copy`, `chunk_cat`). Measured links copy in their own time.
     """
     software = rates.software
     if not software.native or software.framework != "torch":
         return np.zeros(len(layouts))
-    gradient_bytes = 4 if software.autocast else element_bytes(job.precision)
+    e = element_bytes(job.precision)
+    gradient_bytes = 4 if software.autocast else e
     sums = np.where(layouts.zero <= 1, 3.0 * gradient_bytes * (layouts.accum - 1), 0.0)
     casts = 12.0 * layouts.accum * has_casts(layouts, job.precision, software)
+    sent = software.sent_gradient_bytes or software.gradient_bytes
+    copies = np.select([layouts.zero == 3, layouts.zero == 2], [5.0 * e + sent, float(e + sent)], 0.0)
+    copies = np.where(np.isinf(rates.links.copied_bytes_per_s), copies, 0.0)
     parameters = _held(job, layouts, blocks)
-    seconds: Array = (parameters.dense + parameters.experts) * (sums + casts) / rates.device.memory_bytes_per_s
+    moved = (parameters.dense + parameters.experts) * (sums + casts + copies * layouts.accum)
+    seconds: Array = moved / rates.device.memory_bytes_per_s
     return seconds
 
 
