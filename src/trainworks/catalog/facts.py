@@ -45,6 +45,8 @@ class Accelerator(Frozen):
     """Power limit of the board."""
     rated_power_w: float | None = None
     """Power limit of the data sheet where the board has another one; else None."""
+    chip_power_w: float | None = None
+    """Power of the board that feeds the same chip most, where this one is a card that feeds it less; else None."""
     usable_bytes: int | None = None
     """Device capacity as the framework reports it; None if unpublished."""
     memory_type: str | None = None

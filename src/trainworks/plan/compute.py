@@ -163,12 +163,15 @@ def _limit_by_power(rate: float, accelerator: Accelerator, bits: int, coefficien
     """The rate that the board's power can feed, W / (joules per FLOP), where that is the lower one.
 
     Parts made in 4 nm and 5 nm class processes (from 2022 on) lower their clocks in long runs of large products; before
-    that the matrix units were the limit. Energy falls with the width of the operands, but not to its square.
+    that the matrix units were the limit. A chip that is fed less than it can take lowers its voltage with its clocks,
+    and the energy of a FLOP falls with it: W becomes sqrt(W W_chip). Energy falls with the width of the operands, but
+    not to its square.
     """
     if accelerator.power_w is None or accelerator.launched < 2022:
         return rate
     joules = coefficients.joules_per_flop * (bits / 16) ** coefficients.narrow_energy
-    fed = math.sqrt(accelerator.power_w * (accelerator.rated_power_w or accelerator.power_w)) / joules
+    most_w = accelerator.chip_power_w or accelerator.rated_power_w or accelerator.power_w
+    fed = math.sqrt(accelerator.power_w * most_w) / joules
     return float((rate**-8 + fed**-8) ** -0.125)
 
 
