@@ -156,6 +156,8 @@ _ATTENTION: tuple[tuple[Attention, str], ...] = (
     ("cudnn", r"cudnn"),
     ("flash-1", r"triton|flash[\s_-]*(?:attention|attn)?[\s_-]*1|\bfa-?1\b"),
 )
+_HUGGING_FACE = re.compile(r"hugging ?face|transformers|\bhf\b", re.IGNORECASE)
+"""Its GPT-2, GPT-Neo and OPT wrote their scores out until 2024, unless their user asked for another kernel."""
 _RECIPES: tuple[tuple[Fp8Recipe, str], ...] = (
     ("tensorwise", r"tensor[\s_-]*wise|delayed|\bcs\b"),
     ("rowwise", r"row[\s_-]*wise"),
@@ -193,6 +195,9 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
     of_model = first_year_of_model(
         text_of(row, "model"), is_gated=shape.gated_mlp, shares_keys=shape.kv_heads < shape.heads
     )
+    attention = _written(_ATTENTION, text_of(row, "attention") or words)
+    if attention is None and not shape.gated_mlp and _HUGGING_FACE.search(f"{framework} {words}"):
+        attention = "unfused"
     shown = Shown(
         precision,
         accelerator,
@@ -207,7 +212,7 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
         shown,
         named or family_of(words) or "",
         compiled=_compiled(row, words),
-        attention=_written(_ATTENTION, text_of(row, "attention") or words),
+        attention=attention,
         fp8_recipe=_written(_RECIPES, text_of(row, "fp8_recipe") or text_of(row, "precision")),
         gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else None,
         selective=_selective(text_of(row, "recompute")),
