@@ -22,7 +22,7 @@ more than that, those within this factor of the smallest are in question."""
 
 
 def completions(decided: Fixed, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
-    """All layouts that agree with what is decided: micro-batches 1, 2, 4, 8 that divide a rank's share, every
+    """All layouts that agree with what is decided: micro-batches of 1 to 8 that divide a rank's share, every
     recomputation, and every number of chunks up to 8 that shares the blocks evenly.
 
     Args:
@@ -32,7 +32,7 @@ def completions(decided: Fixed, *, layers: int, global_batch: int, can_offload: 
         can_offload: whether activations may be offloaded where neither that nor recomputation is decided.
     """
     per_rank, pp = max(1, global_batch // decided["dp"]), decided["pp"]
-    sizes = [size for size in (1, 2, 4, 8) if per_rank % size == 0]
+    sizes = [size for size in range(1, 9) if per_rank % size == 0]
     chunks = chunk_counts(layers, pp, _MOST_CHUNKS if pp > 1 else 1)
     kinds = [(kind, decided.get("offload", 0)) for kind in _one_or(decided, "recompute", list(Recompute))]
     if can_offload and not {"recompute", "offload"} & decided.keys():

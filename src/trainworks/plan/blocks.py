@@ -111,6 +111,9 @@ def _one_kind(
     forward, backward = _products_s(products, device)
     core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, device, software)
     traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
+    if device.casts and software.framework != "megatron":  # which keeps the weights of a step in 8 bits
+        weights = sum((product.columns * product.depth * product.batch for product in products), np.zeros(len(layouts)))
+        traffic = traffic + traffic_s(_cast_bytes(device, software) * weights, device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
@@ -244,7 +247,7 @@ def _block_bytes(
 
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
     parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 2 e f / t
-    plain; with 8-bit products a read and two 8-bit writes of every product's input.
+    plain; with 8-bit products the casts of every product's input.
     """
     e = device.element_bytes
     tokens = _tokens(layouts, sequence_length)
@@ -257,9 +260,17 @@ def _block_bytes(
     per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + (3 if shape.gated_mlp else 2) * e * width
     if experts:
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
-    if device.precision in ("fp8", "fp4"):
-        per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
+    if device.casts:
+        per_token = per_token + _cast_bytes(device, software) * (3 * shape.hidden + heads + width)
     return tokens * per_token * unfused_factor(shape, layouts, device, software)
+
+
+def _cast_bytes(device: DeviceRates, software: Software) -> int:
+    """Bytes that casting one value to 8 bits moves: e read, and two layouts written, in Transformer Engine's kernels.
+
+    Elsewhere the largest value is found first, e read once more, and the second layout is a kernel of its own: 2 e + 3.
+    """
+    return device.element_bytes + 2 if software.framework == "megatron" else 2 * device.element_bytes + 3
 
 
 def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:

@@ -102,6 +102,8 @@ class DeviceRates:
     """Attention forward and backward, all pairs of tokens counted: it replaces the rate above."""
     attention: tuple[HeadRates, ...] = ()
     """Shares of the attention kernel by head size."""
+    casts: bool = False
+    """Whether kernels cast the inputs of products to 8 or 4 bits; units that are no faster in those do it inside."""
     is_queued: bool = True
     """Whether kernels wait in a queue that the host fills ahead of the device; on a CPU the host is the device."""
 
@@ -156,6 +158,7 @@ def device_rates(
         precision=precision,
         element_bytes=element_bytes(precision),
         coefficients=coefficients,
+        casts=bits < 16 and peaks[precision] > peaks[wide],  # type: ignore[index]
     )
 
 

@@ -77,7 +77,7 @@ class ConvJob:
         forward, backward = _network_s(self.shape, layouts, rates.device)
         reduced = collective_s(
             "all_reduce",
-            self.shape.num_parameters * sent_bytes(self.shape, layouts, 4.0),
+            self.shape.num_parameters * sent_bytes(self.shape, layouts, np.full(len(layouts), 4.0)),
             layouts.dp,
             np.ones(len(layouts)),
             rates.links,
