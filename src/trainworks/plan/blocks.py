@@ -112,7 +112,9 @@ def _one_kind(
     core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, device, software)
     traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
     if device.casts and software.framework != "megatron":  # which keeps the weights of a step in 8 bits
-        weights = sum((product.columns * product.depth * product.batch for product in products), np.zeros(len(layouts)))
+        weights = np.zeros(len(layouts))
+        for product in products:
+            weights = weights + product.columns * product.depth * product.batch
         traffic = traffic + traffic_s(_cast_bytes(device, software) * weights, device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
