@@ -359,8 +359,10 @@ def read_collective(row: Row) -> MeasuredCollective:
     if key not in _KNOWN:
         raise UsageError(f"collective `{text}` is not planned", hint=f"these are: {', '.join(_KNOWN.values())}")
     kind = _KNOWN[key]
-    cells = {**row, "gpus_per_node": str(ranks // nodes), "inter_node_net": network if nodes > 1 else ""}
-    cluster = read_cluster({"intra_node_net": network if nodes == 1 else "", **cells}, num_accelerators=ranks)
+    # some of one node's ranks have the links of a whole node; of several, all ranks are in the group
+    between = {"gpus_per_node": str(ranks // nodes), "inter_node_net": network}
+    links = between if nodes > 1 else {"gpus_per_node": "", "intra_node_net": network}
+    cluster = read_cluster({**row, **links}, num_accelerators=ranks)
     return MeasuredCollective(
         id=text_of(row, "id"),
         source=source_of(row),

@@ -69,8 +69,8 @@ class Coefficients:
     """Share of Omni-Path's rate that collectives keep in addition: its messages pass through the host's memory."""
     pipelining: float = 0.723
     """Cost of filling a pipelined collective, as a share of 2 sqrt(latency * transfer)."""
-    pipelining_inside: float = 0.392
-    """The same inside a domain."""
+    pipelining_inside: float = 0.09
+    """The same in rings inside a domain."""
     tp_hidden: float = 0.605
     """Part of tensor-parallel communication that software with overlap hides."""
     pp_exposed: float = 1.0

@@ -15,8 +15,8 @@ is the slower of two:
 
 where I is the rate of the domain's interfaces that a group has: with g of the domain's G ranks in it, G/g groups are
 busy at the same time, and each has g/G of them, regardless of the port next to a rank. A domain is a node, or several
-on an NVL72. If links join pairs of devices without a switch, B is B (g-1)/(G-1). The latency a covers the start, a
-ring's steps inside, and a tree's levels outside.
+on an NVL72. If links join pairs of devices without a switch, a group has a share of B: (g-1)/(G-1) where all pairs are
+joined. The latency a covers the start, a ring's steps inside, and a tree's levels outside.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class LinkRates:
     """Per rank, what a ring reaches."""
     in_switch_gain: float
     """Factor on the all-reduce of a whole domain whose switches add up (NVLS); 1 without."""
-    mesh: bool
-    """True if that rate is the sum of links to single neighbours."""
+    shares: tuple[float, ...]
+    """Share of that rate inside a group of 1, 2, ... ranks of a domain whose links join pairs; empty: all of it."""
     start_s: float
     """Latency of a small collective inside a domain: the start of a ring."""
     hop_s: float
@@ -84,8 +84,8 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     in_switch = (inside >= 4) & (links.in_switch_gain > 1)
     gain = np.where(in_switch, links.in_switch_gain, 1.0) if kind == "all_reduce" else 1.0
     up = links.scale_up_bytes_per_s * gain
-    if links.mesh:
-        up = up * np.maximum(inside - 1, 1) / max(links.domain - 1, 1)
+    if links.shares:
+        up = up * np.take(links.shares, np.clip(inside, 2, len(links.shares)).astype(np.intp) - 1)
     interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
     if kind == "all_reduce":
         crossings = 1.0 if links.in_network else 2 * (domains - 1) / domains
@@ -99,7 +99,7 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     steps = (inside - 1) * (2.0 if kind == "all_reduce" else 1.0)
     ring = links.start_s + steps * links.hop_s
     latency = latency + np.where(inside > 1, np.where(in_switch, _IN_SWITCH_S, ring), 0.0)
-    filling = np.where(crosses, links.pipelining, links.pipelining_inside)
+    filling = np.where(crosses | (in_switch & (kind == "all_reduce")), links.pipelining, links.pipelining_inside)
     total = copied_s + latency + transfer + 2 * filling * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
 
@@ -118,7 +118,7 @@ def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, links: Lin
     """
     inside = stride * stages <= links.domain
     sharing = np.minimum(stride, links.ranks_per_node)
-    neighbour = links.scale_up_bytes_per_s / (max(links.domain - 1, 1) if links.mesh else 1)
+    neighbour = links.scale_up_bytes_per_s * (links.shares[1] if links.shares else 1.0)
     rate = np.where(inside, neighbour, links.node_bytes_per_s / sharing)
     latency = np.where(inside, links.start_s / 3, links.scale_out_latency_s / 3)
     return latency + size_bytes / np.maximum(rate, 1.0)

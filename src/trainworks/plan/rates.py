@@ -30,9 +30,10 @@ _ONE_DOMAIN = 1 << 30
 """More ranks than any calibration has: what it measured holds for all groups of ranks alike."""
 _LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
 """Latency of a small collective between two domains, per doubling of their number, by kind of network."""
-_START_S = 25e-6
-"""Latency of a small collective inside a domain: the start of a ring."""
-_HOP_S, _FAST_HOP_S = 4.2e-6, 1.5e-6
+_START_S = 35e-6
+"""Latency of a small collective inside a domain: the start of a ring. It, `_HOP_S` and `pipelining_inside` are fitted
+to all-reduces of 2 to 8 A100 and V100 in one node (benchmarks/data/collectives.csv)."""
+_HOP_S, _FAST_HOP_S = 2.1e-6, 1.5e-6
 """Per step of a ring, before and since NVLink 4."""
 _IN_SWITCH_GAIN = 1.32
 """Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice."""
@@ -40,6 +41,9 @@ _MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
 """Links that join pairs of devices: a group has only those among its members."""
 _ON_BOARDS_OF_FOUR = ("NVLink3", "NVLink4")
 """Links that do so on boards of four, which have no switch (NVIDIA, HGX A100 4-GPU and HGX H100 4-GPU)."""
+_CUBE_MESH = tuple(links / 6 for links in (6, 1, 2, 4, 2, 2, 4, 6))
+"""Links of six that rings of the first 1 to 8 V100 of a DGX-1 take in one direction. Rings are whole, and its hybrid
+cube mesh has one or two in most groups. Measured all-reduces reach 22 GB/s times these (vTrain, its trace of V100)."""
 _DATA_S = 3e-5
 """Handing over a batch that was read ahead."""
 
@@ -177,7 +181,6 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
     link, or with one that joins pairs of cards only, ranks of a node talk over the host's bus.
     """
     accelerator = cluster.accelerator
-    in_pairs = _ON_BOARDS_OF_FOUR if cluster.scale_up_domain == 4 else ()
     bridged = cluster.scale_up_domain < cluster.accelerators_per_node
     up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
     up = up or accelerator.host_bytes_per_s / 2
@@ -189,7 +192,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
         in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
-        mesh=accelerator.scale_up.startswith((*_MESHES, *in_pairs)),
+        shares=_shares(cluster),
         start_s=_START_S,
         hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,
@@ -198,6 +201,16 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         pipelining=coefficients.pipelining,
         pipelining_inside=coefficients.pipelining_inside,
     )
+
+
+def _shares(cluster: ClusterDescription) -> tuple[float, ...]:
+    """Shares of the scale-up link's rate by the size of a group, where the links join pairs; see `LinkRates`."""
+    link, domain = cluster.accelerator.scale_up, max(cluster.scale_up_domain, cluster.accelerators_per_node)
+    if not link.startswith((*_MESHES, *(_ON_BOARDS_OF_FOUR if domain == 4 else ()))) or domain < 2:
+        return ()
+    if link.startswith("NVLink2") and domain == len(_CUBE_MESH):
+        return _CUBE_MESH
+    return tuple(max(1, ranks - 1) / (domain - 1) for ranks in range(1, domain + 1))
 
 
 def _measured_device(calibration: Calibration, coefficients: Coefficients) -> DeviceRates:
@@ -228,7 +241,7 @@ def _measured_links(calibration: Calibration) -> LinkRates:
         domain=_ONE_DOMAIN,
         scale_up_bytes_per_s=calibration.all_reduce_bytes_per_s,
         in_switch_gain=1.0,
-        mesh=False,
+        shares=(),
         start_s=calibration.all_reduce_latency_s / 2,
         hop_s=calibration.all_reduce_latency_s / 2 / max(1, 2 * (calibration.num_ranks - 1)),
         node_bytes_per_s=calibration.all_reduce_bytes_per_s * calibration.num_ranks,
