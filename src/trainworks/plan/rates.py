@@ -184,15 +184,16 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
     bridged = cluster.scale_up_domain < cluster.accelerators_per_node
     up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
     up = up or accelerator.host_bytes_per_s / 2
+    domain = max(cluster.scale_up_domain, cluster.accelerators_per_node)
     share = coefficients.scale_out_share
     if cluster.network == "Omni-Path":
         share *= coefficients.omni_path_share
     return LinkRates(
         ranks_per_node=cluster.accelerators_per_node,
-        domain=max(cluster.scale_up_domain, cluster.accelerators_per_node),
+        domain=domain,
         scale_up_bytes_per_s=up * coefficients.scale_up_share,
         in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
-        shares=_shares(cluster),
+        shares=pair_shares(accelerator.scale_up, domain),
         start_s=_START_S,
         hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,
@@ -203,10 +204,14 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
     )
 
 
-def _shares(cluster: ClusterDescription) -> tuple[float, ...]:
-    """Shares of the scale-up link's rate by the size of a group, where the links join pairs; see `LinkRates`."""
-    link, domain = cluster.accelerator.scale_up, max(cluster.scale_up_domain, cluster.accelerators_per_node)
-    if not link.startswith((*_MESHES, *(_ON_BOARDS_OF_FOUR if domain == 4 else ()))) or domain < 2:
+def pair_shares(link: str, domain: int) -> tuple[float, ...]:
+    """Shares of a scale-up link's rate inside a group of 1, 2, ... of a domain's ranks; empty if a switch joins them.
+
+    Args:
+        link: its name in the catalogue.
+        domain: ranks that it joins.
+    """
+    if domain < 2 or not link.startswith((*_MESHES, *(_ON_BOARDS_OF_FOUR if domain == 4 else ()))):
         return ()
     if link.startswith("NVLink2") and domain == len(_CUBE_MESH):
         return _CUBE_MESH

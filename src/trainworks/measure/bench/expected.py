@@ -19,7 +19,7 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.collectives import Collective, collective_s
 from trainworks.plan.compute import device_rates, product_s
-from trainworks.plan.rates import link_rates
+from trainworks.plan.rates import link_rates, pair_shares
 
 _LARGE_BYTES = 16 * 2**30
 """Size of a collective that does not say its size: large enough that latency has no part."""
@@ -206,8 +206,9 @@ def _collective(measurement: Measurement, yardstick: Yardstick) -> float | None:
     if ranks % nodes or (nodes > 1 and not cluster.node_bytes_per_s):
         return None
     links = link_rates(cluster)
-    if links.mesh and cluster.accelerator.reference_node:  # of a mesh, a part of the node has a part of the links
-        links = replace(links, domain=max(links.domain, reference_node(cluster.accelerator.name).accelerators))
+    if links.shares and cluster.accelerator.reference_node:  # of a mesh, a part of the node has a part of the links
+        domain = max(links.domain, reference_node(cluster.accelerator.name).accelerators)
+        links = replace(links, domain=domain, shares=pair_shares(cluster.accelerator.scale_up, domain))
     if measurement.conditions.get("nvls") == "off":
         links = replace(links, in_switch_gain=1.0)
     stride = max(1.0, cluster.accelerators_per_node * nodes / ranks) if nodes > 1 else 1.0
