@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from trainworks.catalog.catalog import accelerator
+from trainworks.catalog.models import preset
 from trainworks.measure.row_settings import read_programs
 from trainworks.measure.scoring import PredictedRun, predict_memory
+from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Fixed
 
@@ -26,7 +28,8 @@ def memory(**changes: str) -> float:
 def software(zero: int = 1, tp: int = 1, pp: int = 1, **cells: str) -> Software:
     """The likeliest."""
     layout: Fixed = {"zero": zero, "tp": tp, "pp": pp, "sequence_parallel": 1}
-    return read_programs(cells, "bf16", accelerator("H100-SXM-80GB"), layout)[0][0]
+    shape = shape_of_hf_config(preset(cells.get("model", "llama3-8b")))
+    return read_programs(cells, shape, "bf16", accelerator(cells.get("gpu", "H100-SXM-80GB")), layout)[0][0]
 
 
 @pytest.mark.parametrize(
@@ -98,3 +101,22 @@ def test_a_silent_row_of_ibm_s_fms_is_compiled_and_an_eager_one_is_not() -> None
     assert software(source_key="fms-fsdp", zero_stage="3 (HSDP)").fused_kernels
     assert not software(source_key="fms-fsdp", compiled="no").fused_kernels
     assert not software(source_key="fms-fsdp", notes="eager").fused_kernels
+
+
+@pytest.mark.parametrize(
+    ("model", "source", "attention"),
+    [
+        ("gpt2", "HF, 4 accumulation", "unfused"),
+        ("gpt2", "HF with flash attention 2", "flash-2"),
+        ("gpt2", "torchtune", "flash-2"),
+        ("llama2-7b", "HF, 4 accumulation", "flash-2"),
+    ],
+)
+def test_hugging_face_writes_the_scores_of_plain_models_out(model: str, source: str, attention: str) -> None:
+    assert software(model=model, source=source).attention == attention
+
+
+def test_a_model_of_late_2023_was_trained_by_no_earlier_program() -> None:
+    row = {"gpu": "A100-SXM-80GB", "source": "PyTorch"}
+    assert software(model="llama-7b", **row).attention == "flash-1"
+    assert software(model="llama2-7b", **row).attention == "flash-2"

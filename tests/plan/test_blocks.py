@@ -204,3 +204,33 @@ def test_shapes_are_those_of_the_layouts() -> None:
     device = device_rates(accelerator("H100-SXM"), "bf16")
     times = block_times(LLAMA, many, sequence_length=LENGTH, device=device, software=Software())
     assert times.forward_s.shape == times.recomputed_s.shape == (3,)
+
+
+def test_a_recomputation_that_stops_early_leaves_out_the_last_product() -> None:
+    """Backward does not need the output of the down projection: 4096 x 11008 of a block of Llama 2 7B."""
+    whole, early = (block(recompute=Recompute.FULL, software=Software(repeats_last=last)) for last in (True, False))
+    products = attention_parameters(LLAMA) + dense_mlp_parameters(LLAMA)
+    left_out = (whole.recomputed_s - early.recomputed_s) / whole.forward_s
+    assert float(left_out[0]) == pytest.approx(4096 * 11008 / products, rel=0.25)
+    assert whole.forward_s == early.forward_s
+
+
+def test_experts_are_recomputed_whole() -> None:
+    whole, early = (
+        block(resized(EXPERTS, layers=1), recompute=Recompute.FULL, software=Software(repeats_last=last))
+        for last in (True, False)
+    )
+    assert whole.recomputed_s == early.recomputed_s
+
+
+def test_casts_outside_of_transformer_engine_are_kernels_of_their_own() -> None:
+    """7 bytes for 4 of each value, and of each weight in every micro-batch."""
+    inside, outside = (Software(framework=name) for name in ("megatron", "jax"))
+    assert block(software=inside).forward_s == block(software=outside).forward_s
+    assert block(software=inside, precision="fp8").forward_s < block(software=outside, precision="fp8").forward_s
+
+
+def test_units_that_are_no_faster_in_8_bits_cast_inside() -> None:
+    assert device_rates(accelerator("H100-SXM"), "fp8").casts
+    assert not device_rates(accelerator("TPU-v6e"), "fp8").casts
+    assert not device_rates(accelerator("H100-SXM"), "bf16").casts

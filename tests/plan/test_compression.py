@@ -35,7 +35,7 @@ def fixed(**written: Any) -> dict[str, int]:
 
 def sent(kind: Compression, rank: int = 0) -> float:
     compressed = layouts(gradient_compression=kind, powersgd_rank=rank)
-    return float(sent_bytes(known("gpt2"), compressed, 4.0)[0])
+    return float(sent_bytes(known("gpt2"), compressed, np.array([4.0]))[0])
 
 
 def test_a_described_cluster_has_the_time_of_what_replicas_send() -> None:
@@ -78,7 +78,9 @@ def test_powersgd_sends_what_torch_sends(family: str) -> None:
         smaller, whole, factors = powerSGD_hook._should_compress(rows, columns, min(rank, rows, columns), 2)
         values += factors if smaller else whole
     shape = shape_of_hf_config(CONFIGS[family])
-    bytes_ = sent_bytes(shape, layouts(gradient_compression=Compression.POWERSGD, powersgd_rank=rank), 4.0)[0]
+    bytes_ = sent_bytes(shape, layouts(gradient_compression=Compression.POWERSGD, powersgd_rank=rank), np.array([4.0]))[
+        0
+    ]
     assert bytes_ * sum(weight.numel() for weight in weights) == pytest.approx(4 * values, rel=0.05)
 
 
@@ -107,5 +109,5 @@ def test_the_classifier_of_a_convolutional_network_is_compressed_too() -> None:
     shape = IMAGES.shape
     compressed = layouts(gradient_compression=Compression.POWERSGD, powersgd_rank=1)
     norms = shape.num_parameters - 25_502_912  # weights of convolutions and classifier
-    values = sent_bytes(shape, compressed, 4.0)[0] * shape.num_parameters / 4
+    values = sent_bytes(shape, compressed, np.array([4.0]))[0] * shape.num_parameters / 4
     assert norms < values < norms + 100_000

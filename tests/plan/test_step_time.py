@@ -159,6 +159,19 @@ def test_sharded_weights_travel_once_per_micro_batch() -> None:
     assert long == pytest.approx(2 * short, rel=1e-9)
 
 
+def test_fsdp_sends_gradients_in_16_bits_and_copies_them_into_and_out_of_flat_buffers() -> None:
+    whole, half = (replace(LLAMA, software=Software(overlap=False, sent_gradient_bytes=sent)) for sent in (4, 2))
+    ratio = step(whole, dp=8, dp_shard=8, zero=3).dp_s / step(half, dp=8, dp_shard=8, zero=3).dp_s
+    assert ratio == pytest.approx((2 + 2 + 4) / (2 + 2 + 2), rel=0.02)
+    native = Software.of("PyTorch", compiled=True)
+    flat, megatron = (replace(LLAMA, software=each) for each in (native, replace(native, native=False)))
+    copied = (
+        step(flat, 64, dp=8, dp_shard=8, zero=3).backward_s - step(megatron, 64, dp=8, dp_shard=8, zero=3).backward_s
+    )
+    rate = COEFFICIENTS.memory_share * LLAMA.cluster.accelerator.memory_bytes_per_s
+    assert float(copied[0]) == pytest.approx(8 * (5 * 2 + 2) * LLAMA.shape.num_parameters / rate, rel=0.05)
+
+
 def test_replicated_gradients_travel_once_per_step() -> None:
     apart = replace(LLAMA, software=Software(overlap=False))
     assert step(apart, 64, dp=8).dp_s == step(apart, 128, dp=8).dp_s

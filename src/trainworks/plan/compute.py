@@ -140,7 +140,8 @@ def device_rates(
     wide = "bf16" if "bf16" in peaks else "fp16" if "fp16" in peaks else "fp32"
     share = coefficients.amd_peak_share if accelerator.vendor == "AMD" else coefficients.default_peak_share
     if accelerator.matmul_flops_per_s is not None:
-        share = accelerator.matmul_flops_per_s / peaks[wide]  # type: ignore[index]
+        published = accelerator.matmul_flops_per_s / peaks[wide]  # type: ignore[index]
+        share = min(share, published) if precision in ("fp32", "tf32") else published
     sustained = share * coefficients.gemm_share * (coefficients.amd_share if accelerator.vendor == "AMD" else 1.0)
     bits = {"fp8": 8, "fp4": 4}.get(precision, 16)
     rate = sustained * peaks[precision]  # type: ignore[index]

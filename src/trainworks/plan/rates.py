@@ -28,7 +28,7 @@ _LAUNCH_SHARE = 0.75
 Fitted to runs of small models on one H100 (benchmarks/RESULTS.md)."""
 _ONE_DOMAIN = 1 << 30
 """More ranks than any calibration has: what it measured holds for all groups of ranks alike."""
-_LATENCY_S = {"InfiniBand": 35e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
+_LATENCY_S = {"InfiniBand": 40e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
 """Latency of a small collective between two domains, per doubling of their number, by kind of network."""
 _START_S = 35e-6
 """Latency of a small collective inside a domain: the start of a ring. It, `_HOP_S` and `pipelining_inside` are fitted

@@ -116,6 +116,7 @@ class Software:
             fused = compiled or (fused and not optional)
         old = year < _FUSED_SINCE and usual.framework == "megatron"
         cast = year < _COMPILED_SINCE and usual is _TORCH
+        reentrant = bool(USUALLY_EAGER.search(framework))
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
@@ -130,7 +131,7 @@ class Software:
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             selective=selective or usual.selective,
-            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or bool(USUALLY_EAGER.search(framework)),
+            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
