@@ -35,7 +35,11 @@ from trainworks.measure.scoring import (
 )
 from trainworks.plan import coefficients
 from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.flops import flops_per_token_by_convention
+from trainworks.plan.flops import (
+    attention_flops_per_token,
+    flops_per_token_by_convention,
+    layers_matmul_parameters,
+)
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.score import Errors
 
@@ -177,16 +181,18 @@ def goals(found: Results) -> list[Goal]:
 def highest_rate(predictions: Sequence[RowPrediction]) -> float:
     """FLOP/s of the products and the attention of a run over those of products alone on its accelerator, at the most.
 
-    Half of the attention counts, and forward twice where everything is computed again; what a run does beside it would
-    make the figure smaller.
+    Half of the attention counts, and what full recomputation repeats: the blocks, and of dense ones only as much as
+    backward needs where the program stops there. What a run does beside it would make the figure smaller.
     """
     found = []
     for each in predictions:
         if isinstance(each, PredictedRun) and each.run.kind in ("yes", "moe") and each.run.step_time_s:
-            job, again = each.run.job, each.run.layout.get("recompute") == Recompute.FULL
-            flops = flops_per_token_by_convention("model-causal", job.shape, job.sequence_length) * (
-                4 / 3 if again else 1
-            )
+            job, shape = each.run.job, each.run.job.shape
+            flops = flops_per_token_by_convention("model-causal", shape, job.sequence_length)
+            if each.run.layout.get("recompute") == Recompute.FULL:
+                last = 0 if job.software.repeats_last or shape.experts else shape.hidden * shape.feed_forward
+                flops += 2 * (layers_matmul_parameters(shape) - shape.layers * last)
+                flops += attention_flops_per_token(shape, job.sequence_length) / 6
             tokens = each.run.global_batch * job.sequence_length / each.run.num_accelerators
             found.append(tokens * flops / each.run.step_time_s / job.rates().device.product_flops_per_s)
     return max(found)
