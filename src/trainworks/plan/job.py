@@ -65,7 +65,7 @@ class StepTimes:
         weights = mixture_nearness(logs, shares, median) * np.exp(median - logs)
         return cls(*(np.sum(weights * np.stack(term), axis=0) for term in zip(*map(_TERMS, times), strict=True)))
 
-    def take(self, chosen: NDArray[np.generic]) -> StepTimes:
+    def take(self, chosen: NDArray[np.generic] | slice) -> StepTimes:
         """The times of the layouts at these positions, or where a mask is true."""
         return StepTimes(*(term[chosen] for term in _TERMS(self)))
 

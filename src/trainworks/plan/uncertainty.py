@@ -46,7 +46,7 @@ import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
-from trainworks.plan.job import AnyJob
+from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
@@ -194,7 +194,12 @@ def not_compared(job: AnyJob) -> list[str]:
 
 
 def parts_s(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> Array:
-    """Predicted seconds by rate, shape [R, n]; they add up to the step times.
+    """Predicted seconds by rate, shape [R, n]; see `times_by_rate`."""
+    return times_by_rate(job, layouts, coefficients)[1]
+
+
+def times_by_rate(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> tuple[StepTimes, Array]:
+    """Step times, and their seconds by rate, shape [R, n], which add up to them.
 
     p_g = dT / d theta_g by a difference quotient: hidden communication has no part. What no rate carries is divided in
     proportion.
@@ -203,11 +208,10 @@ def parts_s(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICI
     factors = 1 + _STEP * np.eye(tried)[:, 1:].repeat(len(layouts), axis=0)
     slower: dict[str, Any] = {name: getattr(job.slowdowns, name) * factors[:, at] for at, name in enumerate(RATES)}
     repeated = Layouts.concatenate([layouts] * tried)
-    seconds = replace(job, slowdowns=Slowdowns(**slower)).step_times(repeated, coefficients).total_s
-    whole, *others = seconds.reshape(tried, len(layouts))
+    times = replace(job, slowdowns=Slowdowns(**slower)).step_times(repeated, coefficients)
+    whole, *others = times.total_s.reshape(tried, len(layouts))
     by_rate = np.maximum(0.0, np.stack(others) - whole) / _STEP
-    scaled: Array = by_rate * (whole / by_rate.sum(axis=0))
-    return scaled
+    return times.take(slice(len(layouts))), by_rate * (whole / by_rate.sum(axis=0))
 
 
 def believe(observations: Sequence[Observation], *, software: Hashable, prior: Prior = PRIOR) -> Belief:
