@@ -179,10 +179,11 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     coefficients = device.coefficients
     aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
     processors = device.multiprocessors
-    best = np.full(np.broadcast(m, n, k, batch).shape, np.inf)
+    longest = np.maximum(np.floor_divide(k, _SHORTEST_SPLIT), 1.0)
+    best: Array = np.array(np.inf)
     for rows, columns, tile_rate in _TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        splits = np.clip(np.minimum(np.floor(processors / tiles), np.floor_divide(k, _SHORTEST_SPLIT)), 1.0, None)
+        splits = np.minimum(np.maximum(np.floor(processors / tiles), 1.0), longest)
         waves = tiles * splits / processors
         waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
         work = waves * processors * (2.0 * rows * columns) * (k / splits + coefficients.depth_half)

@@ -230,6 +230,8 @@ def _exchange_of_heads_s(job: TrainingJob, layouts: Layouts, rates: Rates, token
 
 def _offload_s(job: TrainingJob, layouts: Layouts, rates: Rates, block_s: Array) -> Array:
     """A block's activations cross the host's link twice, out during forward, back during backward."""
+    if not (layouts.offload > 0).any():
+        return np.zeros(len(layouts))
     stored = activation_bytes(
         job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )

@@ -96,6 +96,8 @@ class Prior:
     """Between two programs on the same hardware."""
     noise: float
     """Between the layouts of one program, once its rates are known."""
+    program_logs: tuple[float, ...] = ()
+    """Logarithms of the step time under each program of the job; empty where one is known."""
 
 
 PRIOR = Prior(rates=(0.10, 0.24, 0.14, 0.40, 0.33, 0.32), software=SOFTWARE, noise=0.07)
@@ -130,12 +132,14 @@ class Belief:
     covariance: Array
     """Shape [R + 1, R + 1]."""
     noise: float
+    program_logs: tuple[float, ...] = ()
+    """Those of the prior."""
 
     @classmethod
     def of(cls, prior: Prior) -> Belief:
         """The belief before any measurement."""
         deviations = np.array([*prior.rates, prior.software])
-        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise)
+        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise, prior.program_logs)
 
     @property
     def factors(self) -> Array:
@@ -167,14 +171,14 @@ def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
     }
     beyond = [math.log2(max(1.0, ratio)) for ratio in (world / LARGEST_WORLD, job.sequence_length / LONGEST)]
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
-    spread = 0.0
-    if programs := getattr(job, "programs", ()):
-        spread = float(mixture_spread(program_logs(job, layouts), [share for _, share in programs])[0])
+    logs, spread = _program_logs(job, layouts), 0.0
+    if len(logs):
+        spread = float(mixture_spread(logs, [share for _, share in getattr(job, "programs", ())])[0])
     tau = math.sqrt(prior.software**2 + kinds + spread**2 + sum((_PER_DOUBLING * each) ** 2 for each in beyond))
-    return replace(prior, software=tau)
+    return replace(prior, software=tau, program_logs=tuple(logs.ravel().tolist()))
 
 
-def program_logs(job: AnyJob, layouts: Layouts | None = None) -> Array:
+def _program_logs(job: AnyJob, layouts: Layouts | None) -> Array:
     """Logarithms of the step time under each program of the job, shape [programs, 1]; see `prior_of`."""
     world, by_program = job.cluster.num_accelerators, getattr(job, "by_program", ())
     at = Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3) if layouts is None else layouts
@@ -243,7 +247,7 @@ def believe(observations: Sequence[Observation], *, software: Hashable, prior: P
         weights = (_FREEDOM + surprise) / (_FREEDOM + 1)
     after = covariance - gain @ slopes @ covariance
     own = [*range(len(RATES) + 1)]
-    return Belief(mean[own], after[np.ix_(own, own)], prior.noise)
+    return Belief(mean[own], after[np.ix_(own, own)], prior.noise, prior.program_logs)
 
 
 def interval_s(parts: Array, belief: Belief) -> tuple[Array, Array]:
