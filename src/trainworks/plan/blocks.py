@@ -127,9 +127,8 @@ def _one_kind(
         "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
         "projections": device.coefficients.projections_share * forward,
     }[software.selective]
-    again = np.select(
-        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
-    )
+    is_selective = layouts.recompute == Recompute.SELECTIVE
+    again = np.where(layouts.recompute == Recompute.FULL, forward, np.where(is_selective, selective, 0.0))
     return BlockTimes(forward, _with_launches(backward, kernels[1] + extra, device), again)
 
 

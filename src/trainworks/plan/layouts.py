@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ class Layouts:
 
     def take(self, chosen: NDArray[np.generic] | slice) -> Layouts:
         """The layouts at these positions, or where a mask is true."""
-        return Layouts(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return Layouts(*(values[chosen] for values in _FIELDS(self)))
 
     def chunks(self, size: int) -> Iterator[Layouts]:
         """Consecutive pieces of at most `size`: intermediate arrays then stay in the processor's cache."""
@@ -119,13 +120,14 @@ class Layouts:
     @classmethod
     def concatenate(cls, parts: Sequence[Layouts]) -> Layouts:
         """All layouts, in order."""
-        return cls(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(cls)))
+        return cls(*map(np.concatenate, zip(*map(_FIELDS, parts), strict=True)))
 
     def row(self, index: int) -> dict[str, int]:
         """One layout as whole numbers by name."""
         return {field.name: round(float(getattr(self, field.name)[index])) for field in fields(self)}
 
 
+_FIELDS = attrgetter(*(field.name for field in fields(Layouts)))
 _OPTIONS = (
     *("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer"),
     *("gradient_compression", "powersgd_rank"),

@@ -313,20 +313,22 @@ def _reductions_s(
     copies: Array,
     stride: Array,
 ) -> Array:
-    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
+    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit.
+
+    Without shards all copies are replicas.
+    """
     weight_bytes = float(element_bytes(job.precision))
     uncompressed = rates.software.sent_gradient_bytes or rates.software.gradient_bytes
     gradients, weights = parameters * sent_bytes(job.shape, layouts, uncompressed), parameters * weight_bytes
-    reduced = collective_s("all_reduce", gradients, copies, stride, rates.links)
-    replicas = layouts.dp / layouts.dp_shard
+    replicas = np.where(layouts.zero > 0, layouts.dp / layouts.dp_shard, copies)
     shards = np.maximum(1.0, copies / replicas)
     pieces = np.where(layouts.zero == 3, units, 1.0)
     scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)
     gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
     scatters = np.where(layouts.zero == 2, layouts.accum, 1.0)
-    once = np.where(layouts.zero > 0, scatters * scattered + gathered + outer, reduced)
-    return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered) + outer, once)
+    once = scatters * scattered + gathered
+    return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered), once) + outer
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:
