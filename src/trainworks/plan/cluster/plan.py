@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainworks.catalog.catalog import find_row, load_catalog
+from trainworks.catalog.catalog import find_row, published_runs
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.scaling import (
@@ -256,7 +256,7 @@ def above_published(job: AnyJob, mfu: float) -> str | None:
     kind = (part, _BITS.get(job.precision, 16), bool(job.shape.experts))
     similar = [
         run
-        for run in load_catalog().runs.values()
+        for run in published_runs().values()
         if (run.accelerator, run.bits, run.experts) == kind and count / _SIMILAR <= run.accelerators <= count * _SIMILAR
     ]
     best = max(similar, key=lambda run: run.mfu, default=None)
