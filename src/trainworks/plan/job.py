@@ -55,7 +55,7 @@ class StepTimes:
 
     def terms(self, index: int = 0) -> StepTimeTerms:
         """Time of one layout."""
-        return StepTimeTerms(**{term.name: float(getattr(self, term.name)[index]) for term in fields(self)})
+        return StepTimeTerms(**{name: float(getattr(self, name)[index]) for name in _NAMES})
 
     @classmethod
     def mixed(cls, times: Sequence[StepTimes], shares: Sequence[float]) -> StepTimes:
@@ -70,7 +70,8 @@ class StepTimes:
         return StepTimes(*(term[chosen] for term in _TERMS(self)))
 
 
-_TERMS = attrgetter(*(field.name for field in fields(StepTimes)))
+_NAMES = tuple(field.name for field in fields(StepTimes))
+_TERMS = attrgetter(*_NAMES)
 
 
 class AnyJob(Protocol):

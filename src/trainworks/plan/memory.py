@@ -70,14 +70,16 @@ class Memories:
         """Memory of one layout in whole bytes."""
         totals = (self.reserved_bytes(coefficients), self.device_bytes(coefficients))
         reserved, device = (round(float(column[index])) for column in totals)
-        names = [term.name for term in fields(Memories) if term.name != "stage"]
-        allocated = {name: round(float(getattr(self, name)[index])) for name in names}
+        allocated = {name: round(float(getattr(self, name)[index])) for name in _TERMS}
         return MemoryTerms(
             **allocated,
             allocator_bytes=reserved - sum(allocated.values()),
             baseline_bytes=device - reserved,
             checkpoint_bytes=0,
         )
+
+
+_TERMS = tuple(term.name for term in fields(Memories) if term.name != "stage")
 
 
 def predict_memories(
