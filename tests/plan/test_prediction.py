@@ -29,8 +29,7 @@ def predicted(of: TrainingJob, some: Any = None, *, belief: Belief | None = None
     memories = predict_memories(
         of.shape, chosen, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
-    times = of.step_times(chosen)
-    return predictions(of, chosen, times, memories, global_batch=BATCH, belief=belief or Belief.of(prior_of(of)))
+    return predictions(of, chosen, memories, global_batch=BATCH, belief=belief or Belief.of(prior_of(of)))
 
 
 def width(prediction: Prediction) -> float:
@@ -172,13 +171,12 @@ def test_the_interval_widens_smoothly_with_the_number_of_accelerators() -> None:
 
 def test_layouts_that_a_search_chose_among_are_slower_than_predicted_alone() -> None:
     of, some = job(), MANY.take(slice(0, 10))
-    times = of.step_times(some)
     memories = predict_memories(
         of.shape, some, sequence_length=of.sequence_length, precision=of.precision, software=of.software
     )
     belief, at = Belief.of(prior_of(of)), np.arange(10)
-    alone = predictions(of, some, times, memories, global_batch=BATCH, belief=belief)
-    chosen = predictions(of, some, times, memories, global_batch=BATCH, belief=belief, families=at)
+    alone = predictions(of, some, memories, global_batch=BATCH, belief=belief)
+    chosen = predictions(of, some, memories, global_batch=BATCH, belief=belief, families=at)
     for one, other in zip(alone, chosen, strict=True):
         assert one.terms_s["selection"] == 0 < other.terms_s["selection"]
         assert sum(other.terms_s.values()) == pytest.approx(other.step_time_s)

@@ -134,7 +134,7 @@ def rows_of(layouts: Layouts) -> list[dict[str, int]]:
 
 
 def preferred(result: SearchResult, of: TrainingJob = LLAMA) -> np.ndarray:
-    return preferred_s(of, result.layouts, result.times.total_s, result.memories.device_bytes())
+    return preferred_s(of, result.layouts, result.seconds, result.memories.device_bytes())
 
 
 def test_the_ten_best_are_the_ten_best_of_all() -> None:
@@ -219,8 +219,8 @@ def test_every_layout_is_legal(result: SearchResult) -> None:
     assert {tuple(sorted(row.items())) for row in rows(result)} <= legal
 
 
-def test_the_times_and_memories_are_those_of_the_layouts(result: SearchResult) -> None:
-    assert (result.times.total_s == LLAMA.step_times(result.layouts).total_s).all()
+def test_the_times_are_those_of_the_layouts(result: SearchResult) -> None:
+    assert (result.seconds == LLAMA.step_times(result.layouts).total_s).all()
 
 
 def test_every_layout_that_was_priced_fits_or_is_counted_as_rejected(result: SearchResult) -> None:
@@ -233,14 +233,14 @@ def test_a_rejection_names_the_layout_that_came_nearest(result: SearchResult) ->
 
 
 def test_the_front_is_not_dominated(result: SearchResult) -> None:
-    seconds, used = result.times.total_s, result.memories.device_bytes()
+    seconds, used = result.seconds, result.memories.device_bytes()
     for index in result.front:
         assert not ((seconds <= seconds[index]) & (used < used[index])).any()
         assert not ((seconds < seconds[index]) & (used <= used[index])).any()
 
 
 def test_the_fastest_layout_is_on_the_front(result: SearchResult) -> None:
-    assert result.times.total_s[result.front[0]] == result.times.total_s.min()
+    assert result.seconds[result.front[0]] == result.seconds.min()
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_decided_layout_is_priced_alone(result: SearchResult) -> None:
     row = {name: value for name, value in result.layouts.row(0).items() if name != "accum"}
     one = searched(LLAMA, **row)
     assert (one.evaluated, one.fitting) == (1, 1)
-    assert one.times.total_s[0] == result.times.total_s[0]
+    assert one.seconds[0] == result.seconds[0]
 
 
 def test_deciding_something_is_never_better(result: SearchResult) -> None:
@@ -302,7 +302,7 @@ def test_a_mesh_that_cannot_run_is_counted_with_its_reason(
 def test_more_memory_never_hurts() -> None:
     of = [memory_of("4x A100-SXM-80GB", gibibytes) for gibibytes in (5, 6, 8, 80)]
     found = [searched(one, batch=16) for one in of]
-    best = [float(result.times.total_s.min()) for result in found]
+    best = [float(result.seconds.min()) for result in found]
     assert best == sorted(best, reverse=True)
     assert [result.fitting for result in found] == sorted(result.fitting for result in found)
 

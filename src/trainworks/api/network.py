@@ -118,7 +118,7 @@ def _step_times(plan: ClusterPlan | None, design: NetworkDesign) -> dict[Placeme
     times: dict[Placement, float] = {}
     for placement in PLACEMENTS:
         job = replace(plan.job, cluster=effective_cluster(plan.job.cluster, design, placement))
-        times[placement] = float(search_layouts(job, plan.global_batch, {}, keep=1).times.total_s[0])
+        times[placement] = float(search_layouts(job, plan.global_batch, {}, keep=1).seconds[0])
     return times
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import overload
 
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
-from trainworks.api.launching.resolve import resolve
 from trainworks.api.notices import Notify, silent
 from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster, planned_shape
 from trainworks.config.run_file import Goal, RunFile
@@ -92,6 +91,8 @@ def plan(
         return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")
+    from trainworks.api.launching.resolve import resolve  # noqa: PLC0415 - imports the probes of this machine
+
     resolved = resolve(
         run_file,
         source,

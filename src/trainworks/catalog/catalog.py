@@ -174,6 +174,12 @@ def attention_kernels() -> dict[str, facts.AttentionKernel]:
     return _all("kernels", facts.AttentionKernel)
 
 
+@cache
+def published_runs() -> dict[str, facts.PublishedRun]:
+    """All published runs by name."""
+    return _all("runs", facts.PublishedRun)
+
+
 def processor(name: str) -> facts.Processor:
     """The processor of that name or alias.
 
@@ -303,7 +309,7 @@ def load_catalog() -> Catalog:
         storage=_all("storage", facts.Storage),
         offers=_all("offers", facts.Offer),
         fleets=_all("fleets", facts.Fleet),
-        runs=_all("runs", facts.PublishedRun),
+        runs=published_runs(),
         assumptions=_all("assumptions", facts.Assumption),
         grids=_all("grids", facts.ElectricityGrid),
         software=_all("software", facts.Release),

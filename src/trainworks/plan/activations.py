@@ -106,7 +106,7 @@ def activation_bytes(
         "projections": stream + tokens * heads,
     }[software.selective]
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
-    return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [stream, kept], whole + scores)
+    return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))
 
 
 def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:

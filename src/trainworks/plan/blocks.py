@@ -135,9 +135,8 @@ def _one_kind(
     whole = forward
     if not experts and not software.repeats_last:  # experts' last products are needed for the gradients of the router
         whole = forward - _products_s(products[-1:], device)[0]
-    again = np.select(
-        [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [whole, selective], 0.0
-    )
+    is_selective = layouts.recompute == Recompute.SELECTIVE
+    again = np.where(layouts.recompute == Recompute.FULL, whole, np.where(is_selective, selective, 0.0))
     return BlockTimes(forward, _with_launches(backward, kernels[1] + extra, device), again)
 
 
@@ -154,14 +153,15 @@ def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -
 
 def _products_s(products: Sequence[_Product], device: DeviceRates) -> tuple[Array, Array]:
     """Seconds of all products forward, and backward: the gradients of their inputs and of their weights."""
-    columns = np.broadcast_arrays(*(value for product in products for value in product[:4]))
-    m, n, k, batch = (np.stack(columns[at::4]) for at in range(4))
+    dims = np.empty((4, len(products), np.size(products[0].rows)))
+    for at, product in enumerate(products):
+        for dim, value in zip(dims, product[:4], strict=True):
+            dim[at] = value
+    m, n, k, batch = dims
     share = np.array([product.share for product in products])[:, np.newaxis]
     forward, of_inputs, of_weights = (
         seconds / share
-        for seconds in product_s(
-            np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, np.stack([batch] * 3)
-        )
+        for seconds in product_s(np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, batch)
     )
     return forward.sum(axis=0), (of_inputs + of_weights).sum(axis=0)
 

@@ -75,6 +75,8 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
             the degrees inside it for any other. Members within a domain are `domain / stride`.
         links: the links.
     """
+    if (ranks <= 1).all():
+        return np.zeros(len(ranks))
     copied_s = 0.0 if kind == "all_reduce" else size_bytes / links.copied_bytes_per_s
     if kind == "reduce_scatter" and links.scatters_whole:
         kind = "all_reduce"

@@ -41,7 +41,7 @@ from trainworks.config.software import Attention, Fp8Recipe
 from trainworks.errors import UsageError
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.layouts import Array, Values
+from trainworks.plan.layouts import Array, Values, divides
 
 _TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
 """Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
@@ -184,16 +184,17 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     if device.measured_products:
         return _measured_product_s(2.0 * batch * m * n * k, device)
     coefficients = device.coefficients
-    aligned = (np.mod(n, _ALIGNMENT) == 0) & (np.mod(k, _ALIGNMENT) == 0)
+    aligned = divides(_ALIGNMENT, n) & divides(_ALIGNMENT, k)
     processors = device.multiprocessors
-    best = np.full(np.broadcast(m, n, k, batch).shape, np.inf)
+    longest = np.maximum(np.floor(k / _SHORTEST_SPLIT), 1.0)
+    best: Array = np.array(np.inf)
     for rows, columns, tile_rate in _TILES:
         tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        splits = np.clip(np.minimum(np.floor(processors / tiles), np.floor_divide(k, _SHORTEST_SPLIT)), 1.0, None)
+        splits = np.minimum(np.maximum(np.floor(processors / tiles), 1.0), longest)
         waves = tiles * splits / processors
         waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
-        work = waves * processors * (2.0 * rows * columns) * (k / splits + coefficients.depth_half)
-        best = np.minimum(best, work / tile_rate)
+        work = waves * (processors * 2.0 * rows * columns / tile_rate) * (k / splits + coefficients.depth_half)
+        best = np.minimum(best, work)
     best = np.where(aligned, best, best / coefficients.unaligned_share)
     traffic_bytes = device.element_bytes * batch * (m * k + k * n + m * n)
     seconds: Array = np.maximum(best / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)

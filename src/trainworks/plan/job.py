@@ -55,7 +55,7 @@ class StepTimes:
 
     def terms(self, index: int = 0) -> StepTimeTerms:
         """Time of one layout."""
-        return StepTimeTerms(**{term.name: float(getattr(self, term.name)[index]) for term in fields(self)})
+        return StepTimeTerms(**{name: float(getattr(self, name)[index]) for name in _NAMES})
 
     @classmethod
     def mixed(cls, times: Sequence[StepTimes], shares: Sequence[float]) -> StepTimes:
@@ -65,12 +65,13 @@ class StepTimes:
         weights = mixture_nearness(logs, shares, median) * np.exp(median - logs)
         return cls(*(np.sum(weights * np.stack(term), axis=0) for term in zip(*map(_TERMS, times), strict=True)))
 
-    def take(self, chosen: NDArray[np.generic]) -> StepTimes:
+    def take(self, chosen: NDArray[np.generic] | slice) -> StepTimes:
         """The times of the layouts at these positions, or where a mask is true."""
         return StepTimes(*(term[chosen] for term in _TERMS(self)))
 
 
-_TERMS = attrgetter(*(field.name for field in fields(StepTimes)))
+_NAMES = tuple(field.name for field in fields(StepTimes))
+_TERMS = attrgetter(*_NAMES)
 
 
 class AnyJob(Protocol):

@@ -70,14 +70,16 @@ class Memories:
         """Memory of one layout in whole bytes."""
         totals = (self.reserved_bytes(coefficients), self.device_bytes(coefficients))
         reserved, device = (round(float(column[index])) for column in totals)
-        names = [term.name for term in fields(Memories) if term.name != "stage"]
-        allocated = {name: round(float(getattr(self, name)[index])) for name in names}
+        allocated = {name: round(float(getattr(self, name)[index])) for name in _TERMS}
         return MemoryTerms(
             **allocated,
             allocator_bytes=reserved - sum(allocated.values()),
             baseline_bytes=device - reserved,
             checkpoint_bytes=0,
         )
+
+
+_TERMS = tuple(term.name for term in fields(Memories) if term.name != "stage")
 
 
 def predict_memories(
@@ -92,10 +94,13 @@ def predict_memories(
     Native software shares all of them with any zero. It holds whole gradients beside the shards where they are reduced
     once per step: in a pipeline, and with zero 1 and several micro-batches.
     """
-    fullest = _stage(shape, layouts, sequence_length, precision, software, "first")
+    kept = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
+    blocks = kept(software=software), kept(software=software, recompute=Recompute.NONE)
+    stage = partial(_stage, shape, layouts, sequence_length, precision, software, blocks)
+    fullest = stage("first")
     differs = shape.experts and shape.dense_layers and not shape.interleaved
     for position in ("last", "middle") if differs else ("last",):
-        other = _stage(shape, layouts, sequence_length, precision, software, position)
+        other = stage(position)
         fuller = other.allocated_bytes > fullest.allocated_bytes
         fullest = Memories(
             *(np.where(fuller, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
@@ -104,14 +109,20 @@ def predict_memories(
 
 
 def _stage(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, software: Software, position: _Position
+    shape: ModelShape,
+    layouts: Layouts,
+    sequence_length: int,
+    precision: str,
+    software: Software,
+    block_bytes: tuple[Array, Array],
+    position: _Position,
 ) -> Memories:
+    """Memory of one stage; `block_bytes` are the activations that a block keeps, as it is and without recomputation."""
     at = _place(shape, layouts, position)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
     weights, gradients, optimizer = _states(parameters, layouts, at.blocks, precision, software)
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
-    kept = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
-    stored, full = kept(software=software), kept(software=software, recompute=Recompute.NONE)
+    stored, full = block_bytes
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     e = element_bytes(precision)
     has_logits = (layouts.pp == 1) | (position == "last")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.layouts import Array, Layouts, divides
 from trainworks.record.model_shape import ModelShape
 
 
@@ -209,8 +209,8 @@ def stage_blocks(layers: int, layouts: Layouts) -> tuple[Array, Array]:
     last down.
     """
     slots = layouts.pp * layouts.interleave
-    even = layers % slots == 0
-    counted = ~even & ((layers + 2) % slots == 0)
+    even = divides(slots, layers)
+    counted = ~even & divides(slots, layers + 2)
     middle = np.where(counted, (layers + 2) / slots, np.ceil(layers / slots)) * layouts.interleave
     last = np.where(counted, middle - 1, np.where(even, middle, np.floor(layers / slots) * layouts.interleave))
     return middle, last

@@ -9,10 +9,10 @@ from pydantic import model_serializer
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.config.spec import Frozen
 from trainworks.plan.degrees import planned_layout, written_layout
-from trainworks.plan.job import AnyJob, StepTimes
+from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories
-from trainworks.plan.uncertainty import Belief, interval_s, parts_s, selection_bias
+from trainworks.plan.uncertainty import Belief, interval_s, selection_bias, times_by_rate
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.step_time import StepTimeTerms
 
@@ -67,7 +67,6 @@ class Prediction(Frozen):
 def predictions(
     job: AnyJob,
     layouts: Layouts,
-    times: StepTimes,
     memories: Memories,
     *,
     global_batch: int,
@@ -80,14 +79,13 @@ def predictions(
     Args:
         job: with the belief's slowdowns.
         layouts: of the job.
-        times: their step times.
         memories: their memory.
         global_batch: sequences per step.
         belief: of the cluster.
         families: positions of the layouts that a search chose among; None for layouts that nothing chose.
         selection: share that an earlier search, which left these layouts over, adds to their step time.
     """
-    parts = parts_s(job, layouts)
+    times, parts = times_by_rate(job, layouts)
     factor = 1.0 if families is None else float(np.exp(selection_bias(times.total_s[families])))
     factor *= 1 + selection
     selection_s = (factor - 1) * times.total_s

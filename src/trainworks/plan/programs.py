@@ -24,14 +24,16 @@ import numpy as np
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.software import USUALLY_EAGER, Attention, Family, family_of, year_of
-from trainworks.plan.layouts import Array
+from trainworks.plan.layouts import Array, Values
 from trainworks.plan.software import PRESENT, Software
 
 Programs = tuple[tuple[Software, float], ...]
 """Programs with their shares, which add up to 1."""
 _SMOOTH = 0.06
 """Scale s of the logistic distribution of one program's time: programs that differ by less are one."""
-_HALVINGS = 30
+_PRECISION, _MOST_STEPS = 1e-12, 60
+"""Last step of the search for a quantile, of natural logarithms, and the most steps: 12 take it there from any start,
+unless programs differ more than tenfold."""
 _LEAST = 0.04
 """Share below which a program is left out."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
@@ -171,20 +173,33 @@ def _era(year: int) -> int:
     return _UNFUSED if year < _FIRST_FUSED else _FIRST_FUSED if year == _FIRST_FUSED else PRESENT
 
 
-def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: float) -> Array:
+def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: Values) -> Array:
     """Quantile of a mixture of logistic distributions, shape [n].
+
+    It lies between the least and the largest quantile of one of them. Newton's method takes its step inside of these
+    bounds, which every step narrows, and halves them where it would leave them. A quantile does not depend on the
+    others that are found with it.
 
     Args:
         logs: their centres, shape [programs, n].
         shares: of the programs.
-        part: 0.5 for the median.
+        part: 0.5 for the median; shape [n] for different quantiles.
     """
-    middle: Array = (logs.min(axis=0) + logs.max(axis=0)) / 2
-    step = np.ptp(logs, axis=0) / 2 + 10 * _SMOOTH
-    for _ in range(_HALVINGS):
-        step /= 2
-        middle = middle + np.where(_below(logs, middle).T @ np.asarray(shares) < part, step, -step)
-    return middle
+    weights, own = np.asarray(shares)[:, None], _SMOOTH * np.log(part / (1 - part))
+    low, high = logs.min(axis=0) + own, logs.max(axis=0) + own
+    at: Array = (low + high) / 2
+    for _ in range(_MOST_STEPS):
+        below = _below(logs, at)
+        missed = (weights * below).sum(axis=0) - part
+        low, high = np.where(missed < 0, at, low), np.where(missed < 0, high, at)
+        slope = np.maximum((weights * below * (1 - below)).sum(axis=0), 1e-99)
+        newton = at - _SMOOTH * missed / slope
+        better = np.where((low <= newton) & (newton <= high), newton, (low + high) / 2)
+        moves = np.abs(better - at) > _PRECISION
+        if not moves.any():
+            break
+        at = np.where(moves, better, at)
+    return at
 
 
 def mixture_nearness(logs: Array, shares: Sequence[float] | Array, at: Array) -> Array:
@@ -197,7 +212,8 @@ def mixture_nearness(logs: Array, shares: Sequence[float] | Array, at: Array) ->
 
 def mixture_spread(logs: Array, shares: Sequence[float] | Array) -> Array:
     """Standard deviation of the normal distribution that is as wide as the programs differ, shape [n]; 0 for one."""
-    width, own = mixture_quantile(logs, shares, 0.9) - mixture_quantile(logs, shares, 0.1), 2 * _SMOOTH * math.log(9)
+    ends = mixture_quantile(np.hstack([logs, logs]), shares, np.repeat([0.1, 0.9], logs.shape[1]))
+    width, own = np.subtract(*reversed(np.split(ends, 2))), 2 * _SMOOTH * math.log(9)
     return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * NormalDist().inv_cdf(0.9))
 
 

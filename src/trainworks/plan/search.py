@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.degrees import planned_layout
-from trainworks.plan.job import AnyJob, StepTimes
+from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.memory import Memories
 from trainworks.plan.space import Fixed, ListedSpace, Space, fast_ranks
@@ -56,7 +56,8 @@ class SearchResult:
     fitting: int
     rejections: list[Rejection]
     layouts: Layouts
-    times: StepTimes
+    seconds: Array
+    """Predicted step times."""
     memories: Memories
     front: NDArray[np.intp]
     """Positions of the layouts that nothing beats in both time and memory."""
@@ -240,7 +241,7 @@ def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
         fitting=results.fitting,
         rejections=sorted(results.rejections.values(), key=lambda r: -r.count),
         layouts=layouts,
-        times=job.step_times(layouts),
+        seconds=seconds,
         memories=job.memories(layouts),
         front=pareto_front(seconds, used),
         families=_families(layouts),

@@ -18,7 +18,7 @@ import numpy as np
 from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
 from trainworks.plan.job import AnyJob
-from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.layouts import Layouts, Recompute, Values
 from trainworks.plan.parameters import chunk_counts
 from trainworks.plan.shapes.conv_net import ConvNetShape
 
@@ -217,12 +217,11 @@ class ListedSpace:
 def _filled(global_batch: int, filling: _Filling) -> Layouts:
     """Every combination in a mesh; clusters that differ in their nodes alone share it."""
     mesh, choices, sharding, schedules = filling
-    axes = [np.array(values, dtype=np.float64) for _, values in choices]
-    grids = np.meshgrid(np.arange(len(sharding)), np.arange(len(schedules)), *axes, indexing="ij")
-    flat: list[Array] = [grid.ravel().astype(np.float64) for grid in grids]
-    shards = np.array(sharding, dtype=np.float64).reshape(-1, 2)[flat[0].astype(np.intp)]
-    plans = np.array(schedules, dtype=np.float64).reshape(-1, 2)[flat[1].astype(np.intp)]
-    named: dict[str, Values] = dict(zip((name for name, _ in choices), flat[2:], strict=True))
+    pairs = [np.array(values, dtype=np.float64).reshape(-1, 2) for values in (sharding, schedules)]
+    axes = [*pairs, *(np.array(values, dtype=np.float64) for _, values in choices)]
+    positions = np.unravel_index(np.arange(filling.size), [len(axis) for axis in axes])
+    shards, plans, *columns = (axis[at] for axis, at in zip(axes, positions, strict=True))
+    named: dict[str, Values] = dict(zip((name for name, _ in choices), columns, strict=True))
     degrees = dict(mesh)
     layouts = Layouts.of(
         global_batch=global_batch,

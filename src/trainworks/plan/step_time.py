@@ -231,6 +231,8 @@ def _exchange_of_heads_s(job: TrainingJob, layouts: Layouts, rates: Rates, token
 
 def _offload_s(job: TrainingJob, layouts: Layouts, rates: Rates, block_s: Array) -> Array:
     """A block's activations cross the host's link twice, out during forward, back during backward."""
+    if not (layouts.offload > 0).any():
+        return np.zeros(len(layouts))
     stored = activation_bytes(
         job.shape, layouts, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
@@ -321,21 +323,23 @@ def _reductions_s(
     copies: Array,
     stride: Array,
 ) -> Array:
-    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
+    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit.
+
+    Without shards all copies are replicas.
+    """
     weight_bytes = float(element_bytes(job.precision))
     kept, sent = rates.software.gradient_bytes, rates.software.sent_gradient_bytes
     uncompressed = np.where(has_casts(layouts, job.precision, rates.software), kept, sent or kept)
     gradients, weights = parameters * sent_bytes(job.shape, layouts, uncompressed), parameters * weight_bytes
-    reduced = collective_s("all_reduce", gradients, copies, stride, rates.links)
-    replicas = layouts.dp / layouts.dp_shard
+    replicas = np.where(layouts.zero > 0, layouts.dp / layouts.dp_shard, copies)
     shards = np.maximum(1.0, copies / replicas)
     pieces = np.where(layouts.zero == 3, units, 1.0)
     scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)
     gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
     scatters = np.where(layouts.zero == 2, layouts.accum, 1.0)
-    once = np.where(layouts.zero > 0, scatters * scattered + gathered + outer, reduced)
-    return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered) + outer, once)
+    once = scatters * scattered + gathered
+    return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered), once) + outer
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:

@@ -46,7 +46,7 @@ import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
-from trainworks.plan.job import AnyJob
+from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
@@ -96,6 +96,8 @@ class Prior:
     """Between two programs on the same hardware."""
     noise: float
     """Between the layouts of one program, once its rates are known."""
+    program_logs: tuple[float, ...] = ()
+    """Logarithms of the step time under each program of the job; empty where one is known."""
 
 
 PRIOR = Prior(rates=(0.10, 0.24, 0.14, 0.40, 0.33, 0.32), software=SOFTWARE, noise=0.07)
@@ -130,12 +132,14 @@ class Belief:
     covariance: Array
     """Shape [R + 1, R + 1]."""
     noise: float
+    program_logs: tuple[float, ...] = ()
+    """Those of the prior."""
 
     @classmethod
     def of(cls, prior: Prior) -> Belief:
         """The belief before any measurement."""
         deviations = np.array([*prior.rates, prior.software])
-        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise)
+        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise, prior.program_logs)
 
     @property
     def factors(self) -> Array:
@@ -167,14 +171,14 @@ def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
     }
     beyond = [math.log2(max(1.0, ratio)) for ratio in (world / LARGEST_WORLD, job.sequence_length / LONGEST)]
     kinds = sum(share * KINDS[kind] ** 2 for kind, share in parts.items())
-    spread = 0.0
-    if programs := getattr(job, "programs", ()):
-        spread = float(mixture_spread(program_logs(job, layouts), [share for _, share in programs])[0])
+    logs, spread = _program_logs(job, layouts), 0.0
+    if len(logs):
+        spread = float(mixture_spread(logs, [share for _, share in getattr(job, "programs", ())])[0])
     tau = math.sqrt(prior.software**2 + kinds + spread**2 + sum((_PER_DOUBLING * each) ** 2 for each in beyond))
-    return replace(prior, software=tau)
+    return replace(prior, software=tau, program_logs=tuple(logs.ravel().tolist()))
 
 
-def program_logs(job: AnyJob, layouts: Layouts | None = None) -> Array:
+def _program_logs(job: AnyJob, layouts: Layouts | None) -> Array:
     """Logarithms of the step time under each program of the job, shape [programs, 1]; see `prior_of`."""
     world, by_program = job.cluster.num_accelerators, getattr(job, "by_program", ())
     at = Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3) if layouts is None else layouts
@@ -194,7 +198,12 @@ def not_compared(job: AnyJob) -> list[str]:
 
 
 def parts_s(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> Array:
-    """Predicted seconds by rate, shape [R, n]; they add up to the step times.
+    """Predicted seconds by rate, shape [R, n]; see `times_by_rate`."""
+    return times_by_rate(job, layouts, coefficients)[1]
+
+
+def times_by_rate(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> tuple[StepTimes, Array]:
+    """Step times, and their seconds by rate, shape [R, n], which add up to them.
 
     p_g = dT / d theta_g by a difference quotient: hidden communication has no part. What no rate carries is divided in
     proportion.
@@ -203,11 +212,10 @@ def parts_s(job: AnyJob, layouts: Layouts, coefficients: Coefficients = COEFFICI
     factors = 1 + _STEP * np.eye(tried)[:, 1:].repeat(len(layouts), axis=0)
     slower: dict[str, Any] = {name: getattr(job.slowdowns, name) * factors[:, at] for at, name in enumerate(RATES)}
     repeated = Layouts.concatenate([layouts] * tried)
-    seconds = replace(job, slowdowns=Slowdowns(**slower)).step_times(repeated, coefficients).total_s
-    whole, *others = seconds.reshape(tried, len(layouts))
+    times = replace(job, slowdowns=Slowdowns(**slower)).step_times(repeated, coefficients)
+    whole, *others = times.total_s.reshape(tried, len(layouts))
     by_rate = np.maximum(0.0, np.stack(others) - whole) / _STEP
-    scaled: Array = by_rate * (whole / by_rate.sum(axis=0))
-    return scaled
+    return times.take(slice(len(layouts))), by_rate * (whole / by_rate.sum(axis=0))
 
 
 def believe(observations: Sequence[Observation], *, software: Hashable, prior: Prior = PRIOR) -> Belief:
@@ -239,7 +247,7 @@ def believe(observations: Sequence[Observation], *, software: Hashable, prior: P
         weights = (_FREEDOM + surprise) / (_FREEDOM + 1)
     after = covariance - gain @ slopes @ covariance
     own = [*range(len(RATES) + 1)]
-    return Belief(mean[own], after[np.ix_(own, own)], prior.noise)
+    return Belief(mean[own], after[np.ix_(own, own)], prior.noise, prior.program_logs)
 
 
 def interval_s(parts: Array, belief: Belief) -> tuple[Array, Array]:

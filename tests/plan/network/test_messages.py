@@ -14,7 +14,7 @@ def messages(name: str, **degrees: int) -> dict[str, Message]:
     memories = predict_memories(
         job.shape, wanted, sequence_length=job.sequence_length, precision=job.precision, software=job.software
     )
-    planned = predictions(job, wanted, job.step_times(wanted), memories, global_batch=256, belief=belief_from([], job))
+    planned = predictions(job, wanted, memories, global_batch=256, belief=belief_from([], job))
     return {message.name: message for message in messages_of_job(job, planned[0])}
 
 

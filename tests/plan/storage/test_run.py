@@ -28,9 +28,7 @@ CLUSTER = parse_cluster("2 nodes of 8x A100-SXM-80GB over 8x HDR")
 
 def run_of(job, global_batch: int, **changes: Any) -> StoredRun:
     found = search(Space(job, CLUSTER.num_accelerators, global_batch, {}), keep=1)
-    best = predictions(
-        job, found.layouts, found.times, found.memories, global_batch=global_batch, belief=belief_from([], job)
-    )[0]
+    best = predictions(job, found.layouts, found.memories, global_batch=global_batch, belief=belief_from([], job))[0]
     mttf = usual_node_mttf(CLUSTER.accelerator)
     terms = {"node_mttf": mttf, "interval": fact("checkpoint interval", 1800.0, "s", source="the test")} | changes
     return StoredRun(job=job, best=best, global_batch=global_batch, steps=1000, **terms)

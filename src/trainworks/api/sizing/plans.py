@@ -51,17 +51,25 @@ class PlanCache:
 
     def is_too_large(self, cluster: ClusterDescription) -> bool:
         """Whether the batch and the model do not divide among so many accelerators; unknown with a written layout."""
-        return self._run_file.layout is None and isinstance(self._plan(cluster), UsageError)
+        if self._run_file.layout is not None:
+            return False
+        try:
+            return not any(map(len, self._usual(cluster).layouts(lambda reason, mesh: None)))
+        except UsageError:  # more layouts than a plan compares
+            return True
 
     def holds(self, cluster: ClusterDescription) -> bool:
         """Whether a layout fits into the memory of a cluster; quicker than its plan."""
-        workload = workload_of(self._run_file)
         try:
-            fixed = {**decisions(self._run_file.layout, workload, cluster), **_WITHOUT_OFFLOADING}
-            job = self._model.job(workload, cluster)
-            return any_fits(Space(job, cluster.num_accelerators, workload.global_batch, fixed, usual=True))
+            return any_fits(self._usual(cluster))
         except UsageError:  # the layout does not divide, or leaves too much open
             return False
+
+    def _usual(self, cluster: ClusterDescription) -> Space:
+        workload = workload_of(self._run_file)
+        fixed = {**decisions(self._run_file.layout, workload, cluster), **_WITHOUT_OFFLOADING}
+        job = self._model.job(workload, cluster)
+        return Space(job, cluster.num_accelerators, workload.global_batch, fixed, usual=True)
 
     def why_not(self, cluster: ClusterDescription) -> str:
         """The reason why a cluster has no plan; empty if it has one."""

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.catalog.catalog import find_row, load_catalog
+import numpy as np
+
+from trainworks.catalog.catalog import find_row, published_runs
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.scaling import (
@@ -28,7 +30,7 @@ from trainworks.plan.programs import mixture_spread, narrowing
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
-from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, Z80, not_compared, program_logs
+from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, Z80, Belief, not_compared
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.resolved import PlannedEvaluation
 from trainworks.results import Result
@@ -142,7 +144,7 @@ def plan_request(
         oversubscription_note(cluster),
         *notes,
         advice,
-        _calibration_note(measurements) or _software_note(request.job, rows[0]),
+        _calibration_note(measurements) or _software_note(request.job, request.belief, rows[0]),
         above_published(request.job, rows[0].mfu),
         *outside_measured(request.job, cluster.num_accelerators),
         "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
@@ -163,14 +165,14 @@ def plan_request(
     )
 
 
-def _software_note(job: AnyJob, best: Prediction) -> str | None:
+def _software_note(job: AnyJob, belief: Belief, best: Prediction) -> str | None:
     """Key of `software:` that narrows the interval most, where the program is not known, and by how much."""
     if not (programs := getattr(job, "programs", ())):
         return None
-    logs = program_logs(job)
-    (key, left), shares = narrowing(programs, logs[:, 0]), [share for _, share in programs]
+    logs, shares = np.array(belief.program_logs), [share for _, share in programs]
+    key, left = narrowing(programs, logs)
     now = math.log(best.high_s / best.low_s) / (2 * Z80)
-    then = math.sqrt(max(0.0, now**2 - float(mixture_spread(logs, shares)[0]) ** 2 + left**2))
+    then = math.sqrt(max(0.0, now**2 - float(mixture_spread(logs[:, None], shares)[0]) ** 2 + left**2))
     without, told = (math.expm1(Z80 * deviation) for deviation in (now, then))
     text = f"the 80 % interval of the step is +-{without:.0%} without it, and +-{told:.0%} with it"
     return f"say `software: {{{key}: ...}}`: {text}" if without - told > _NAMED_SAVING else None
@@ -254,7 +256,7 @@ def above_published(job: AnyJob, mfu: float) -> str | None:
     kind = (part, _BITS.get(job.precision, 16), bool(job.shape.experts))
     similar = [
         run
-        for run in load_catalog().runs.values()
+        for run in published_runs().values()
         if (run.accelerator, run.bits, run.experts) == kind and count / _SIMILAR <= run.accelerators <= count * _SIMILAR
     ]
     best = max(similar, key=lambda run: run.mfu, default=None)

@@ -77,7 +77,6 @@ class PlanRequest:
         return predictions(
             job,
             result.layouts,
-            result.times,
             result.memories,
             global_batch=self.global_batch,
             belief=self.belief,
@@ -268,11 +267,5 @@ def offloading_note(request: PlanRequest, best: Prediction) -> str | None:
 
 def _least_memory(request: PlanRequest, result: SearchResult) -> Prediction:
     job, layouts = request.job, result.nearest
-    return predictions(
-        job,
-        layouts,
-        job.step_times(layouts),
-        job.memories(layouts),
-        global_batch=request.global_batch,
-        belief=request.belief,
-    )[0]
+    memories = job.memories(layouts)
+    return predictions(job, layouts, memories, global_batch=request.global_batch, belief=request.belief)[0]

@@ -45,7 +45,7 @@ def choose_layouts(job: RunJob, written: Layout | None, *, keep: int = _TABLE_LE
     return tuple(
         PlannedLayout(
             layout=resolved_of(planned_layout(result.layouts, index), written),
-            step_s=float(result.times.total_s[index]),
+            step_s=float(result.seconds[index]),
             memory_bytes=round(float(used[index])),
         )
         for index in result.families[:keep].tolist()
