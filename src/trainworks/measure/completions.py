@@ -72,7 +72,7 @@ def feasible_completions(
     can_offload = job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
     layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=can_offload)
     if len(layouts) > 1:
-        used = job.memories(layouts).device_bytes(coefficients)
+        used = job.memories(layouts).device_bytes()
         fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
         layouts = layouts.take(fits if fits.any() else used <= _PROGRAM_SAVINGS * used.min())
     return layouts

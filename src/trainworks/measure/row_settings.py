@@ -228,8 +228,8 @@ def _compiled(row: Row, words: str) -> bool | None:
 
 
 def _selective(recompute: str) -> Selective | None:
-    if re.search(r"save_(?:qkv|out)|qkv_proj", recompute, re.IGNORECASE):
-        return "projections"
+    if re.search(r"qkv|save_out|except_mlp", recompute, re.IGNORECASE):
+        return "projections" if re.search(r"out|except_mlp", recompute, re.IGNORECASE) else "queries"
     if re.search(r"\bop\b", recompute, re.IGNORECASE):
         return "every second product"
     return "products" if re.search(r"save_dot|minimal|custom", recompute, re.IGNORECASE) else None

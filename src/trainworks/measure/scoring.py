@@ -206,8 +206,8 @@ def _predicted(
     memories = job.memories(layouts)
     memory = {
         "allocated": memories.allocated_bytes,
-        "reserved": memories.reserved_bytes(coefficients),
-        "device": memories.device_bytes(coefficients),
+        "reserved": memories.reserved_bytes() + memories.cached_bytes,
+        "device": memories.device_bytes() + memories.cached_bytes,
     }[run.memory_kind]
     seconds = float(times.total_s[0])
     if not np.isfinite(seconds) or seconds <= 0:
@@ -222,7 +222,7 @@ def _predicted(
         float(high[0]),
         prior,
         float(memory[0]),
-        max(0.0, float(memories.device_bytes(coefficients)[0]) - limit_bytes(job)),
+        max(0.0, float(memories.device_bytes()[0]) - limit_bytes(job)),
         out_of_memory,
     )
 

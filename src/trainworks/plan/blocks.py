@@ -126,6 +126,7 @@ def _one_kind(
         "products": device.coefficients.selective_share * forward,
         "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
         "projections": device.coefficients.projections_share * forward,
+        "queries": device.coefficients.projections_share * forward,
     }[software.selective]
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0

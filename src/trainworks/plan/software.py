@@ -7,10 +7,10 @@ from typing import Literal
 
 from trainworks.config.software import Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
 
-Selective = Literal["attention", "products", "every second product", "projections"]
+Selective = Literal["attention", "products", "every second product", "projections", "queries"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
-attention; all but attention and every second product (torchtitan's `op` policy); or all but the first projections
-(`save_qkv_proj` of JAX programs)."""
+attention; all but attention and every second product (torchtitan's `op` policy); or, in JAX programs, all but the
+projections around attention (`save_dot_except_mlp`) or those before it (`save_qkv_proj`)."""
 
 _LOGIT_BYTES = 56.0
 """Bytes of one logit in the loss of the worker: 14 passes in fp32 of cast, log-softmax, loss and their gradients."""
@@ -44,18 +44,23 @@ class Software:
     weight_bytes: int = 2
     """Bytes per parameter of unsharded weights, with products in 16 bits."""
     optimizer_bytes: float = 12.0
-    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12, and the fp32 gradient 16;
-    moments of fp32 weights 8, in 16 bits 4, in 8 bits 2."""
+    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12; moments of fp32 weights 8, in
+    16 bits 4, in 8 bits 2."""
     norm_bytes: int = 0
     """Bytes per value that an RMSNorm of several kernels keeps: input and normalised input; 0: one kernel."""
     loss_bytes: float = 4.0
     """Bytes per logit that the loss needs beside the logits: fp32 copy in place 4; in PyTorch copy, log-softmax, and
-    the gradients of both 12; in pieces of an eighth 3."""
+    the gradients of both 12, or of 16-bit logits 6; a kernel that makes the gradient alone 2; in pieces of an eighth
+    3."""
     loss_parallel: bool = True
     """Tensor-parallel ranks have a part of the vocabulary each, in the loss too."""
     loss_chunk_bytes: int = 0
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
+    counts_ends: bool = True
+    """Where the blocks are not shared evenly, embedding and output count as a block each; else blocks alone count."""
+    reduce_bucket: int = 0
+    """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
     sent_gradient_bytes: int | None = None
     """Bytes per parameter that ranks send, where they keep others; `Layouts.gradient_compression` lowers both."""
     distributed_operations: int = 0
@@ -77,6 +82,15 @@ class Software:
     def fused_attention(self) -> bool:
         """Attention as one kernel that never writes its scores, half the work when causal."""
         return self.attention != "unfused"
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes per parameter of the fp32 copy of 16-bit gradients that exists while weights are updated.
+
+        Source: Megatron-LM, `_copy_model_grads_to_main_grads`; DeepSpeed flattens its copy (runtime/fp16).
+        """
+        copies = self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12
+        return 4.0 if copies else 0.0
 
     @classmethod
     def of(
@@ -109,13 +123,11 @@ class Software:
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
         if compiled is not None:
             fused = compiled or (fused and not optional)
-        old = year < _FUSED_SINCE and usual.framework == "megatron"
-        cast = year < _COMPILED_SINCE and usual is _TORCH
+        cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
-            optimizer_bytes=16.0 if old else 8.0 if cast else usual.optimizer_bytes,
-            loss_bytes=8.0 if old else usual.loss_bytes,
+            optimizer_bytes=8.0 if cast else usual.optimizer_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
             norm_bytes=0 if fused else usual.norm_bytes,
@@ -184,10 +196,21 @@ def worker_software(
 
 
 _COMPILED = replace(_TORCH, fused_kernels=True)
+_IN_16_BITS = replace(_TORCH, gradient_bytes=2, sent_gradient_bytes=4, optimizer_bytes=4.0)
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
+    # bf16 beside fp32 gradients (deepspeed/runtime/bf16_optimizer.py). A pipeline keeps the fp32 logits of two
+    # micro-batches, the loss a clone of them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
+    "megatron-deepspeed": Software(
+        gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, counts_ends=False, reduce_bucket=500_000_000
+    ),
     "megatron": Software(),
-    "automodel": _TORCH,
+    # Weights and moments in bf16, and the loss of 16-bit logits (examples/benchmark/configs: fp32_upcast false).
+    "automodel": replace(_IN_16_BITS, loss_bytes=6.0),
+    # `dtype: bf16` of its recipes.
+    "torchtune": _IN_16_BITS,
+    # FlashAttention's cross entropy keeps the logits and makes their gradient (`loss_fn: fused_crossentropy`).
+    "llm-foundry": replace(_TORCH, loss_bytes=2.0),
     "jax": replace(
         _OTHER,
         attention="cudnn",
@@ -203,7 +226,7 @@ _PROGRAMS: dict[Family, Software] = {
         _TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4
     ),
     "oneflow": _OTHER,
-    "paddle": replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2),
+    "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
 }
 """Programs of today, as they come."""
