@@ -11,14 +11,15 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import chunk_counts
+from trainworks.plan.search import fits
 from trainworks.plan.space import Fixed
 from trainworks.plan.step_time import TrainingJob
 
 _MOST_CHUNKS = 8
 _CHIP_TO_CHIP_BYTES_PER_S = 2e11
-_PROGRAM_SAVINGS = 1.25
-"""A published layout did fit: programs have ways to save memory that no table prints. Where all need
-more than that, those within this factor of the smallest are in question."""
+_NEAR_SMALLEST = 1.25
+"""A published layout did fit, by ways to save memory that no table prints: where all need too much, those within this
+factor of the smallest are in question."""
 
 
 def completions(decided: Fixed, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
@@ -60,8 +61,7 @@ def best_completion(
 def can_fit(job: TrainingJob, decided: Fixed, *, global_batch: int) -> bool:
     """Whether any completion fits the accelerator."""
     layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch)
-    used = job.memories(layouts).device_bytes()
-    return bool((used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes).any())
+    return bool(fits(job.memories(layouts), job).any())
 
 
 def feasible_completions(
@@ -72,7 +72,7 @@ def feasible_completions(
     can_offload = job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
     layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=can_offload)
     if len(layouts) > 1:
-        used = job.memories(layouts).device_bytes()
-        fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
-        layouts = layouts.take(fits if fits.any() else used <= _PROGRAM_SAVINGS * used.min())
+        memories = job.memories(layouts)
+        used, good = memories.device_bytes(), fits(memories, job)
+        layouts = layouts.take(good if good.any() else used <= _NEAR_SMALLEST * used.min())
     return layouts

@@ -204,6 +204,8 @@ _PROGRAMS: dict[Family, Software] = {
     "megatron-deepspeed": Software(
         gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, counts_ends=False, reduce_bucket=500_000_000
     ),
+    # `grad_reduce_in_fp32 = False` in the settings of both for performance.
+    "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
     # Weights and moments in bf16, and the loss of 16-bit logits (examples/benchmark/configs: fp32_upcast false).
     "automodel": replace(_IN_16_BITS, loss_bytes=6.0),
