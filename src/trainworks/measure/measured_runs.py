@@ -16,7 +16,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.measure import row_settings
-from trainworks.measure.completions import can_fit
+from trainworks.measure.completions import lacking_bytes
 from trainworks.measure.measured_clusters import read_cluster
 from trainworks.measure.tables import Row, flag_of, needed_number, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.collectives import Collective
@@ -113,7 +113,7 @@ def read_run(row: Row) -> MeasuredRun:
     found = row_settings.read_programs(row, precision, cluster.accelerator, layout)
     if not _is_out_of_memory(row):  # the run did fit: a program that cannot have fitted did not train it
         attempts = (
-            [each for each in some if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
+            [each for each in some if not lacking_bytes(replace(job, software=each[0]), layout, global_batch=batch)]
             for some in (found, *row_settings.sparing(found))
         )
         found = normalised(next(filter(None, attempts), found))
