@@ -162,7 +162,7 @@ def _stage(
         stream=stream,
         live=stream + e * np.maximum(product, matrix) + full - stored,
         matrix=matrix,
-        loss=logits,
+        loss=logits + np.where(has_logits & (not software.native), e * table, 0.0),
         activations=activations,
         coming=np.where(frees_gradients, gradients, 0.0),
         parameters=parameters.total,
@@ -252,7 +252,7 @@ class _Moments:
     matrix: Array
     """Elements of the largest weight's gradient."""
     loss: Array
-    """Logits, and what the loss makes of them."""
+    """Logits, what the loss makes of them, and in Megatron-LM the gradient of the output matrix before it is summed."""
     activations: Array
     coming: Array
     """Gradients that do not exist before backward, and all at its end."""
