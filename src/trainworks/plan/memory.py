@@ -41,7 +41,7 @@ _BLOCKS_IN_FLIGHT = 3
 
 @dataclass(frozen=True, slots=True)
 class Memories:
-    """Bytes of the fullest stage by term, shape [n]; the terms add up to what is allocated."""
+    """Bytes of the fullest stage by term, shape [n]; all but the last two fields add up to the device's memory."""
 
     weights_bytes: Array
     gradients_bytes: Array
@@ -56,13 +56,13 @@ class Memories:
     baseline_bytes: Array
     """The driver's context, buffers of the collectives."""
     cached_bytes: Array
-    """Memory that the allocator keeps for another moment of the step, and gives back before it runs out: no term."""
+    """Memory that the allocator keeps for another moment of the step, and gives back before it runs out."""
     stage: Array
     """Number of the fullest stage."""
 
     @property
     def allocated_bytes(self) -> Array:
-        """Sum of the terms: the peak that the framework's allocator hands out."""
+        """The peak that the framework's allocator hands out."""
         states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return states + self.activations_bytes + self.logits_bytes + self.working_bytes
 
@@ -79,16 +79,17 @@ class Memories:
         return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in TERMS}, checkpoint_bytes=0)
 
     @classmethod
-    def with_overheads(cls, *, fragmentation: float = COEFFICIENTS.fragmentation, context_bytes: float, **terms: Array) -> Memories:
+    def with_overheads(
+        cls, *, fragmentation: float = COEFFICIENTS.fragmentation, context_bytes: float, **terms: Array
+    ) -> Memories:
         """Terms that are allocated and what comes on top of them: gaps of the allocator, and the driver's context."""
-        allocated = sum((terms[name] for name in TERMS if name in terms), np.zeros(1))
+        allocated = sum((terms[name] for name in TERMS[:-2]), np.zeros(1))
         gaps = allocated * fragmentation / (1.0 - fragmentation)
         return cls(**terms, allocator_bytes=gaps, baseline_bytes=np.full(len(gaps), context_bytes))
 
 
-_ALLOCATED = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "logits_bytes", "working_bytes")
 TERMS = tuple(field.name for field in fields(Memories) if field.name not in ("cached_bytes", "stage"))
-"""Fields that add up to the memory of the device."""
+"""Fields that add up to the memory of the device; but for the last two they are allocated."""
 
 
 def predict_memories(
@@ -110,27 +111,46 @@ def predict_memories(
     Native software shares all of them with any zero. It holds whole gradients beside the shards where they are reduced
     once per step: in a pipeline, and with zero 1 and several micro-batches.
     """
-    given = (shape, layouts, sequence_length, precision, software)
-    fullest = _stage(*given, "first")
-    for position in ("last", "middle") if (layouts.pp > 2).any() else ("last",):
-        other = _stage(*given, position)
-        fuller = sum(other[name] for name in _ALLOCATED) > sum(fullest[name] for name in _ALLOCATED)
+    kept = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
+    stored, full = kept(software=software), kept(software=software, recompute=Recompute.NONE)
+    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    tokens = layouts.micro_batch * sequence_length / layouts.cp
+    of_stage = partial(_stage, shape, layouts, tokens, (stored, full, stream), precision, software)
+    middle, last = stage_blocks(shape.layers, layouts)
+    fullest = of_stage("first")
+    differs = (shape.experts and shape.dense_layers and not shape.interleaved) or (last < middle).any()
+    for position in ("last", "middle") if differs else ("last",):
+        other = of_stage(position)
+        fuller = sum(other[name] for name in TERMS[:-2]) > sum(fullest[name] for name in TERMS[:-2])
         fullest = {name: np.where(fuller, other[name], fullest[name]) for name in fullest}
     fragmentation = 0.0 if software.framework == "jax" else COEFFICIENTS.fragmentation
     return Memories.with_overheads(fragmentation=fragmentation, context_bytes=context_bytes, **fullest)
 
 
 def _stage(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, precision: str, software: Software, position: _Position
+    shape: ModelShape,
+    layouts: Layouts,
+    tokens: Array,
+    of_block: tuple[Array, Array, Array],
+    precision: str,
+    software: Software,
+    position: _Position,
 ) -> dict[str, Array]:
-    """Fields of `Memories` of one stage, without what comes on top of tensors."""
+    """Fields of `Memories` of one stage, without what comes on top of tensors.
+
+    Args:
+        shape: the model.
+        layouts: shape [n].
+        tokens: of a micro-batch on one rank.
+        of_block: activations that are kept, and without recomputation, and a residual stream, in bytes.
+        precision: of the products.
+        software: of the run.
+        position: of the stage.
+    """
+    stored, full, stream = of_block
     at = _place(shape, layouts, position, counts_ends=software.counts_ends)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
     weights, gradients, optimizer, update = _states(parameters, layouts, at.blocks, precision, software)
-    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
-    kept = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
-    stored, full = kept(software=software), kept(software=software, recompute=Recompute.NONE)
-    tokens = layouts.micro_batch * sequence_length / layouts.cp
     e = element_bytes(precision)
     has_logits = (layouts.pp == 1) | (position == "last")
     logits = np.where(has_logits, _loss_memory(shape, layouts, tokens, e, software), 0.0)
@@ -214,9 +234,9 @@ def _place(shape: ModelShape, layouts: Layouts, position: _Position, *, counts_e
         number = layouts.pp - 1 if position == "last" else np.zeros(len(layouts))
         return _Place(number, blocks, dense, tables)
     ends = layouts.pp <= 2
-    number = np.clip(np.ceil(shape.dense_layers / np.maximum(middle, 1)) if shape.experts else 1.0, 1.0, layouts.pp - 1)
-    inside = np.zeros(len(layouts)) if shape.experts and not shape.interleaved else middle
-    inside = dense_blocks(shape, layouts, middle, end=False) if shape.interleaved else inside
+    number = np.maximum(1.0, np.minimum(np.ceil(shape.dense_layers / np.maximum(middle, 1)), layouts.pp - 1))
+    only_experts = shape.experts and not shape.interleaved
+    inside = np.zeros(len(layouts)) if only_experts else dense_blocks(shape, layouts, middle, end=False)
     return _Place(
         np.where(ends, 0.0, number),
         np.where(ends, blocks, middle),
@@ -362,7 +382,8 @@ def _states(
     gradients = gradients + error_bytes(parameters.total, layouts)
     left = np.minimum(1, 2 / np.maximum(blocks, 1)) if not software.native else 0.0
     weights = np.where(away & software.native, 0.0, weights)
-    return weights, np.where(away, gradients * left, gradients), *(np.where(away, 0.0, each) for each in (optimizer, update))
+    gradients = np.where(away, gradients * left, gradients)
+    return weights, gradients, np.where(away, 0.0, optimizer), np.where(away, 0.0, update)
 
 
 def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:

@@ -44,8 +44,8 @@ class Software:
     weight_bytes: int = 2
     """Bytes per parameter of unsharded weights, with products in 16 bits."""
     optimizer_bytes: float = 12.0
-    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12; moments of fp32 weights 8, in
-    16 bits 4, in 8 bits 2."""
+    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12; moments of fp32 weights 8,
+    in 16 bits 4, in 8 bits 2."""
     norm_bytes: int = 0
     """Bytes per value that an RMSNorm of several kernels keeps: input and normalised input; 0: one kernel."""
     loss_bytes: float = 4.0
