@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trainworks.catalog.catalog import accelerator
+from trainworks.measure.measured_runs import read_run
 from trainworks.measure.row_settings import read_programs
-from trainworks.measure.scoring import PredictedRun, predict_memory
+from trainworks.measure.scoring import PredictedRun, predict_memory, predict_run
 from trainworks.plan.software import Software
 from trainworks.plan.space import Fixed
 
@@ -98,3 +99,56 @@ def test_a_silent_row_of_ibm_s_fms_is_compiled_and_an_eager_one_is_not() -> None
     assert software(source_key="fms-fsdp", zero_stage="3 (HSDP)").fused_kernels
     assert not software(source_key="fms-fsdp", compiled="no").fused_kernels
     assert not software(source_key="fms-fsdp", notes="eager").fused_kernels
+
+
+@pytest.mark.parametrize(
+    ("recompute", "kept"),
+    [
+        ("selective (save_qkv_proj)", "queries"),
+        ("selective (save_dot_except_mlpwi)", "projections"),
+        ("selective (SAVE_QKV_OUT_PROJ)", "projections"),
+        ("selective (custom: qkv and out projections kept)", "projections"),
+    ],
+)
+def test_a_remat_policy_names_what_is_kept(recompute: str, kept: str) -> None:
+    assert software(framework="MaxText 2025", recompute=recompute).selective == kept
+
+
+SINGLE = {
+    "model": "llama3.2-3b", "seq_len": "4096", "global_batch": "2", "micro_batch": "2", "gpu": "A100-80GB",
+    "num_gpus": "1", "dp": "1", "tp": "1", "pp": "1", "zero_stage": "0", "recompute": "none", "precision": "bf16",
+}  # fmt: skip
+"""torchtune's README: it ran, and 16 bytes per parameter leave no room for its activations."""
+
+
+@pytest.mark.parametrize(
+    ("cells", "loss_bytes", "optimizer_bytes"),
+    [({}, 2, 12), ({"model": "llama3-8b", "recompute": "full"}, 2, 4)],
+    ids=["a loss in one kernel", "and states in 16 bits"],
+)
+def test_a_run_that_fitted_is_supposed_to_save_what_it_must(
+    cells: dict[str, str], loss_bytes: int, optimizer_bytes: int
+) -> None:
+    found = read_run({**SINGLE, **cells}).job.software
+    assert (found.loss_bytes, found.optimizer_bytes) == (loss_bytes, optimizer_bytes)
+    assert predict_run({**SINGLE, **cells}).fits
+
+
+def test_a_run_that_ran_out_of_memory_is_supposed_to_save_nothing() -> None:
+    run = read_run({**SINGLE, "outcome": "OOM"})
+    assert run.job.software.optimizer_bytes >= 8
+    assert not predict_memory({**SINGLE, "outcome": "OOM"}).fits
+
+
+@pytest.mark.parametrize(
+    ("cells", "zero"),
+    [
+        ({"framework": "Megatron-DeepSpeed 2023", "precision": "bf16"}, 1),
+        ({"source": "meg-ds/experiments", "precision": "bf16"}, 1),
+        ({"framework": "Megatron-DeepSpeed 2023", "precision": "fp16"}, 0),
+        ({"framework": "Megatron-LM 2023", "precision": "bf16"}, 0),
+    ],
+)
+def test_deepspeed_shares_bf16_states_unasked(cells: dict[str, str], zero: int) -> None:
+    run = read_run({**LLAMA, "zero_stage": "0", "source": "a table", **cells})
+    assert run.layout["zero"] == zero
