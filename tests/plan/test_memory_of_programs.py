@@ -94,6 +94,8 @@ def test_states_of_a_program_in_bytes_per_parameter(framework: str, year: int, p
         ("llm-foundry", 2023, 2 + 2),
         ("NeMo Automodel", 2026, 2 + 2 + 2 + 2),
         ("PyTorch", 2026, 2 + 4 + 4 + 4),
+        ("torchtitan", 2024, 2 + 4 + 4 + 4),
+        ("torchtitan", 2025, 2 + 2),
     ],
 )
 def test_logits_of_a_program_in_bytes(framework: str, year: int, per_logit: int) -> None:
@@ -215,3 +217,26 @@ def test_megatron_lm_s_allocations_are_predicted_within_two_per_cent(
         shape, software=Software.of("Megatron-LM", year=2022), length=1024, tp=tp, micro_batch=micro_batch
     ).allocated_bytes
     assert np.asarray(allocated)[0] / GIB == pytest.approx(gibibytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("year", "degrees", "gibibytes"),
+    [
+        (2024, {"dp": 8, "dp_shard": 8, "micro_batch": 2}, 77.0),
+        (2024, {"dp": 128, "dp_shard": 128, "micro_batch": 2}, 62.0),
+        (2024, {"dp": 4, "dp_shard": 4, "cp": 2, "recompute": Recompute.FULL}, 84.2),
+        (2025, {"dp": 32, "dp_shard": 32, "micro_batch": 2}, 47.96),
+        (2025, {"dp": 64, "dp_shard": 64, "micro_batch": 2}, 46.97),
+    ],
+    ids=["8 H100", "128 H100", "65k tokens", "32 H200", "64 H200"],
+)
+def test_torchtitan_s_memory_is_predicted_within_seven_per_cent(
+    year: int, degrees: dict[str, Any], gibibytes: float
+) -> None:
+    """Llama 3.1 8B of 8,192 tokens, compiled: benchmarks/ of pytorch/torchtitan. Nothing was fitted to it."""
+    given = {"zero": 3, "recompute": Recompute.SELECTIVE, **degrees}
+    some = layouts(given["dp"] * given.get("micro_batch", 1), **given)
+    length = 65536 if "cp" in given else 8192
+    software = Software.of("torchtitan", year=year)
+    reserved = memory(known("llama3-8b"), some, software=software, length=length).reserved_bytes()
+    assert reserved[0] / GIB == pytest.approx(gibibytes, rel=0.07)

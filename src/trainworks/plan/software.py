@@ -116,18 +116,20 @@ class Software:
             gradient_bytes: per parameter; by default those of the framework.
             selective: what selective recomputation repeats; by default as the framework does.
         """
-        usual = _PROGRAMS[family_of(framework) or "torch"]
+        usual = _PROGRAMS[family := family_of(framework) or "torch"]
         year = year or year_of(framework) or PRESENT
         kernel = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else usual.attention
         optional = usual.framework == "torch"
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
         if compiled is not None:
             fused = compiled or (fused and not optional)
+        compiles_loss = fused and year >= _COMPILED_LOSS_SINCE
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
             optimizer_bytes=8.0 if cast else usual.optimizer_bytes,
+            loss_bytes=usual.loss_bytes if family != "torchtitan" or compiles_loss else _TORCH.loss_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
             norm_bytes=0 if fused else usual.norm_bytes,
@@ -148,6 +150,8 @@ PRESENT = 2026
 _FUSED_SINCE = 2023
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
+_COMPILED_LOSS_SINCE = 2025
+"""torchtitan compiles the loss too, which then keeps 16-bit logits and makes their gradient (components/loss.py)."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -222,7 +226,7 @@ _PROGRAMS: dict[Family, Software] = {
         selective="projections",
         framework="jax",
     ),
-    "torchtitan": replace(_COMPILED, loss_parallel=True, selective="every second product"),
+    "torchtitan": replace(_COMPILED, loss_bytes=2.0, loss_parallel=True, selective="every second product"),
     "fms": _COMPILED,
     "nanotron": replace(
         _TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4
