@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.jobs import job
-from trainworks.measure.completions import best_completion, completions
+from trainworks.measure.completions import best_completion, completions, lacking_bytes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
+from trainworks.plan.search import limit_bytes
 from trainworks.plan.space import Fixed
 from trainworks.plan.step_time import TrainingJob
 
@@ -99,3 +100,13 @@ def test_a_layout_without_anything_open_is_taken_as_it_is() -> None:
     known = OPEN | {"micro_batch": 8, "recompute": Recompute.NONE, "interleave": 1}
     chosen, _ = best_completion(job("llama3.1-405b"), known, global_batch=64)
     assert chosen.row(0) == filled(known).row(0)
+
+
+def test_nothing_is_lacking_where_the_smallest_completion_fits() -> None:
+    assert lacking_bytes(LLAMA, OPEN, global_batch=64) == 0
+
+
+def test_what_the_smallest_completion_needs_above_the_limit_is_lacking() -> None:
+    large = job("megatron-gpt-1t")
+    smallest = device_bytes(large, completions(OPEN, layers=large.shape.layers, global_batch=64)).min()
+    assert lacking_bytes(large, OPEN, global_batch=64) == pytest.approx(smallest - limit_bytes(large))

@@ -6,8 +6,9 @@ import pytest
 
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.models import preset
+from trainworks.measure.measured_runs import read_run
 from trainworks.measure.row_settings import read_programs
-from trainworks.measure.scoring import PredictedRun, predict_memory
+from trainworks.measure.scoring import PredictedRun, predict_memory, predict_run
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software
 from trainworks.plan.space import Fixed
@@ -70,11 +71,12 @@ def test_what_saves_memory_in_fact_saves_it_in_the_prediction(notes: str) -> Non
     assert memory(recompute="none", notes=notes) < memory(recompute="none", notes="eager")
 
 
-def test_logits_of_eager_pytorch_take_fourteen_bytes_each() -> None:
+@pytest.mark.parametrize(("compiled", "per_logit"), [("no", 14), ("yes", 4)])
+def test_logits_of_eager_pytorch_take_fourteen_bytes_each_and_compiled_ones_four(compiled: str, per_logit: int) -> None:
     """8,192 tokens and 16,032 more columns."""
-    more = memory(vocab="144288") - memory()
+    more = memory(vocab="144288", compiled=compiled) - memory(compiled=compiled)
     logits = 8192 * (144_288 - 128_256)
-    assert more == pytest.approx(14 * logits, rel=0.25)
+    assert more == pytest.approx(per_logit * logits, rel=0.25)
 
 
 def test_a_tensor_parallel_rank_has_all_logits_unless_the_loss_is_parallel() -> None:
@@ -120,3 +122,56 @@ def test_a_model_of_late_2023_was_trained_by_no_earlier_program() -> None:
     row = {"gpu": "A100-SXM-80GB", "source": "PyTorch"}
     assert software(model="llama-7b", **row).attention == "flash-1"
     assert software(model="llama2-7b", **row).attention == "flash-2"
+
+
+@pytest.mark.parametrize(
+    ("recompute", "kept"),
+    [
+        ("selective (save_qkv_proj)", "queries"),
+        ("selective (save_dot_except_mlpwi)", "projections"),
+        ("selective (SAVE_QKV_OUT_PROJ)", "projections"),
+        ("selective (custom: qkv and out projections kept)", "projections"),
+    ],
+)
+def test_a_remat_policy_names_what_is_kept(recompute: str, kept: str) -> None:
+    assert software(framework="MaxText 2025", recompute=recompute).selective == kept
+
+
+SINGLE = {
+    "model": "llama3.2-3b", "seq_len": "4096", "global_batch": "2", "micro_batch": "2", "gpu": "A100-80GB",
+    "num_gpus": "1", "dp": "1", "tp": "1", "pp": "1", "zero_stage": "0", "recompute": "none", "precision": "bf16",
+}  # fmt: skip
+"""torchtune's README: it ran, and 16 bytes per parameter leave no room for its activations."""
+
+
+@pytest.mark.parametrize(
+    ("cells", "loss_bytes", "optimizer_bytes"),
+    [({}, 2, 12), ({"model": "llama3-8b", "recompute": "full"}, 2, 4)],
+    ids=["a loss in one kernel", "and states in 16 bits"],
+)
+def test_a_run_that_fitted_is_supposed_to_save_what_it_must(
+    cells: dict[str, str], loss_bytes: int, optimizer_bytes: int
+) -> None:
+    found = read_run({**SINGLE, **cells}).job.software
+    assert (found.loss_bytes, found.optimizer_bytes) == (loss_bytes, optimizer_bytes)
+    assert predict_run({**SINGLE, **cells}).fits
+
+
+def test_a_run_that_ran_out_of_memory_is_supposed_to_save_nothing() -> None:
+    run = read_run({**SINGLE, "outcome": "OOM"})
+    assert run.job.software.optimizer_bytes >= 8
+    assert not predict_memory({**SINGLE, "outcome": "OOM"}).fits
+
+
+@pytest.mark.parametrize(
+    ("cells", "zero"),
+    [
+        ({"framework": "Megatron-DeepSpeed 2023", "precision": "bf16"}, 1),
+        ({"source": "meg-ds/experiments", "precision": "bf16"}, 1),
+        ({"framework": "Megatron-DeepSpeed 2023", "precision": "fp16"}, 0),
+        ({"framework": "Megatron-LM 2023", "precision": "bf16"}, 0),
+    ],
+)
+def test_deepspeed_shares_bf16_states_unasked(cells: dict[str, str], zero: int) -> None:
+    run = read_run({**LLAMA, "zero_stage": "0", "source": "a table", **cells})
+    assert run.layout["zero"] == zero

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tests.plan.jobs import JOBS, UNFUSED, known, layouts, random_layouts, tiny
 from trainworks.plan.activations import activation_bytes
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.layouts import Layouts, Recompute
-from trainworks.plan.memory import Memories, predict_memories
+from trainworks.plan.memory import TERMS, Memories, predict_memories
 from trainworks.plan.parameters import expert_parameters, resized
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
@@ -226,8 +226,9 @@ def test_many_blocks_fill_the_first_stage() -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_the_terms_add_up(name: str) -> None:
     memories = memory(JOBS[name].shape, MANY)
-    terms = [getattr(memories, field.name) for field in fields(memories) if field.name != "stage"]
-    assert np.allclose(memories.allocated_bytes, sum(terms), rtol=1e-12)
+    assert np.allclose(memories.device_bytes(), sum(getattr(memories, name) for name in TERMS), rtol=1e-12)
+    allocated = memories.device_bytes() - memories.baseline_bytes - memories.allocator_bytes
+    assert np.allclose(memories.allocated_bytes, allocated, rtol=1e-12)
 
 
 def test_the_device_holds_more_than_the_allocator_reserves_and_that_more_than_it_hands_out() -> None:
@@ -237,8 +238,8 @@ def test_the_device_holds_more_than_the_allocator_reserves_and_that_more_than_it
 
 
 def test_fragmentation_is_a_share_of_what_is_reserved() -> None:
-    none = replace(COEFFICIENTS, fragmentation=0.0)
-    assert memory().reserved_bytes(none) == memory().allocated_bytes
+    memories = memory()
+    assert memories.allocator_bytes == pytest.approx(COEFFICIENTS.fragmentation * memories.reserved_bytes())
 
 
 @given(micro_batch=DEGREES)

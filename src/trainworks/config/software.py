@@ -14,7 +14,20 @@ Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudn
 Fp8Recipe = Literal["tensorwise", "rowwise", "blockwise"]
 """Values of an 8-bit product that share a scale: a tensor, a row, or a block (128 x 128, or the 32 of MXFP8)."""
 Family = Literal[
-    "trainworks", "automodel", "jax", "torchtitan", "megatron", "nanotron", "oneflow", "paddle", "fms", "torch"
+    "trainworks",
+    "automodel",
+    "jax",
+    "torchtitan",
+    "torchtune",
+    "llm-foundry",
+    "megatron-deepspeed",
+    "nemo",
+    "megatron",
+    "nanotron",
+    "oneflow",
+    "paddle",
+    "fms",
+    "torch",
 ]
 """Programs that share their kernels, their schedule and what they keep in memory."""
 
@@ -23,13 +36,17 @@ _WORDS: tuple[tuple[Family, str], ...] = (
     ("automodel", "automodel"),
     ("jax", r"\bjax|maxtext|\bpax|praxis|levanter|easylm|t5x"),
     ("torchtitan", "torch ?titan"),
-    ("megatron", r"megatron|mcore|\bnemo\b|\bprimus\b|transformer ?engine"),
+    ("torchtune", "torch ?tune"),
+    ("llm-foundry", r"llm[-_ ]?foundry|mosaic"),
+    ("megatron-deepspeed", r"megatron[-_ ]deepspeed|\bmeg-ds\b|bigscience"),
+    ("nemo", r"\bnemo\b|megatron[-_ ]bridge"),
+    ("megatron", r"megatron|mcore|\bprimus\b|transformer ?engine"),
     ("nanotron", "nanotron"),
     ("oneflow", "oneflow|mindspore"),
     ("paddle", "paddle"),
     (
         "torch",
-        r"lightning|lit-?gpt|llm[-_ ]?foundry|mosaic|nanogpt|hugging ?face|transformers|accelerate|\bhf\b|torchtune"
+        r"lightning|lit-?gpt|nanogpt|hugging ?face|transformers|accelerate|\bhf\b"
         r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
     ),
     ("fms", r"\bfms|foundation[-_ ]model[-_ ]stack"),

@@ -11,6 +11,7 @@ from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import chunk_counts
+from trainworks.plan.search import limit_bytes
 from trainworks.plan.space import Fixed
 from trainworks.plan.step_time import TrainingJob
 
@@ -57,22 +58,24 @@ def best_completion(
     return layouts.take(best), times.take(best)
 
 
-def can_fit(job: TrainingJob, decided: Fixed, *, global_batch: int) -> bool:
-    """Whether any completion fits the accelerator."""
-    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch)
-    used = job.memories(layouts).device_bytes()
-    return bool((used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes).any())
+def lacking_bytes(job: TrainingJob, decided: Fixed, *, global_batch: int) -> float:
+    """Device memory that the smallest completion needs above what a plan may use of an accelerator; 0 where it fits."""
+    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=_can_offload(job))
+    return max(0.0, float(job.memories(layouts).device_bytes().min()) - limit_bytes(job))
 
 
 def feasible_completions(
     job: TrainingJob, decided: Fixed, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> Layouts:
     """The completions that fit the accelerator, or those near the smallest if none does."""
-    # offloading activations is common where the host is on a chip-to-chip link, and not on PCIe
-    can_offload = job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
-    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=can_offload)
+    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=_can_offload(job))
     if len(layouts) > 1:
-        used = job.memories(layouts).device_bytes(coefficients)
-        fits = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
-        layouts = layouts.take(fits if fits.any() else used <= _PROGRAM_SAVINGS * used.min())
+        used = job.memories(layouts).device_bytes()
+        possible = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
+        layouts = layouts.take(possible if possible.any() else used <= _PROGRAM_SAVINGS * used.min())
     return layouts
+
+
+def _can_offload(job: TrainingJob) -> bool:
+    """Offloading activations is common where the host is on a chip-to-chip link, and not on PCIe."""
+    return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S

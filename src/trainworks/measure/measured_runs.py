@@ -16,7 +16,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.measure import row_settings
-from trainworks.measure.completions import can_fit
+from trainworks.measure.completions import lacking_bytes
 from trainworks.measure.measured_clusters import read_cluster
 from trainworks.measure.tables import Row, flag_of, needed_number, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.collectives import Collective
@@ -95,6 +95,7 @@ def read_run(row: Row) -> MeasuredRun:
     Raises:
         UsageError: the row lacks something that has no default, or names something unknown.
     """
+    row = _as_shared(row)
     shape = row_settings.read_model(row)
     length = needed_whole(row, "seq_len")
     batch = needed_whole(row, "global_batch")
@@ -111,8 +112,11 @@ def read_run(row: Row) -> MeasuredRun:
     layout = _layout(row, job, total, batch, precision != "fp16" if sequence_parallel is None else sequence_parallel)
     found = row_settings.read_programs(row, shape, precision, cluster.accelerator, layout)
     if not _is_out_of_memory(row):  # the run did fit: a program that cannot have fitted did not train it
-        fitting = [each for each in found if can_fit(replace(job, software=each[0]), layout, global_batch=batch)]
-        found = normalised(fitting or found)
+        attempts = (
+            [each for each in some if not lacking_bytes(replace(job, software=each[0]), layout, global_batch=batch)]
+            for some in (found, *row_settings.sparing(found))
+        )
+        found = normalised(next(filter(None, attempts), found))
     job = _job(shape, length, precision, cluster, found[0][0], adapter)
     if len(found) > 1 and adapter is None:
         job = replace(job, programs=found)
@@ -143,6 +147,17 @@ def _job(
         return TrainingJob(shape, length, precision, cluster, software)
     kept = software if adapter.base == "fp32" else replace(software, autocast=False)
     return AdaptedJob(shape, length, precision, cluster, kept, adapter=adapter)
+
+
+_SHARES_BF16_STATES = re.compile(r"deepspeed|\bmeg-ds\b", re.IGNORECASE)
+"""DeepSpeed's bf16 optimizer shares its states among replicas with ZeRO 0 too (deepspeed.runtime.bf16_optimizer)."""
+
+
+def _as_shared(row: Row) -> Row:
+    """The row with the sharding that its program does unasked."""
+    words = " ".join(text_of(row, name) for name in ("framework", "source", "notes"))
+    unasked = text_of(row, "zero_stage") == "0" and "bf16" in text_of(row, "precision").lower()
+    return {**row, "zero_stage": "1"} if unasked and _SHARES_BF16_STATES.search(words) else row
 
 
 def source_of(row: Row) -> str:
@@ -277,9 +292,6 @@ def _printed_flops_per_token(words: str, job: TrainingJob, recompute: int | None
 
 MEMORY_COLUMNS = (*COLUMNS, "outcome")
 
-_SHARES_BF16_STATES = re.compile(r"deepspeed", re.IGNORECASE)
-"""DeepSpeed's bf16 optimizer shares its states among replicas with ZeRO 0 too (deepspeed.runtime.bf16_optimizer)."""
-
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
@@ -303,10 +315,6 @@ def read_memory(row: Row) -> MeasuredMemory:
         tp, pp, cp, micro = (whole_of(row, name) or 1 for name in ("tp", "pp", "cp", "micro_batch"))
         dp = whole_of(row, "dp") or max(1, num_accelerators(row) // (tp * pp * cp))
         filled = {**row, "global_batch": str(dp * pp * micro)}
-    if _SHARES_BF16_STATES.search(text_of(row, "source") + text_of(row, "notes")) and "bf16" in text_of(
-        row, "precision"
-    ):
-        filled = {**filled, "zero_stage": "1"} if text_of(row, "zero_stage") == "0" else filled
     return MeasuredMemory(read_run(filled), out_of_memory=_is_out_of_memory(row))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -221,6 +221,21 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
     return tuple((replace(software, **changes), share) for software, share in found)
 
 
+_SAVINGS: tuple[dict[str, Any], ...] = (
+    {"loss_bytes": 2.0, "loss_parallel": True},
+    {"weight_bytes": 2, "gradient_bytes": 2, "sent_gradient_bytes": 4, "optimizer_bytes": 4.0, "autocast": False},
+)
+"""What PyTorch programs do beyond others and tables do not print: a loss in one kernel, of each rank's part of the
+vocabulary (FlashAttention, Liger); weights, gradients and moments in 16 bits (torchtune, LitGPT's `bf16-true`)."""
+
+
+def sparing(found: Programs) -> Iterator[Programs]:
+    """The PyTorch programs with the first of these savings, then with both."""
+    for upto in range(1, len(_SAVINGS) + 1):
+        changes = {key: value for each in _SAVINGS[:upto] for key, value in each.items()}
+        yield tuple((replace(software, **changes), share) for software, share in found if software.framework == "torch")
+
+
 def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:
     """The first of these names that the text has; None if it has none."""
     return next((name for name, words in names if re.search(words, text, re.IGNORECASE)), None)
@@ -236,8 +251,8 @@ def _compiled(row: Row, words: str) -> bool | None:
 
 
 def _selective(recompute: str) -> Selective | None:
-    if re.search(r"save_(?:qkv|out)|qkv_proj", recompute, re.IGNORECASE):
-        return "projections"
+    if re.search(r"qkv|save_out|except_mlp", recompute, re.IGNORECASE):
+        return "projections" if re.search(r"out|except_mlp", recompute, re.IGNORECASE) else "queries"
     if re.search(r"\bop\b", recompute, re.IGNORECASE):
         return "every second product"
     return "products" if re.search(r"save_dot|minimal|custom", recompute, re.IGNORECASE) else None

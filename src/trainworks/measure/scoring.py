@@ -16,7 +16,7 @@ import numpy as np
 
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.measure import measured_runs
-from trainworks.measure.completions import best_completion
+from trainworks.measure.completions import best_completion, lacking_bytes
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s
@@ -32,7 +32,6 @@ from trainworks.plan.score import (
     regret,
     rejections_of,
 )
-from trainworks.plan.search import limit_bytes
 from trainworks.plan.uncertainty import Belief, Observation, Prior, interval_s, parts_s, prior_of
 from trainworks.results import Result
 from trainworks.units import format_bytes
@@ -75,13 +74,13 @@ class PredictedRun:
     memory_bytes: float
     """Predicted memory of the row's kind."""
     excess_bytes: float
-    """Device memory that the completed layout needs above what a plan may use of an accelerator; 0 where it fits."""
+    """Device memory that the smallest layout of the row needs above what a plan may use; 0 where one fits."""
     out_of_memory: bool = False
     """True if the measured run ran out of memory."""
 
     @property
     def fits(self) -> bool:
-        """Whether the completed layout fits the accelerator, by the planner."""
+        """Whether a layout that agrees with the row fits the accelerator, by the planner."""
         return not self.excess_bytes
 
 
@@ -206,8 +205,8 @@ def _predicted(
     memories = job.memories(layouts)
     memory = {
         "allocated": memories.allocated_bytes,
-        "reserved": memories.reserved_bytes(coefficients),
-        "device": memories.device_bytes(coefficients),
+        "reserved": memories.reserved_bytes() + memories.cached_bytes,
+        "device": memories.device_bytes() + memories.cached_bytes,
     }[run.memory_kind]
     seconds = float(times.total_s[0])
     if not np.isfinite(seconds) or seconds <= 0:
@@ -222,13 +221,13 @@ def _predicted(
         float(high[0]),
         prior,
         float(memory[0]),
-        max(0.0, float(memories.device_bytes(coefficients)[0]) - limit_bytes(job)),
+        lacking_bytes(job, run.layout, global_batch=run.global_batch),
         out_of_memory,
     )
 
 
 def excess_notes(results: Iterable[RowPrediction]) -> list[str]:
-    """A sentence on the rows whose completed layout does not fit the accelerator; no sentence where all fit."""
+    """A sentence on the rows no layout of which fits the accelerator; no sentence where all fit."""
     above = [result for result in results if isinstance(result, PredictedRun) and not result.fits]
     if not above:
         return []

@@ -97,13 +97,15 @@ def activation_bytes(
         mlp = mlp - (shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
     whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
+    projected = (shape.heads * query_dim + shape.kv_heads * (query_dim + value_dim)) / t
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
     kept = {
         "attention": whole,
         "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
         "every second product": stream
         + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),
-        "projections": stream + tokens * heads,
+        "projections": stream + tokens * e * (shape.hidden + projected),
+        "queries": stream + tokens * e * projected,
     }[software.selective]
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
     return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))

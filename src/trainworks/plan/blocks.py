@@ -131,6 +131,7 @@ def _one_kind(
         "products": device.coefficients.selective_share * forward,
         "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
         "projections": device.coefficients.projections_share * forward,
+        "queries": device.coefficients.projections_share * forward,
     }[software.selective]
     whole = forward
     if not experts and not software.repeats_last:  # experts' last products are needed for the gradients of the router

@@ -106,7 +106,8 @@ class ConvJob:
         parameters = np.full(len(layouts), float(self.shape.num_parameters))
         values = sum(layer.count * layer.out_channels * layer.output_size**2 for layer in self.shape.convolutions)
         nothing = np.zeros(len(layouts))
-        return Memories(
+        return Memories.with_overheads(
+            context_bytes=COEFFICIENTS.context_bytes,
             weights_bytes=4.0 * parameters / np.where(layouts.zero == 3, layouts.dp_shard, 1.0),
             gradients_bytes=4.0 * parameters / np.where(layouts.zero >= 2, layouts.dp_shard, 1.0)
             + error_bytes(parameters, layouts),
@@ -114,6 +115,7 @@ class ConvJob:
             activations_bytes=layouts.micro_batch * 2.0 * element_bytes(self.precision) * values,
             logits_bytes=layouts.micro_batch * 8.0 * self.shape.classes,
             working_bytes=nothing,
+            cached_bytes=nothing,
             stage=nothing,
         )
 

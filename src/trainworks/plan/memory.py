@@ -9,8 +9,10 @@ loss or inside a block:
     device    = reserved + context
 
 `allocated` and `reserved` are torch.cuda.max_memory_allocated and _reserved, `device` is the figure of nvidia-smi. The
-result is the fullest stage: the first has the most micro-batches in flight, the last the logits, and if a model begins
-with dense blocks, the first stage without them has the most experts.
+allocator may hold more than it needs (`Memories.cached_bytes`). XLA places all buffers in advance, without gaps. The
+result is the fullest stage: the first has the most micro-batches in flight, the last the logits, the second a block
+more than an end that has one less, and if a model begins with dense blocks, the first stage without them has the most
+experts.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.activations import activation_bytes, element_bytes, has_casts, stream_bytes
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
+from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.compression import error_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import StageParameters, dense_blocks, stage_blocks, stage_parameters
@@ -39,7 +41,7 @@ _BLOCKS_IN_FLIGHT = 3
 
 @dataclass(frozen=True, slots=True)
 class Memories:
-    """Bytes of the fullest stage by term, shape [n]; the terms add up to what is allocated."""
+    """Bytes of the fullest stage by term, shape [n]; all but the last two fields add up to the device's memory."""
 
     weights_bytes: Array
     gradients_bytes: Array
@@ -49,81 +51,106 @@ class Memories:
     logits_bytes: Array
     working_bytes: Array
     """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
+    allocator_bytes: Array
+    """Gaps that the allocator cannot hand out."""
+    baseline_bytes: Array
+    """The driver's context, buffers of the collectives."""
+    cached_bytes: Array
+    """Memory that the allocator keeps for another moment of the step, and gives back before it runs out."""
     stage: Array
-    """0 where the first stage is the fullest, else p - 1."""
+    """Number of the fullest stage."""
 
     @property
     def allocated_bytes(self) -> Array:
-        """Sum of the terms: the peak that the framework's allocator hands out."""
+        """The peak that the framework's allocator hands out."""
         states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         return states + self.activations_bytes + self.logits_bytes + self.working_bytes
 
-    def reserved_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
-        """Memory the allocator takes from the device: allocated / (1 - fragmentation)."""
-        return self.allocated_bytes / (1.0 - coefficients.fragmentation)
+    def reserved_bytes(self) -> Array:
+        """Memory the allocator needs of the device: allocated / (1 - fragmentation)."""
+        return self.allocated_bytes + self.allocator_bytes
 
-    def device_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
-        """Memory the device reports as used: reserved, the driver's context, buffers of the collectives."""
-        return self.reserved_bytes(coefficients) + coefficients.context_bytes
+    def device_bytes(self) -> Array:
+        """Memory the device needs: reserved, the driver's context, buffers of the collectives."""
+        return self.reserved_bytes() + self.baseline_bytes
 
-    def terms(self, index: int = 0, coefficients: Coefficients = COEFFICIENTS) -> MemoryTerms:
+    def terms(self, index: int = 0) -> MemoryTerms:
         """Memory of one layout in whole bytes."""
-        totals = (self.reserved_bytes(coefficients), self.device_bytes(coefficients))
-        reserved, device = (round(float(column[index])) for column in totals)
-        allocated = {name: round(float(getattr(self, name)[index])) for name in _TERMS}
-        return MemoryTerms(
-            **allocated,
-            allocator_bytes=reserved - sum(allocated.values()),
-            baseline_bytes=device - reserved,
-            checkpoint_bytes=0,
-        )
+        return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in TERMS}, checkpoint_bytes=0)
+
+    @classmethod
+    def with_overheads(
+        cls, *, fragmentation: float = COEFFICIENTS.fragmentation, context_bytes: float, **terms: Array
+    ) -> Memories:
+        """Terms that are allocated and what comes on top of them: gaps of the allocator, and the driver's context."""
+        allocated = sum((terms[name] for name in TERMS[:-2]), np.zeros(1))
+        gaps = allocated * fragmentation / (1.0 - fragmentation)
+        return cls(**terms, allocator_bytes=gaps, baseline_bytes=np.full(len(gaps), context_bytes))
 
 
-_TERMS = tuple(term.name for term in fields(Memories) if term.name != "stage")
+TERMS = tuple(field.name for field in fields(Memories) if field.name not in ("cached_bytes", "stage"))
+"""Fields that add up to the memory of the device; but for the last two they are allocated."""
 
 
 def predict_memories(
-    shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, software: Software
+    shape: ModelShape,
+    layouts: Layouts,
+    *,
+    sequence_length: int,
+    precision: str,
+    software: Software,
+    context_bytes: float = COEFFICIENTS.context_bytes,
 ) -> Memories:
     """Peak memory of the fullest rank of every layout.
 
     weights     `Software.weight_bytes` N, / s with zero 3; a sharded model keeps its fp32 copy there instead
     gradients   `Software.gradient_bytes` N, / s with zero 2 and 3; 4 N more with PowerSGD, its error
     optimizer   `Software.optimizer_bytes` N, / s with zero 1 and more; 8 N where weights are fp32
+    update      `Software.update_bytes` N, / s with zero 1 and more, when the activations are gone
 
     Native software shares all of them with any zero. It holds whole gradients beside the shards where they are reduced
     once per step: in a pipeline, and with zero 1 and several micro-batches.
     """
     kept = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
-    blocks = kept(software=software), kept(software=software, recompute=Recompute.NONE)
-    stage = partial(_stage, shape, layouts, sequence_length, precision, software, blocks)
-    fullest = stage("first")
-    differs = shape.experts and shape.dense_layers and not shape.interleaved
+    stored, full = kept(software=software), kept(software=software, recompute=Recompute.NONE)
+    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    tokens = layouts.micro_batch * sequence_length / layouts.cp
+    of_stage = partial(_stage, shape, layouts, tokens, (stored, full, stream), precision, software)
+    middle, last = stage_blocks(shape.layers, layouts)
+    fullest = of_stage("first")
+    differs = (shape.experts and shape.dense_layers and not shape.interleaved) or (last < middle).any()
     for position in ("last", "middle") if differs else ("last",):
-        other = stage(position)
-        fuller = other.allocated_bytes > fullest.allocated_bytes
-        fullest = Memories(
-            *(np.where(fuller, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
-        )
-    return fullest
+        other = of_stage(position)
+        fuller = sum(other[name] for name in TERMS[:-2]) > sum(fullest[name] for name in TERMS[:-2])
+        fullest = {name: np.where(fuller, other[name], fullest[name]) for name in fullest}
+    fragmentation = 0.0 if software.framework == "jax" else COEFFICIENTS.fragmentation
+    return Memories.with_overheads(fragmentation=fragmentation, context_bytes=context_bytes, **fullest)
 
 
 def _stage(
     shape: ModelShape,
     layouts: Layouts,
-    sequence_length: int,
+    tokens: Array,
+    of_block: tuple[Array, Array, Array],
     precision: str,
     software: Software,
-    block_bytes: tuple[Array, Array],
     position: _Position,
-) -> Memories:
-    """Memory of one stage; `block_bytes` are the activations that a block keeps, as it is and without recomputation."""
-    at = _place(shape, layouts, position)
+) -> dict[str, Array]:
+    """Fields of `Memories` of one stage, without what comes on top of tensors.
+
+    Args:
+        shape: the model.
+        layouts: shape [n].
+        tokens: of a micro-batch on one rank.
+        of_block: activations that are kept, and without recomputation, and a residual stream, in bytes.
+        precision: of the products.
+        software: of the run.
+        position: of the stage.
+    """
+    stored, full, stream = of_block
+    at = _place(shape, layouts, position, counts_ends=software.counts_ends)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
-    weights, gradients, optimizer = _states(parameters, layouts, at.blocks, precision, software)
-    stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
-    stored, full = block_bytes
-    tokens = layouts.micro_batch * sequence_length / layouts.cp
+    weights, gradients, optimizer, update = _states(parameters, layouts, at.blocks, precision, software)
     e = element_bytes(precision)
     has_logits = (layouts.pp == 1) | (position == "last")
     logits = np.where(has_logits, _loss_memory(shape, layouts, tokens, e, software), 0.0)
@@ -136,6 +163,8 @@ def _stage(
     activations = activations + received
     product, matrix = _largest_product(shape, layouts, tokens)
     tables = stage_parameters(shape, layouts, np.zeros_like(at.blocks), embeddings=at.tables).total
+    table, block = tables / np.maximum(at.tables, 1.0), (parameters.total - tables) / np.maximum(at.blocks, 1)
+    by_matrix = software.framework == "jax"
     # Gradients do not exist before backward if they are freed after the update, and neither accumulated nor in DDP's
     # buckets, which are as large.
     buckets = (layouts.zero == 0) & (layouts.dp > 1)
@@ -144,15 +173,16 @@ def _stage(
         e=e,
         r=software.gradient_bytes,
         blocks=at.blocks,
-        block=(parameters.total - tables) / np.maximum(at.blocks, 1),
-        tables=tables,
-        table=tables / np.maximum(at.tables, 1.0),
+        block=block,
+        unit=np.minimum(block, matrix) if by_matrix else block,
+        tables=table if by_matrix else tables,
+        table=table,
         kept=stored,
         at_ends=at_ends,
         stream=stream,
         live=stream + e * np.maximum(product, matrix) + full - stored,
         matrix=matrix,
-        loss=logits,
+        loss=logits + np.where(has_logits & (not software.native), e * table, 0.0),
         activations=activations,
         coming=np.where(frees_gradients, gradients, 0.0),
         parameters=parameters.total,
@@ -164,7 +194,18 @@ def _stage(
     )
     working = working - logits
     gradients = gradients + np.minimum(0.0, working)
-    return Memories(weights, gradients, optimizer, activations, logits, np.maximum(0.0, working), at.number)
+    working = np.maximum(0.0, working)
+    moving = activations + logits + working
+    return {
+        "weights_bytes": weights,
+        "gradients_bytes": gradients,
+        "optimizer_bytes": optimizer,
+        "activations_bytes": activations,
+        "logits_bytes": logits,
+        "working_bytes": working + np.maximum(0.0, update - moving),
+        "cached_bytes": np.minimum(update, moving),
+        "stage": at.number,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +220,29 @@ class _Place:
     """Embedding and output matrix: 0, 1 or 2 of them."""
 
 
-def _place(shape: ModelShape, layouts: Layouts, position: _Position) -> _Place:
-    """The first stage, the last, or in the middle the first that has no dense block."""
+def _place(shape: ModelShape, layouts: Layouts, position: _Position, *, counts_ends: bool) -> _Place:
+    """The first stage, the last, or in the middle the first that has no dense block and no end of the model."""
     middle, last = stage_blocks(shape.layers, layouts)
     alone = layouts.pp == 1
-    blocks = last if position == "last" else np.where(alone, last, middle)
+    # Both ends have a block less, or the last alone.
+    counted = (2 * last + (layouts.pp - 2) * middle == shape.layers) & (counts_ends | (layouts.pp > shape.layers))
+    first = np.where(counted, last, middle)
+    blocks = last if position == "last" else np.where(alone, last, first)
     tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
     dense = dense_blocks(shape, layouts, blocks, end=position == "last")
     if position != "middle":
         number = layouts.pp - 1 if position == "last" else np.zeros(len(layouts))
         return _Place(number, blocks, dense, tables)
-    number = np.minimum(np.ceil(shape.dense_layers / np.maximum(blocks, 1)), layouts.pp - 1)
-    return _Place(np.where(alone, 0.0, number), blocks, np.where(alone, dense, 0.0), np.where(alone, tables, 0.0))
+    ends = layouts.pp <= 2
+    number = np.maximum(1.0, np.minimum(np.ceil(shape.dense_layers / np.maximum(middle, 1)), layouts.pp - 1))
+    only_experts = shape.experts and not shape.interleaved
+    inside = np.zeros(len(layouts)) if only_experts else dense_blocks(shape, layouts, middle, end=False)
+    return _Place(
+        np.where(ends, 0.0, number),
+        np.where(ends, blocks, middle),
+        np.where(ends, dense, inside),
+        np.where(ends, tables, 0.0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +255,10 @@ class _Moments:
     blocks: Array
     block: Array
     """Parameters of one block."""
+    unit: Array
+    """Parameters that are gathered at once: those of a block, or a matrix in JAX programs."""
     tables: Array
-    """Parameters of embedding and output, which are one unit of FSDP2."""
+    """Parameters of embedding and output, which are one unit of FSDP2; of one of them in JAX programs."""
     table: Array
     """Parameters of one of them."""
     kept: Array
@@ -218,7 +272,7 @@ class _Moments:
     matrix: Array
     """Elements of the largest weight's gradient."""
     loss: Array
-    """Logits, and what the loss makes of them."""
+    """Logits, what the loss makes of them, and in Megatron-LM the gradient of the output matrix before it is summed."""
     activations: Array
     coming: Array
     """Gradients that do not exist before backward, and all at its end."""
@@ -243,7 +297,7 @@ class _Moments:
         """
         of_tables = np.where(gathered, self.e * self.tables, 0.0)
         standing = of_tables + np.where(cast | (gathered & ~again), self.e * self.blocks * self.block, 0.0)
-        unit = np.where(again, self.e * self.block, 0.0)
+        unit = np.where(again, self.e * self.unit, 0.0)
         in_loss = self.loss + standing + unit - self.coming
         last = standing + self._last_block_moments(unit, gathered) - self.coming * (1 - self.table / self.parameters)
         first = of_tables + unit + self.live + self.kept - self.activations
@@ -254,14 +308,14 @@ class _Moments:
     def _last_block_moments(self, unit: Array, gathered: _Mask) -> Array:
         """Largest of three moments in the backward of the last two blocks.
 
-        last block        this block's weights and the next one's; gradients of output and largest weight
-        one before        the same, and the gradients of the last block on their way to their shards
-        reducing          gradients of a whole block in both precisions
+        last unit         this unit's weights and the next one's; gradients of output and largest weight
+        one before        the same, and the gradients of the last unit on their way to their shards
+        reducing          gradients of a whole unit in both precisions
         """
         ahead = np.where(self.blocks > 2, unit, 0.0)
         own = unit + ahead + self.e * self.matrix + self.live - self.at_ends
-        second = own + self.r * self.block - self.kept
-        reducing = (self.e + self.r) * self.block + unit + ahead + 4.0 * self.stream
+        second = own + self.r * self.unit - self.kept
+        reducing = (self.e + self.r) * self.unit + unit + ahead + 4.0 * self.stream
         reducing = reducing - np.minimum(self.blocks, 2) * self.kept
         sharded = self.e * self.table + np.maximum(np.maximum(own, second), reducing)
         return np.where(gathered, sharded, self.live)
@@ -299,7 +353,8 @@ def _loss_memory(shape: ModelShape, layouts: Layouts, tokens: Array, e: int, sof
 
 def _states(
     parameters: StageParameters, layouts: Layouts, blocks: Array, precision: str, software: Software
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
+    """Weights, gradients, optimizer, and what the update alone needs."""
     dense_shards = layouts.dp_shard * layouts.cp
     expert_shards = np.maximum(1.0, dense_shards * layouts.tp / layouts.ep)
 
@@ -310,21 +365,25 @@ def _states(
 
     if element_bytes(precision) == 4:
         weights, gradients, optimizer = of(4.0, 3), of(4.0, 2), of(min(8.0, software.optimizer_bytes), 1)
+        update = np.zeros(len(layouts))
     else:
         copy = 4.0 if software.optimizer_bytes >= 12 else 0.0
         cut = copy * (layouts.zero >= (1 if software.native else 3))
         weights = np.where(cut > 0, of(4.0, 3), of(software.weight_bytes, 3))
         optimizer = of(software.optimizer_bytes, 1) - np.where(cut > 0, of(copy, 1), 0.0)
-        both = 2.0 if precision == "bf16" and not software.fused_attention else 0.0
-        gradients = of(software.gradient_bytes + both, 2)
+        gradients, update = of(software.gradient_bytes, 2), of(software.update_bytes, 1)
+        bucket = software.gradient_bytes * software.reduce_bucket * (software.update_bytes > 0)
+        update = np.maximum(update, bucket * (layouts.zero > 0))
     if software.native:
         once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
-        gradients = gradients + np.where(once, software.gradient_bytes * parameters.total, 0.0)
+        whole = parameters.dense * (dense_shards > 1) + parameters.experts * (expert_shards > 1)
+        gradients = gradients + np.where(once, software.gradient_bytes * whole, 0.0)
     away = layouts.offload_optimizer > 0
     gradients = gradients + error_bytes(parameters.total, layouts)
     left = np.minimum(1, 2 / np.maximum(blocks, 1)) if not software.native else 0.0
     weights = np.where(away & software.native, 0.0, weights)
-    return weights, np.where(away, gradients * left, gradients), np.where(away, 0.0, optimizer)
+    gradients = np.where(away, gradients * left, gradients)
+    return weights, gradients, np.where(away, 0.0, optimizer), np.where(away, 0.0, update)
 
 
 def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:

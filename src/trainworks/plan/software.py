@@ -7,10 +7,10 @@ from typing import Literal
 
 from trainworks.config.software import USUALLY_EAGER, Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
 
-Selective = Literal["attention", "products", "every second product", "projections"]
+Selective = Literal["attention", "products", "every second product", "projections", "queries"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
-attention; all but attention and every second product (torchtitan's `op` policy); or all but the first projections
-(`save_qkv_proj` of JAX programs)."""
+attention; all but attention and every second product (torchtitan's `op` policy); or, in JAX programs, all but the
+projections around attention (`save_dot_except_mlp`) or those before it (`save_qkv_proj`)."""
 
 _LOGIT_BYTES = 56.0
 """Bytes of one logit in the loss of the worker: 14 passes in fp32 of cast, log-softmax, loss and their gradients."""
@@ -44,18 +44,23 @@ class Software:
     weight_bytes: int = 2
     """Bytes per parameter of unsharded weights, with products in 16 bits."""
     optimizer_bytes: float = 12.0
-    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12, and the fp32 gradient 16;
-    moments of fp32 weights 8, in 16 bits 4, in 8 bits 2."""
+    """Bytes per parameter of AdamW, with products in 16 bits: fp32 copy and two moments 12; moments of fp32 weights 8,
+    in 16 bits 4, in 8 bits 2."""
     norm_bytes: int = 0
     """Bytes per value that an RMSNorm of several kernels keeps: input and normalised input; 0: one kernel."""
     loss_bytes: float = 4.0
     """Bytes per logit that the loss needs beside the logits: fp32 copy in place 4; in PyTorch copy, log-softmax, and
-    the gradients of both 12; in pieces of an eighth 3."""
+    the gradients of both 12, or of 16-bit logits 6; a kernel that makes the gradient alone 2; in pieces of an eighth
+    3."""
     loss_parallel: bool = True
     """Tensor-parallel ranks have a part of the vocabulary each, in the loss too."""
     loss_chunk_bytes: int = 0
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
+    counts_ends: bool = True
+    """Where the blocks are not shared evenly, embedding and output count as a block each; else blocks alone count."""
+    reduce_bucket: int = 0
+    """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
     sent_gradient_bytes: int | None = None
     """Bytes per parameter that ranks send, where they keep others and weights are not fp32;
     `Layouts.gradient_compression` lowers both. FSDP reduces in the precision of its products, unless its user asks for
@@ -83,6 +88,15 @@ class Software:
         """Attention as one kernel that never writes its scores, half the work when causal."""
         return self.attention != "unfused"
 
+    @property
+    def update_bytes(self) -> float:
+        """Bytes per parameter of the fp32 copy of 16-bit gradients that exists while weights are updated.
+
+        Source: Megatron-LM, `_copy_model_grads_to_main_grads`; DeepSpeed flattens its copy (runtime/fp16).
+        """
+        copies = self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12
+        return 4.0 if copies else 0.0
+
     @classmethod
     def of(
         cls,
@@ -107,21 +121,21 @@ class Software:
             gradient_bytes: per parameter; by default those of the framework.
             selective: what selective recomputation repeats; by default as the framework does.
         """
-        usual = _PROGRAMS[family_of(framework) or "torch"]
+        usual = _PROGRAMS[family := family_of(framework) or "torch"]
         year = year or year_of(framework) or PRESENT
         kernel = "unfused" if year < _FUSED_SINCE else "flash-1" if year == _FUSED_SINCE else usual.attention
         optional = usual.framework == "torch"
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
         if compiled is not None:
             fused = compiled or (fused and not optional)
-        old = year < _FUSED_SINCE and usual.framework == "megatron"
-        cast = year < _COMPILED_SINCE and usual is _TORCH
+        compiles_loss = fused and year >= _COMPILED_LOSS_SINCE
+        cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         reentrant = bool(USUALLY_EAGER.search(framework))
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
-            optimizer_bytes=16.0 if old else 8.0 if cast else usual.optimizer_bytes,
-            loss_bytes=8.0 if old else usual.loss_bytes,
+            optimizer_bytes=8.0 if cast else usual.optimizer_bytes,
+            loss_bytes=usual.loss_bytes if family != "torchtitan" or compiles_loss else _TORCH.loss_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
             norm_bytes=0 if fused else usual.norm_bytes,
@@ -143,6 +157,8 @@ PRESENT = 2026
 _FUSED_SINCE = 2023
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
+_COMPILED_LOSS_SINCE = 2025
+"""torchtitan compiles the loss too, which then keeps 16-bit logits and makes their gradient (components/loss.py)."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -194,10 +210,23 @@ def worker_software(
 
 
 _COMPILED = replace(_TORCH, fused_kernels=True)
+_IN_16_BITS = replace(_TORCH, gradient_bytes=2, optimizer_bytes=4.0)
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
+    # bf16 beside fp32 gradients (deepspeed/runtime/bf16_optimizer.py). A pipeline keeps the fp32 logits of two
+    # micro-batches, the loss a clone of them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
+    "megatron-deepspeed": Software(
+        gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, counts_ends=False, reduce_bucket=500_000_000
+    ),
+    # `grad_reduce_in_fp32 = False` in the settings of both for performance.
+    "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
-    "automodel": replace(_TORCH, sent_gradient_bytes=4),
+    # Weights and moments in bf16, and the loss of 16-bit logits (examples/benchmark/configs: fp32_upcast false).
+    "automodel": replace(_IN_16_BITS, loss_bytes=6.0, sent_gradient_bytes=4),
+    # `dtype: bf16` of its recipes.
+    "torchtune": _IN_16_BITS,
+    # FlashAttention's cross entropy keeps the logits and makes their gradient (`loss_fn: fused_crossentropy`).
+    "llm-foundry": replace(_TORCH, loss_bytes=2.0),
     "jax": replace(
         _OTHER,
         attention="cudnn",
@@ -208,7 +237,9 @@ _PROGRAMS: dict[Family, Software] = {
         repeats_last=False,
         framework="jax",
     ),
-    "torchtitan": replace(_COMPILED, loss_parallel=True, sent_gradient_bytes=4, selective="every second product"),
+    "torchtitan": replace(
+        _COMPILED, loss_bytes=2.0, loss_parallel=True, sent_gradient_bytes=4, selective="every second product"
+    ),
     "fms": _COMPILED,
     "nanotron": replace(
         _COMPILED,
@@ -219,7 +250,7 @@ _PROGRAMS: dict[Family, Software] = {
         sent_gradient_bytes=4,
     ),
     "oneflow": _OTHER,
-    "paddle": replace(_OTHER, fused_kernels=False, norm_bytes=6, loss_bytes=12.0, gradient_bytes=2),
+    "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
 }
 """Programs of today, as they come. Nanotron has Triton's RMSNorm, FlashAttention's rotations, and one product for

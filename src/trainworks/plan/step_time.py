@@ -133,9 +133,17 @@ class TrainingJob:
             sequence_length=self.sequence_length,
             precision=self.precision,
             software=self.software,
+            context_bytes=self._context_bytes,
         )
 
+    @property
+    def _context_bytes(self) -> float:
+        is_tpu = (self.cluster.accelerator.architecture or "").startswith("TPU")
+        return _TPU_RESERVED_BYTES if is_tpu else COEFFICIENTS.context_bytes
 
+
+_TPU_RESERVED_BYTES = 260 * 2**20
+"""Memory of a TPU that its runtime reserves, as XLA prints it where a program does not fit (`reserved 260.00M`)."""
 _CUTS = ("micro_batch", "tp", "sequence_parallel", "cp", "ep", "recompute", "zero")
 """All that decides how the work of a block is cut; `zero` decides whether weights are cast."""
 

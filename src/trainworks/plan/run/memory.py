@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from trainworks.plan.activations import activation_bytes, element_bytes, stream_bytes
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import (
@@ -41,10 +40,6 @@ _SMALLEST_UNIT = 4 << 20
 class RunMemories(Memories):
     """Bytes of the fullest rank, resident on a CPU and allocated on an accelerator; shape [n]."""
 
-    baseline_bytes: Array
-    """The program itself."""
-    allocator_bytes: Array
-    """On an accelerator its fragmentation, on a CPU what lies idle on the heap."""
     checkpoint_bytes: Array
     """The copy written while training continues."""
 
@@ -53,11 +48,11 @@ class RunMemories(Memories):
         """What the rank needs."""
         return self.baseline_bytes + self.allocated_bytes + self.allocator_bytes + self.checkpoint_bytes
 
-    def device_bytes(self, coefficients: Coefficients = COEFFICIENTS) -> Array:
-        """The same: the program and the allocator's share are among its terms."""
+    def device_bytes(self) -> Array:
+        """The same."""
         return self.total_bytes
 
-    def terms(self, index: int = 0, coefficients: Coefficients = COEFFICIENTS) -> MemoryTerms:
+    def terms(self, index: int = 0) -> MemoryTerms:
         """Memory of one layout in whole bytes; its terms have their own columns."""
         return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in MemoryTerms.model_fields})
 
@@ -85,17 +80,23 @@ def run_memories(
     """
     software = replace(worker_software(device, dropout=dropout, moment_bytes=moment_bytes), autocast=autocast)
     layouts = effective_layouts(shape, layouts, precision, device)
-    memories = predict_memories(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
+    memories = predict_memories(
+        shape,
+        layouts,
+        sequence_length=sequence_length,
+        precision=precision,
+        software=software,
+        context_bytes=float(baseline_bytes),
+    )
     if device == "cpu":
         rank = _largest_rank(shape, layouts)
         idle = _idle_heap_bytes(shape, layouts, rank, memories, sequence_length, precision, software)
         copy = (4.0 + moment_bytes) * rank.sharded
     else:
-        idle = memories.reserved_bytes() - memories.allocated_bytes
+        idle = memories.allocator_bytes
         copy = np.zeros(len(layouts))
     terms = {term.name: getattr(memories, term.name) for term in fields(Memories)}
-    program = np.full(len(layouts), float(baseline_bytes))
-    return RunMemories(**terms, baseline_bytes=program, allocator_bytes=idle, checkpoint_bytes=copy)
+    return RunMemories(**(terms | {"allocator_bytes": idle}), checkpoint_bytes=copy)
 
 
 def checkpoint_bytes(num_trained: int, moment_bytes: float = 8.0) -> int:
