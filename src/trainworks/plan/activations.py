@@ -83,7 +83,7 @@ def activation_bytes(
     if shape.gated_mlp and software.norm_bytes:
         norms = 2.0 * software.norm_bytes * tokens * shape.hidden / split
     inputs = np.where(casts > 0, 5.0 if shape.gated_mlp else 4.0, 2.0) * e * shape.hidden
-    inputs = inputs / (1.0 if software.native else split)
+    inputs = inputs / (1.0 if software.native or software.keeps_gathered else split)
     dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
     query_dim, value_dim = head_dims(shape)
     heads = e * (shape.heads + shape.kv_heads) * (query_dim + value_dim) / t
@@ -114,7 +114,7 @@ def activation_bytes(
 def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:
     """Values per token that the MLP keeps, on average over the blocks; of them, the outputs of its first products."""
     gates = 2.0 if shape.gated_mlp else 1.0
-    kept = gates + 1.0 + float(shape.gated_mlp and not software.fused_kernels)
+    kept = gates + 1.0 + float(shape.gated_mlp and not (software.fused_kernels and software.fused_gate))
     dense, first = kept * shape.feed_forward, gates * shape.feed_forward
     ones = np.ones(len(layouts))
     if not shape.experts:

@@ -249,8 +249,8 @@ def _block_bytes(
     """Bytes that element-wise kernels of one block move forward.
 
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
-    parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 2 e f / t
-    plain; with 8-bit products the casts of every product's input.
+    parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 5 where it is
+    apart from the gate, 2 e f / t plain; with 8-bit products the casts of every product's input.
     """
     e = device.element_bytes
     tokens = _tokens(layouts, sequence_length)
@@ -260,7 +260,8 @@ def _block_bytes(
     width = shape.feed_forward / layouts.tp
     if experts:
         width = (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
-    per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + (3 if shape.gated_mlp else 2) * e * width
+    passes = (3 if software.fused_gate else 5) if shape.gated_mlp else 2
+    per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
     if experts:
         per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
     if device.casts:

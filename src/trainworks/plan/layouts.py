@@ -134,7 +134,7 @@ def divides(divisor: Values, number: Values) -> NDArray[np.bool_]:
     [True, False]
     """
     quotient = number / divisor
-    whole: NDArray[np.bool_] = quotient == np.floor(quotient)
+    whole: NDArray[np.bool_] = np.equal(quotient, np.floor(quotient))
     return whole
 
 

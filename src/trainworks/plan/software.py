@@ -28,6 +28,10 @@ class Software:
     fused_kernels: bool = True
     """Norms, rotations, activation functions and residual additions are a kernel each (Transformer Engine,
     torch.compile), not one per operation."""
+    fused_gate: bool = True
+    """With fused kernels: an MLP's activation and the product with its gate are one, too, and keep a value less."""
+    keeps_gathered: bool = False
+    """Inputs that sequence parallelism gathers are kept, as in native programs, and not gathered again in backward."""
     overlap: bool = True
     """Communication runs beside computing: gradient buckets, gathered weights."""
     tensor_overlap: bool = True
@@ -243,6 +247,8 @@ _PROGRAMS: dict[Family, Software] = {
     "fms": _COMPILED,
     "nanotron": replace(
         _COMPILED,
+        fused_gate=False,
+        keeps_gathered=True,
         native=False,
         loss_bytes=8.0,
         loss_parallel=True,
