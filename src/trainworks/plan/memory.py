@@ -17,7 +17,7 @@ experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Literal
 
@@ -78,6 +78,11 @@ class Memories:
         """Memory of one layout in whole bytes."""
         return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in TERMS}, checkpoint_bytes=0)
 
+    def with_terms(self, **terms: Array) -> Memories:
+        """The same with other terms, and gaps in proportion."""
+        changed = replace(self, **terms)
+        return replace(changed, allocator_bytes=self.allocator_bytes * changed.allocated_bytes / self.allocated_bytes)
+
     @classmethod
     def with_overheads(
         cls, *, fragmentation: float = COEFFICIENTS.fragmentation, context_bytes: float, **terms: Array
@@ -136,16 +141,8 @@ def _stage(
     software: Software,
     position: _Position,
 ) -> dict[str, Array]:
-    """Fields of `Memories` of one stage, without what comes on top of tensors.
-
-    Args:
-        shape: the model.
-        layouts: shape [n].
-        tokens: of a micro-batch on one rank.
-        of_block: activations that are kept, and without recomputation, and a residual stream, in bytes.
-        precision: of the products.
-        software: of the run.
-        position: of the stage.
+    """Fields of `Memories` of one stage, without what comes on top of tensors; `of_block` are activations that a block
+    keeps, all of them, and a residual stream.
     """
     stored, full, stream = of_block
     at = _place(shape, layouts, position, counts_ends=software.counts_ends)
