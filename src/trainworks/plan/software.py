@@ -85,12 +85,8 @@ class Software:
 
     @property
     def update_bytes(self) -> float:
-        """Bytes per parameter of the fp32 copy of 16-bit gradients that exists while weights are updated.
-
-        Source: Megatron-LM, `_copy_model_grads_to_main_grads`; DeepSpeed flattens its copy (runtime/fp16).
-        """
-        copies = self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12
-        return 4.0 if copies else 0.0
+        """Per parameter, of an fp32 copy of 16-bit gradients for the update (`_copy_model_grads_to_main_grads`)."""
+        return 4.0 * (self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12)
 
     @classmethod
     def of(
