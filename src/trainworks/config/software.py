@@ -14,21 +14,9 @@ Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudn
 Fp8Recipe = Literal["tensorwise", "rowwise", "blockwise"]
 """Values of an 8-bit product that share a scale: a tensor, a row, or a block (128 x 128, or the 32 of MXFP8)."""
 Family = Literal[
-    "trainworks",
-    "automodel",
-    "jax",
-    "torchtitan",
-    "torchtune",
-    "llm-foundry",
-    "megatron-deepspeed",
-    "nemo",
-    "megatron",
-    "nanotron",
-    "oneflow",
-    "paddle",
-    "fms",
-    "torch",
-]
+    "trainworks", "automodel", "jax", "torchtitan", "torchtune", "llm-foundry", "megatron-deepspeed", "nemo",
+    "megatron", "nanotron", "oneflow", "paddle", "fms", "torch",
+]  # fmt: skip
 """Programs that share their kernels, their schedule and what they keep in memory."""
 
 _WORDS: tuple[tuple[Family, str], ...] = (

@@ -52,7 +52,7 @@ def best_completion(
     job: TrainingJob, decided: Fixed, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
 ) -> tuple[Layouts, StepTimes]:
     """The fastest completion that fits, with its step time; if none fits, the fastest of those near the smallest."""
-    layouts = feasible_completions(job, decided, global_batch=global_batch, coefficients=coefficients)
+    layouts = feasible_completions(job, decided, global_batch=global_batch)
     times = job.step_times(layouts, coefficients)
     best = np.array([int(times.total_s.argmin())])
     return layouts.take(best), times.take(best)
@@ -64,9 +64,7 @@ def lacking_bytes(job: TrainingJob, decided: Fixed, *, global_batch: int) -> flo
     return max(0.0, float(job.memories(layouts).device_bytes().min()) - limit_bytes(job))
 
 
-def feasible_completions(
-    job: TrainingJob, decided: Fixed, *, global_batch: int, coefficients: Coefficients = COEFFICIENTS
-) -> Layouts:
+def feasible_completions(job: TrainingJob, decided: Fixed, *, global_batch: int) -> Layouts:
     """The completions that fit the accelerator, or those near the smallest if none does."""
     layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=_can_offload(job))
     if len(layouts) > 1:

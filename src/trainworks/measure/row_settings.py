@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
 
@@ -221,19 +221,23 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
     return tuple((replace(software, **changes), share) for software, share in found)
 
 
-_SAVINGS: tuple[dict[str, Any], ...] = (
-    {"loss_bytes": 2.0, "loss_parallel": True},
-    {"weight_bytes": 2, "gradient_bytes": 2, "sent_gradient_bytes": 4, "optimizer_bytes": 4.0, "autocast": False},
-)
+_FUSED_LOSS = {"loss_bytes": 2.0, "loss_parallel": True}
+_IN_16_BITS = {
+    "weight_bytes": 2,
+    "gradient_bytes": 2,
+    "sent_gradient_bytes": 4,
+    "optimizer_bytes": 4.0,
+    "autocast": False,
+}
+_SAVINGS: tuple[dict[str, Any], ...] = (_FUSED_LOSS, _FUSED_LOSS | _IN_16_BITS)
 """What PyTorch programs do beyond others and tables do not print: a loss in one kernel, of each rank's part of the
-vocabulary (FlashAttention, Liger); weights, gradients and moments in 16 bits (torchtune, LitGPT's `bf16-true`)."""
+vocabulary (FlashAttention, Liger); and weights, gradients and moments in 16 bits (torchtune, LitGPT's `bf16-true`)."""
 
 
-def sparing(found: Programs) -> Iterator[Programs]:
-    """The PyTorch programs with the first of these savings, then with both."""
-    for upto in range(1, len(_SAVINGS) + 1):
-        changes = {key: value for each in _SAVINGS[:upto] for key, value in each.items()}
-        yield tuple((replace(software, **changes), share) for software, share in found if software.framework == "torch")
+def sparing(found: Programs) -> list[Programs]:
+    """The PyTorch programs with the first of these savings, and with both."""
+    torch = [each for each in found if each[0].framework == "torch"]
+    return [tuple((replace(software, **changes), share) for software, share in torch) for changes in _SAVINGS]
 
 
 def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:

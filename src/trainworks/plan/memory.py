@@ -17,7 +17,7 @@ experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Literal
 
@@ -78,6 +78,11 @@ class Memories:
         """Memory of one layout in whole bytes."""
         return MemoryTerms(**{name: round(float(getattr(self, name)[index])) for name in TERMS}, checkpoint_bytes=0)
 
+    def with_terms(self, **terms: Array) -> Memories:
+        """The same with other terms, and gaps in proportion."""
+        changed = replace(self, **terms)
+        return replace(changed, allocator_bytes=self.allocator_bytes * changed.allocated_bytes / self.allocated_bytes)
+
     @classmethod
     def with_overheads(
         cls, *, fragmentation: float = COEFFICIENTS.fragmentation, context_bytes: float, **terms: Array
@@ -136,17 +141,7 @@ def _stage(
     software: Software,
     position: _Position,
 ) -> dict[str, Array]:
-    """Fields of `Memories` of one stage, without what comes on top of tensors.
-
-    Args:
-        shape: the model.
-        layouts: shape [n].
-        tokens: of a micro-batch on one rank.
-        of_block: activations that are kept, and without recomputation, and a residual stream, in bytes.
-        precision: of the products.
-        software: of the run.
-        position: of the stage.
-    """
+    """Fields of `Memories` of one stage but for overheads; a block's activations are kept ones, all, and a stream."""
     stored, full, stream = of_block
     at = _place(shape, layouts, position, counts_ends=software.counts_ends)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
@@ -228,21 +223,16 @@ def _place(shape: ModelShape, layouts: Layouts, position: _Position, *, counts_e
     counted = (2 * last + (layouts.pp - 2) * middle == shape.layers) & (counts_ends | (layouts.pp > shape.layers))
     first = np.where(counted, last, middle)
     blocks = last if position == "last" else np.where(alone, last, first)
-    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
+    tables, none = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0), np.zeros(len(layouts))
     dense = dense_blocks(shape, layouts, blocks, end=position == "last")
     if position != "middle":
-        number = layouts.pp - 1 if position == "last" else np.zeros(len(layouts))
+        number = layouts.pp - 1 if position == "last" else none
         return _Place(number, blocks, dense, tables)
-    ends = layouts.pp <= 2
     number = np.maximum(1.0, np.minimum(np.ceil(shape.dense_layers / np.maximum(middle, 1)), layouts.pp - 1))
     only_experts = shape.experts and not shape.interleaved
-    inside = np.zeros(len(layouts)) if only_experts else dense_blocks(shape, layouts, middle, end=False)
-    return _Place(
-        np.where(ends, 0.0, number),
-        np.where(ends, blocks, middle),
-        np.where(ends, dense, inside),
-        np.where(ends, tables, 0.0),
-    )
+    inside = none if only_experts else dense_blocks(shape, layouts, middle, end=False)
+    of_middle, of_end = (number, middle, inside, none), (none, blocks, dense, tables)
+    return _Place(*(np.where(layouts.pp > 2, one, other) for one, other in zip(of_middle, of_end, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,12 +94,8 @@ class Software:
 
     @property
     def update_bytes(self) -> float:
-        """Bytes per parameter of the fp32 copy of 16-bit gradients that exists while weights are updated.
-
-        Source: Megatron-LM, `_copy_model_grads_to_main_grads`; DeepSpeed flattens its copy (runtime/fp16).
-        """
-        copies = self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12
-        return 4.0 if copies else 0.0
+        """Per parameter, of an fp32 copy of 16-bit gradients for the update (`_copy_model_grads_to_main_grads`)."""
+        return 4.0 * (self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12)
 
     @classmethod
     def of(
@@ -132,14 +128,14 @@ class Software:
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
         if compiled is not None:
             fused = compiled or (fused and not optional)
-        compiles_loss = fused and year >= _COMPILED_LOSS_SINCE
+        eager_loss = family == "torchtitan" and not (fused and year >= _COMPILED_LOSS_SINCE)
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         reentrant = bool(USUALLY_EAGER.search(framework))
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
             optimizer_bytes=8.0 if cast else usual.optimizer_bytes,
-            loss_bytes=usual.loss_bytes if family != "torchtitan" or compiles_loss else _TORCH.loss_bytes,
+            loss_bytes=_TORCH.loss_bytes if eager_loss else usual.loss_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
             norm_bytes=0 if fused else usual.norm_bytes,

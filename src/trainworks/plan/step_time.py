@@ -127,19 +127,15 @@ class TrainingJob:
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
+        is_tpu = (self.cluster.accelerator.architecture or "").startswith("TPU")
         return predict_memories(
             self.shape,
             layouts,
             sequence_length=self.sequence_length,
             precision=self.precision,
             software=self.software,
-            context_bytes=self._context_bytes,
+            context_bytes=_TPU_RESERVED_BYTES if is_tpu else COEFFICIENTS.context_bytes,
         )
-
-    @property
-    def _context_bytes(self) -> float:
-        is_tpu = (self.cluster.accelerator.architecture or "").startswith("TPU")
-        return _TPU_RESERVED_BYTES if is_tpu else COEFFICIENTS.context_bytes
 
 
 _TPU_RESERVED_BYTES = 260 * 2**20

@@ -311,7 +311,9 @@ class AdaptedJob(TrainingJob):
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
         memories = TrainingJob.memories(self, layouts)
-        return replace(memories, **adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision))
+        return memories.with_terms(
+            **adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision)
+        )
 
     @property
     def flops_per_sequence(self) -> float:
