@@ -23,6 +23,17 @@ def has_casts(layouts: Layouts, precision: str, software: Software) -> Array:
     return np.where(layouts.zero > 0, 0.0, float(software.autocast and element_bytes(precision) == 2))
 
 
+def recomputes_modules(shape: ModelShape, software: Software) -> bool:
+    """Whether selective recomputation repeats what is cheap for its memory: norms, latent lifts, activation functions.
+
+    Scores that a kernel never writes cannot be saved. Megatron-Core repeats these modules of models with experts instead
+    (`recompute_modules: layernorm mla_up_proj moe_act`, NVIDIA-NeMo/Megatron-Bridge, perf_recipes). What is left are
+    the latents, the output of the attention, and inputs of the experts' products and activation functions, in 8 bits
+    where the products are (`activation_func_fp8_input_store`; DeepSeek-V3, section 3.3.3).
+    """
+    return bool(shape.experts) and software.selective == "attention" and software.fused_attention
+
+
 def stream_bytes(
     shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, software: Software
 ) -> Array:
@@ -98,8 +109,11 @@ def activation_bytes(
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
     whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
+    latent, narrow = shape.latent, 1.0 if precision in ("fp8", "fp4") else e
+    attention = e * (latent.query_rank + latent.kv_rank + shape.heads * value_dim / t) if latent else heads
+    modules = norms + tokens * (attention + narrow * products / t)
     kept = {
-        "attention": whole,
+        "attention": modules if recomputes_modules(shape, software) else whole,
         "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
         "every second product": stream
         + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.plan.activations import has_casts
+from trainworks.plan.activations import has_casts, recomputes_modules
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
+from trainworks.plan.dispatch import parts_reached
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
 from trainworks.plan.software import Software
@@ -113,7 +114,9 @@ def _one_kind(
     traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
-    extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
+    extra = np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
+    if experts:
+        extra = extra + _KERNELS_EXPERT + _grouped_launches(shape, layouts, device, software)
     kernels = _KERNELS if software.fused_kernels else _KERNELS_EAGER[shape.gated_mlp]
     eager = software.framework == "torch" and not software.fused_kernels and device.is_queued
     if eager and device.precision == "fp8" and not experts:
@@ -121,8 +124,9 @@ def _one_kind(
         forward_fp8, backward_fp8 = _LAUNCHES_EAGER_FP8
         kernels = (kernels[0] + linear_layers * forward_fp8, kernels[1] + linear_layers * backward_fp8)
     forward = _with_launches(forward, kernels[0] + extra, device)
+    cheap = _modules_s(shape, layouts, sequence_length, device, experts)
     selective = {
-        "attention": core_forward,
+        "attention": cheap if recomputes_modules(shape, software) else core_forward,
         "products": device.coefficients.selective_share * forward,
         "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
         "projections": device.coefficients.projections_share * forward,
@@ -130,7 +134,16 @@ def _one_kind(
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
-    return BlockTimes(forward, _with_launches(backward, kernels[1] + extra, device), again)
+    more = _grouped_launches(shape, layouts, device, software) if experts else 0.0
+    return BlockTimes(forward, _with_launches(backward, kernels[1] + extra + more, device), again)
+
+
+def _grouped_launches(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:
+    """Launches forward of the two products of each local expert, in 8 and 4 bits with a cast each; backward has twice
+    as many. Transformer Engine's GroupedLinear loops over the experts; other programs have one kernel for all.
+    """
+    casts = 2.0 if device.precision in ("fp8", "fp4") else 1.0
+    return 2.0 * casts * shape.experts / layouts.ep * (software.framework == "megatron")
 
 
 def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
@@ -171,13 +184,33 @@ def _attention_products(shape: ModelShape, layouts: Layouts, sequence_length: in
         yield _Product(tokens, hidden, width / t)
         return
     latent = shape.latent
-    query_dim = latent.nope_head_dim + latent.rope_head_dim
     if latent.query_rank:
         yield _Product(tokens, latent.query_rank, hidden)
-    yield _Product(tokens, shape.heads * query_dim / t, latent.query_rank or shape.hidden)
     yield _Product(tokens, latent.kv_rank + latent.rope_head_dim, hidden)
-    yield _Product(tokens, shape.heads * (latent.nope_head_dim + latent.value_head_dim) / t, latent.kv_rank)
+    yield from _latent_lifts(shape, layouts, sequence_length)
     yield _Product(tokens, hidden, shape.heads * latent.value_head_dim / t)
+
+
+def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[_Product]:
+    """Queries, keys and values of all heads from their latent ranks."""
+    if shape.latent is not None:
+        tokens, latent, heads = _tokens(layouts, sequence_length), shape.latent, shape.heads / layouts.tp
+        yield _Product(tokens, heads * (latent.nope_head_dim + latent.rope_head_dim), latent.query_rank or shape.hidden)
+        yield _Product(tokens, heads * (latent.nope_head_dim + latent.value_head_dim), latent.kv_rank)
+
+
+def _modules_s(shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, experts: bool) -> Array:
+    """What is computed again of norms, latent lifts and the experts' activation functions; see `recomputes_modules`."""
+    lifts = [*_latent_lifts(shape, layouts, sequence_length)]
+    split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
+    width = (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts) if experts else 0.0
+    moved = device.element_bytes * _tokens(layouts, sequence_length) * (4 * shape.hidden / split + width)
+    return traffic_s(moved, device) + (_products_s(lifts, device)[0] if lifts else 0.0)
+
+
+def _mlp_width(shape: ModelShape, layouts: Layouts) -> Array:
+    """Values per token inside of the routed and shared experts of a block."""
+    return (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
 
 
 def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, width: int) -> list[_Product]:
@@ -241,22 +274,34 @@ def _block_bytes(
 
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
     parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 2 e f / t
-    plain; with 8-bit products a read and two 8-bit writes of every product's input.
+    plain; with 8-bit products a read and two 8-bit writes of every product's input, k h / t of the routed ones; e h / t
+    for each of `permuted_copies`.
     """
     e = device.element_bytes
     tokens = _tokens(layouts, sequence_length)
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     query_dim, value_dim = head_dims(shape)
     heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp
-    width = shape.feed_forward / layouts.tp
-    if experts:
-        width = (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
+    width = _mlp_width(shape, layouts) if experts else shape.feed_forward / layouts.tp
     per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + (3 if shape.gated_mlp else 2) * e * width
     if experts:
-        per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
+        per_token = per_token + e * shape.hidden * permuted_copies(shape, layouts, software) / layouts.tp
     if device.precision in ("fp8", "fp4"):
-        per_token = per_token + (e + 2) * (3 * shape.hidden + heads + width)
+        inputs = 3 * shape.hidden + (shape.experts_per_token * shape.hidden / layouts.tp if experts else 0.0)
+        per_token = per_token + (e + 2) * (inputs + heads + width)
     return tokens * per_token * unfused_factor(shape, layouts, device, software)
+
+
+def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> Array:
+    """Copies of a token that are read or written to sort the tokens by expert, and back, forward.
+
+    Each way k copies are written from the r that arrived, 2 (k + r); r is 1 for one rank, `parts_reached` where a domain
+    gets one copy of a token. Where each expert gets its own, they are sorted before and after they travel: 6 k.
+    """
+    k = shape.experts_per_token
+    arrived = 2 * (k + parts_reached(shape, layouts.ep))
+    sorted_twice = (layouts.ep > 1) & (software.dispatch == "per expert")
+    return np.where(sorted_twice, 6.0 * k, arrived)
 
 
 def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:

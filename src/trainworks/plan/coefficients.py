@@ -73,6 +73,8 @@ class Coefficients:
     """The same inside a domain."""
     tp_hidden: float = 0.605
     """Part of tensor-parallel communication that software with overlap hides."""
+    ep_hidden: float = 0.605
+    """Part of the exchange of tokens with their experts that software with overlap hides."""
     pp_exposed: float = 1.0
     """Part of the pipeline's point-to-point transfers that nothing hides."""
     dp_hidden: float = 0.845

@@ -65,6 +65,9 @@ class Software:
     """Bytes that the loss moves per logit, forward and backward; by default those of a fused or an unfused loss."""
     context: Literal["gather", "heads"] = "gather"
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
+    dispatch: Literal["per expert", "once per domain"] = "per expert"
+    """Copies of a token that are sent to its experts: one each (all-to-all), or one to each domain, which passes it on
+    (DeepEP, February 2025; HybridEP)."""
     framework: str = "megatron"
     """Family of programs that share their kernels and their schedule: `megatron`, `jax`, `torch` or `other`."""
     fp8_recipe: Fp8Recipe = "tensorwise"
@@ -125,6 +128,7 @@ class Software:
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             selective=selective or usual.selective,
+            dispatch=usual.dispatch if year >= _DEEP_EP_SINCE else "per expert",
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
@@ -134,6 +138,7 @@ class Software:
 PRESENT = 2026
 """Year of a program that is named without one."""
 _FUSED_SINCE = 2023
+_DEEP_EP_SINCE = 2025
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
 _TORCH = Software(
@@ -186,8 +191,10 @@ def worker_software(
 _COMPILED = replace(_TORCH, fused_kernels=True)
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
-    "megatron": Software(),
-    "automodel": _TORCH,
+    "megatron": Software(dispatch="once per domain"),
+    "automodel": replace(
+        _TORCH, attention="cudnn", fused_kernels=True, norm_bytes=0, optimizer_bytes=4.0, dispatch="once per domain"
+    ),
     "jax": replace(
         _OTHER,
         attention="cudnn",

@@ -6,6 +6,7 @@ import shlex
 
 from trainworks.catalog.models import preset
 from trainworks.config.layout import stage_layers
+from trainworks.plan.activations import recomputes_modules
 from trainworks.plan.handover.job import (
     HandedJob,
     Handover,
@@ -20,7 +21,7 @@ from trainworks.plan.handover.job import (
 
 _PROGRAM = "Megatron-LM"
 _UNLIKE_LLAMA = ("gemma", "glm", "granite", "phi3", "smollm3")  # in positions, activations or scales
-_Options = dict[str, str | int | float | bool | None]
+_Options = dict[str, str | int | float | bool | list[str] | None]
 """Option without its dashes -> value; True for a switch, and False or None to leave it out."""
 
 
@@ -37,7 +38,8 @@ def render(job: HandedJob) -> Handover:
     lines = [title(job), *comments(notes), "MEGATRON_ARGUMENTS=("]
     for name, value in (option for options in groups for option in options.items()):
         if value is not None and value is not False:
-            lines.append(f"    --{name}" if value is True else f"    --{name} {shlex.quote(str(value))}")
+            values = [] if value is True else value if isinstance(value, list) else [str(value)]
+            lines.append(f"    --{name} {shlex.join(values)}".rstrip())
     return Handover("megatron", "\n".join([*lines, ")"]) + "\n", tuple(notes))
 
 
@@ -129,6 +131,8 @@ def _parallelism(job: HandedJob) -> _Options:
         "use-precision-aware-optimizer": layout.offload_optimizer,
         "recompute-granularity": None if layout.recompute == "none" else layout.recompute,
     }
+    if layout.recompute == "selective" and recomputes_modules(job.shape, job.job.software):
+        options["recompute-modules"] = ["layernorm", "moe_act"]
     if layout.recompute == "full":
         options |= {"recompute-method": "uniform", "recompute-num-layers": 1}
     if layout.zero >= 2:
