@@ -32,6 +32,8 @@ _OTHER_SIZE, _SAME_SIZE = 0.1, 0.03
 _GATED_NAMES = re.compile(
     r"llama|mistral|mixtral|qwen|gemma|deepseek|yi|falcon3|olmo|granite|phi-?3|smollm|\bgated\b|glu\b", re.IGNORECASE
 )
+_NEIGHBOURS = re.compile(r"fake[\s_-]balanced", re.IGNORECASE)
+"""A gate of NeMo Automodel's benchmarks, by which a token's k experts are neighbours: one group of E / k."""
 _EXPERT_NAMES = re.compile(r"\d+x\d+b|moe\b|[-_]a\d+b", re.IGNORECASE)
 
 
@@ -41,6 +43,14 @@ def read_model(row: Row) -> ModelShape:
     Raises:
         UsageError: the name is unknown and the dimensions are missing, or say too little of the experts.
     """
+    shape = _read_shape(row)
+    if shape.experts and _NEIGHBOURS.search(_words(row)):
+        groups = max(1, shape.experts // shape.experts_per_token)
+        return shape.model_copy(update={"expert_groups": groups, "groups_per_token": 1})
+    return shape
+
+
+def _read_shape(row: Row) -> ModelShape:
     found, layers = find_preset(text_of(row, "model")), whole_of(row, "layers")
     if found is not None:
         shape = shape_of_hf_config(preset(found))

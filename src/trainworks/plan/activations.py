@@ -26,10 +26,10 @@ def has_casts(layouts: Layouts, precision: str, software: Software) -> Array:
 def recomputes_modules(shape: ModelShape, software: Software) -> bool:
     """Whether selective recomputation repeats what is cheap for its memory: norms, latent lifts, activation functions.
 
-    Scores that a kernel never writes cannot be saved. Megatron-Core repeats these modules of models with experts instead
-    (`recompute_modules: layernorm mla_up_proj moe_act`, NVIDIA-NeMo/Megatron-Bridge, perf_recipes). What is left are
-    the latents, the output of the attention, and inputs of the experts' products and activation functions, in 8 bits
-    where the products are (`activation_func_fp8_input_store`; DeepSeek-V3, section 3.3.3).
+    Scores that a kernel never writes cannot be saved. Megatron-Core repeats these modules of models with experts
+    instead (`recompute_modules: layernorm mla_up_proj moe_act`, NVIDIA-NeMo/Megatron-Bridge, perf_recipes). What is
+    left are the latents, the output of the attention, and inputs of the experts' products and activation functions, in
+    8 bits where the products are (`activation_func_fp8_input_store`; DeepSeek-V3, section 3.3.3).
     """
     return bool(shape.experts) and software.selective == "attention" and software.fused_attention
 
@@ -109,11 +109,10 @@ def activation_bytes(
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
     whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
-    latent, narrow = shape.latent, 1.0 if precision in ("fp8", "fp4") else e
-    attention = e * (latent.query_rank + latent.kv_rank + shape.heads * value_dim / t) if latent else heads
-    modules = norms + tokens * (attention + narrow * products / t)
     kept = {
-        "attention": modules if recomputes_modules(shape, software) else whole,
+        "attention": norms + tokens * _without_modules(shape, heads, products / t, precision, t)
+        if recomputes_modules(shape, software)
+        else whole,
         "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
         "every second product": stream
         + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),
@@ -121,6 +120,14 @@ def activation_bytes(
     }[software.selective]
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
     return np.select([chosen == Recompute.FULL, chosen == Recompute.SELECTIVE], [stream, kept], whole + scores)
+
+
+def _without_modules(shape: ModelShape, heads: Array, products: Array, precision: str, tp: Array) -> Array:
+    """Bytes per token that a block keeps beside its norms' inputs, see `recomputes_modules`."""
+    e, latent = element_bytes(precision), shape.latent
+    if latent:
+        heads = e * (latent.query_rank + latent.kv_rank + shape.heads * latent.value_head_dim / tp)
+    return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
 
 
 def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:

@@ -295,8 +295,8 @@ def _block_bytes(
 def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> Array:
     """Copies of a token that are read or written to sort the tokens by expert, and back, forward.
 
-    Each way k copies are written from the r that arrived, 2 (k + r); r is 1 for one rank, `parts_reached` where a domain
-    gets one copy of a token. Where each expert gets its own, they are sorted before and after they travel: 6 k.
+    Each way k copies are written from the r that arrived, 2 (k + r); r is 1 for one rank, `parts_reached` where a
+    domain gets one copy of a token. Where each expert gets its own, they are sorted before and after they travel: 6 k.
     """
     k = shape.experts_per_token
     arrived = 2 * (k + parts_reached(shape, layouts.ep))

@@ -36,7 +36,7 @@ class Coefficients:
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
     unaligned_share: float = 0.376
     """Share of the matrix rate that remains if a dimension is not a multiple of 8 elements."""
-    routed_share: float = 0.714
+    routed_share: float = 0.67
     """Share of the matrix rate that products of routed experts reach: groups of unequal size, launched one by one."""
     attention_share: float = 0.912
     """Share of a kernel's published rate that attention reaches in a long run."""
@@ -73,7 +73,7 @@ class Coefficients:
     """The same inside a domain."""
     tp_hidden: float = 0.605
     """Part of tensor-parallel communication that software with overlap hides."""
-    ep_hidden: float = 0.605
+    ep_hidden: float = 0.468
     """Part of the exchange of tokens with their experts that software with overlap hides."""
     pp_exposed: float = 1.0
     """Part of the pipeline's point-to-point transfers that nothing hides."""

@@ -191,8 +191,8 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
          is a gather and a scatter
     cp   keys and values gathered forward and backward, and their gradients scattered
-    ep   4 exchanges of M h / t, see `dispatch`: out and back, forward and backward; tokens reach them already split over
-         t, so that blocks of routed experts alone have half of the tensor-parallel traffic
+    ep   4 exchanges of M h / t, see `dispatch`: out and back, forward and backward; tokens reach their experts already
+         split over t, so that blocks of routed experts alone have half of the tensor-parallel traffic
 
     Each forward collective once more where a block is recomputed.
     """
@@ -214,9 +214,11 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
         cp_s = _exchange_of_heads_s(job, layouts, rates, e * tokens)
     else:
         cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
-    once = rates.software.dispatch == "once per domain"
-    exchanged_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, once_per_domain=once)
-    ep_s = share * np.where(again, 6.0, 4.0) * exchanged_s
+    ep_s = np.zeros(len(layouts))
+    if shape.experts:
+        once = rates.software.dispatch == "once per domain"
+        exchanged_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, once_per_domain=once)
+        ep_s = share * np.where(again, 6.0, 4.0) * exchanged_s
     ep_hidden = rates.coefficients.ep_hidden if rates.software.tensor_overlap else 0.0
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - ep_hidden)
 
