@@ -91,7 +91,8 @@ def activation_bytes(
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     casts = has_casts(layouts, precision, software)
     norms = 2.0 * stream
-    if shape.gated_mlp and software.norm_bytes:
+    fused = software.fuses(experts=bool(shape.experts))
+    if shape.gated_mlp and software.norm_bytes and not (shape.experts and fused):
         norms = 2.0 * software.norm_bytes * tokens * shape.hidden / split
     inputs = np.where(casts > 0, 5.0 if shape.gated_mlp else 4.0, 2.0) * e * shape.hidden
     inputs = inputs / (1.0 if software.native else split)
@@ -103,7 +104,7 @@ def activation_bytes(
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
     width, products = _mlp_widths(shape, layouts, software)
     mlp = e * width / t
-    if precision in ("fp8", "fp4") and software.fused_kernels:
+    if precision in ("fp8", "fp4") and fused:
         inputs = inputs - 2.0 * shape.hidden / split
         mlp = mlp - (shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
@@ -133,12 +134,13 @@ def _without_modules(shape: ModelShape, heads: Array, products: Array, precision
 def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:
     """Values per token that the MLP keeps, on average over the blocks; of them, the outputs of its first products."""
     gates = 2.0 if shape.gated_mlp else 1.0
-    kept = gates + 1.0 + float(shape.gated_mlp and not software.fused_kernels)
+    fused = software.fuses(experts=bool(shape.experts))
+    kept = gates + 1.0 + float(shape.gated_mlp and not fused)
     dense, first = kept * shape.feed_forward, gates * shape.feed_forward
     ones = np.ones(len(layouts))
     if not shape.experts:
         return dense * ones, first * ones
-    hidden = 2.0 * ones if software.fused_kernels else np.where(layouts.ep > 1, 5.0, 3.0)
+    hidden = 2.0 * ones if fused else np.where(layouts.ep > 1, 5.0, 3.0)
     routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden * shape.hidden)
     routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + shape.hidden)
     share = num_expert_layers(shape) / shape.layers

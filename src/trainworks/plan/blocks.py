@@ -117,8 +117,9 @@ def _one_kind(
     extra = np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
     if experts:
         extra = extra + _KERNELS_EXPERT + _grouped_launches(shape, layouts, device, software)
-    kernels = _KERNELS if software.fused_kernels else _KERNELS_EAGER[shape.gated_mlp]
-    eager = software.framework == "torch" and not software.fused_kernels and device.is_queued
+    fused = software.fuses(experts=experts)
+    kernels = _KERNELS if fused else _KERNELS_EAGER[shape.gated_mlp]
+    eager = software.framework == "torch" and not fused and device.is_queued
     if eager and device.precision == "fp8" and not experts:
         linear_layers = 7 if shape.gated_mlp else 6
         forward_fp8, backward_fp8 = _LAUNCHES_EAGER_FP8
@@ -310,7 +311,7 @@ def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, sof
     PyTorch has a kernel for the norm and the activation of plain models, but writes RMSNorm, rotations and gates out.
     Under autocast the residual stream, norms and softmax are fp32, and their results are cast for the products.
     """
-    if software.fused_kernels:
+    if software.fuses(experts=bool(shape.experts)):
         return np.ones(len(layouts))
     written = device.coefficients.eager_bytes if shape.gated_mlp else device.coefficients.unfused_bytes
     return written * (1 + (_AUTOCAST_BYTES - 1) * has_casts(layouts, device.precision, software))

@@ -4,8 +4,8 @@ Symbols: k experts per token, E experts in G groups of which a token chooses g f
 2024, section 2.1.2; G = g = 1 without it), n ranks that share them, S bytes of a rank's tokens.
 
 An all-to-all sends a copy of a token for each of its k experts. DeepEP and HybridEP send one to each domain that has
-any of them, where the ranks pass it on over the scale-up link (deepseek-ai/DeepEP, README). With uniform choices a token
-meets, of N equal parts of the experts,
+any of them, where the ranks pass it on over the scale-up link (deepseek-ai/DeepEP, README). With uniform choices a
+token meets, of N equal parts of the experts,
 
     c = N (1 - (1 - g/G)^max(1, G/N))        parts that its groups leave open
     r = c (1 - (1 - 1/c)^k)                  parts that have one of its experts

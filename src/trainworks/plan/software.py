@@ -28,6 +28,8 @@ class Software:
     fused_kernels: bool = True
     """Norms, rotations, activation functions and residual additions are a kernel each (Transformer Engine,
     torch.compile), not one per operation."""
+    fused_experts: bool = False
+    """Blocks with experts have such kernels although others do not."""
     overlap: bool = True
     """Communication runs beside computing: gradient buckets, gathered weights."""
     tensor_overlap: bool = True
@@ -65,7 +67,7 @@ class Software:
     """Bytes that the loss moves per logit, forward and backward; by default those of a fused or an unfused loss."""
     context: Literal["gather", "heads"] = "gather"
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
-    dispatch: Literal["per expert", "once per domain"] = "per expert"
+    dispatch: Literal["per expert", "once per domain"] = "once per domain"
     """Copies of a token that are sent to its experts: one each (all-to-all), or one to each domain, which passes it on
     (DeepEP, February 2025; HybridEP)."""
     framework: str = "megatron"
@@ -80,6 +82,10 @@ class Software:
     def fused_attention(self) -> bool:
         """Attention as one kernel that never writes its scores, half the work when causal."""
         return self.attention != "unfused"
+
+    def fuses(self, *, experts: bool) -> bool:
+        """Whether norms, rotations and activation functions of a block with or without experts are a kernel each."""
+        return self.fused_kernels or (experts and self.fused_experts)
 
     @classmethod
     def of(
@@ -149,11 +155,12 @@ _TORCH = Software(
     norm_bytes=6,
     loss_bytes=12.0,
     loss_parallel=False,
+    dispatch="per expert",
     selective="products",
     framework="torch",
 )
 """PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
-_OTHER = Software(attention="flash-2", tensor_overlap=False, framework="other")
+_OTHER = Software(attention="flash-2", tensor_overlap=False, dispatch="per expert", framework="other")
 
 
 def worker_software(
@@ -191,10 +198,10 @@ def worker_software(
 _COMPILED = replace(_TORCH, fused_kernels=True)
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
-    "megatron": Software(dispatch="once per domain"),
-    "automodel": replace(
-        _TORCH, attention="cudnn", fused_kernels=True, norm_bytes=0, optimizer_bytes=4.0, dispatch="once per domain"
-    ),
+    "megatron": Software(),
+    # its own models with experts are built of Transformer Engine and DeepEP, and trained in bf16 throughout
+    # (NVIDIA-NeMo/Automodel at 36044ad3d, docs/performance-summary.mdx and examples/llm_benchmark)
+    "automodel": replace(_TORCH, fused_experts=True, optimizer_bytes=4.0, dispatch="once per domain"),
     "jax": replace(
         _OTHER,
         attention="cudnn",
