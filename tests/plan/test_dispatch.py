@@ -42,9 +42,9 @@ def reached(shape: object, parts: int) -> float:
     return float(parts_reached(shape, np.array([float(parts)]))[0])  # type: ignore[arg-type]
 
 
-def exchanged(ranks: int, *, once_per_domain: bool) -> float:
+def exchanged(ranks: int, *, by_domain: bool) -> float:
     one = np.array([1e9])
-    return float(exchange_s(QWEN, one, np.array([float(ranks)]), LINKS, once_per_domain=once_per_domain)[0])
+    return float(exchange_s(QWEN, one, np.array([float(ranks)]), LINKS, by_domain=by_domain)[0])
 
 
 def test_two_experts_of_a_token_are_on_less_than_two_of_four_ranks() -> None:
@@ -66,23 +66,23 @@ def test_one_rank_has_all_experts() -> None:
 
 def test_a_copy_per_expert_fills_the_interfaces_with_all_copies() -> None:
     # half of 8 GB leaves each rank of two nodes, at 50 GB/s
-    assert exchanged(16, once_per_domain=False) == pytest.approx(8e9 / 2 / 50e9)
+    assert exchanged(16, by_domain=False) == pytest.approx(8e9 / 2 / 50e9)
 
 
 def test_a_copy_per_domain_leaves_it_once() -> None:
-    assert exchanged(16, once_per_domain=True) == pytest.approx(1e9 * 2 * (1 - 0.5**8) / 2 / 50e9)
+    assert exchanged(16, by_domain=True) == pytest.approx(1e9 * 2 * (1 - 0.5**8) / 2 / 50e9)
 
 
 def test_inside_a_node_a_rank_gets_one_copy() -> None:
-    assert exchanged(8, once_per_domain=True) == pytest.approx(1e9 * 8 * (1 - (7 / 8) ** 8) * 7 / 8 / 400e9)
+    assert exchanged(8, by_domain=True) == pytest.approx(1e9 * 8 * (1 - (7 / 8) ** 8) * 7 / 8 / 400e9)
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    assert exchanged(1, once_per_domain=True) == exchanged(1, once_per_domain=False) == 0
+    assert exchanged(1, by_domain=True) == exchanged(1, by_domain=False) == 0
 
 
 def test_tokens_are_sorted_twice_where_each_expert_gets_a_copy() -> None:
-    once, per_expert = Software(), Software(dispatch="per expert")
+    once, per_expert = Software(), Software(by_domain=False)
     degrees = layouts(ep=np.array([1.0, 8.0]), dp=8)
     arrived = 8 * (1 - (7 / 8) ** 8)
     assert permuted_copies(QWEN, degrees, once).tolist() == pytest.approx([2 * (8 + 1), 2 * (8 + arrived)])
@@ -90,16 +90,17 @@ def test_tokens_are_sorted_twice_where_each_expert_gets_a_copy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dispatch"),
+    ("name", "by_domain"),
     [
-        ("Megatron-LM 2026", "once per domain"),
-        ("NeMo Automodel 2025", "once per domain"),
-        ("Megatron-LM 2024", "per expert"),
-        ("torchtitan 2026", "per expert"),
+        ("Megatron-LM 2026", True),
+        ("NeMo Automodel 2025", True),
+        ("Megatron-LM 2024", False),
+        ("torchtitan 2026", False),
+        ("Trainworks", False),
     ],
 )
-def test_a_program_forwards_inside_a_domain_since_deep_ep(name: str, dispatch: str) -> None:
-    assert Software.of(name).dispatch == dispatch
+def test_a_program_forwards_inside_a_domain_since_deep_ep(name: str, by_domain: bool) -> None:
+    assert Software.of(name).by_domain is by_domain
 
 
 def test_modules_keep_latents_and_8_bit_inputs_of_the_experts() -> None:

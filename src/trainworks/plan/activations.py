@@ -102,7 +102,7 @@ def activation_bytes(
     heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
     if software.native:
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
-    width, products = _mlp_widths(shape, layouts, software)
+    width, products = _mlp_widths(shape, layouts, fused)
     mlp = e * width / t
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - 2.0 * shape.hidden / split
@@ -131,10 +131,9 @@ def _without_modules(shape: ModelShape, heads: Array, products: Array, precision
     return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
 
 
-def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:
+def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool) -> tuple[Array, Array]:
     """Values per token that the MLP keeps, on average over the blocks; of them, the outputs of its first products."""
     gates = 2.0 if shape.gated_mlp else 1.0
-    fused = software.fuses(experts=bool(shape.experts))
     kept = gates + 1.0 + float(shape.gated_mlp and not fused)
     dense, first = kept * shape.feed_forward, gates * shape.feed_forward
     ones = np.ones(len(layouts))

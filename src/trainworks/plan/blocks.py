@@ -115,8 +115,10 @@ def _one_kind(
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     extra = np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
-    if experts:
-        extra = extra + _KERNELS_EXPERT + _grouped_launches(shape, layouts, device, software)
+    # Transformer Engine's GroupedLinear launches two products of each local expert, in 8 and 4 bits with a cast each.
+    grouped = 2.0 * (1 + (device.precision in ("fp8", "fp4"))) * shape.experts / layouts.ep
+    grouped = grouped * (experts and software.framework == "megatron")
+    extra = extra + experts * _KERNELS_EXPERT + grouped
     fused = software.fuses(experts=experts)
     kernels = _KERNELS if fused else _KERNELS_EAGER[shape.gated_mlp]
     eager = software.framework == "torch" and not fused and device.is_queued
@@ -125,9 +127,10 @@ def _one_kind(
         forward_fp8, backward_fp8 = _LAUNCHES_EAGER_FP8
         kernels = (kernels[0] + linear_layers * forward_fp8, kernels[1] + linear_layers * backward_fp8)
     forward = _with_launches(forward, kernels[0] + extra, device)
-    cheap = _modules_s(shape, layouts, sequence_length, device, experts)
+    if recomputes_modules(shape, software):
+        core_forward = _modules_s(shape, layouts, sequence_length, device, experts)
     selective = {
-        "attention": cheap if recomputes_modules(shape, software) else core_forward,
+        "attention": core_forward,
         "products": device.coefficients.selective_share * forward,
         "every second product": 0.5 * (forward - core_forward) + 0.5 * traffic,
         "projections": device.coefficients.projections_share * forward,
@@ -135,16 +138,7 @@ def _one_kind(
     again = np.select(
         [layouts.recompute == Recompute.FULL, layouts.recompute == Recompute.SELECTIVE], [forward, selective], 0.0
     )
-    more = _grouped_launches(shape, layouts, device, software) if experts else 0.0
-    return BlockTimes(forward, _with_launches(backward, kernels[1] + extra + more, device), again)
-
-
-def _grouped_launches(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:
-    """Launches forward of the two products of each local expert, in 8 and 4 bits with a cast each; backward has twice
-    as many. Transformer Engine's GroupedLinear loops over the experts; other programs have one kernel for all.
-    """
-    casts = 2.0 if device.precision in ("fp8", "fp4") else 1.0
-    return 2.0 * casts * shape.experts / layouts.ep * (software.framework == "megatron")
+    return BlockTimes(forward, _with_launches(backward, kernels[1] + extra + grouped, device), again)
 
 
 def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
@@ -202,11 +196,11 @@ def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> 
 
 def _modules_s(shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, experts: bool) -> Array:
     """What is computed again of norms, latent lifts and the experts' activation functions; see `recomputes_modules`."""
-    lifts = [*_latent_lifts(shape, layouts, sequence_length)]
     split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    width = (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts) if experts else 0.0
-    moved = device.element_bytes * _tokens(layouts, sequence_length) * (4 * shape.hidden / split + width)
-    return traffic_s(moved, device) + (_products_s(lifts, device)[0] if lifts else 0.0)
+    values = 4 * shape.hidden / split + experts * (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts)
+    moved_s = traffic_s(device.element_bytes * _tokens(layouts, sequence_length) * values, device)
+    lifts = [*_latent_lifts(shape, layouts, sequence_length)]
+    return moved_s + _products_s(lifts, device)[0] if lifts else moved_s
 
 
 def _mlp_width(shape: ModelShape, layouts: Layouts) -> Array:
@@ -288,21 +282,17 @@ def _block_bytes(
     if experts:
         per_token = per_token + e * shape.hidden * permuted_copies(shape, layouts, software) / layouts.tp
     if device.precision in ("fp8", "fp4"):
-        inputs = 3 * shape.hidden + (shape.experts_per_token * shape.hidden / layouts.tp if experts else 0.0)
-        per_token = per_token + (e + 2) * (inputs + heads + width)
+        routed = experts * shape.experts_per_token / layouts.tp
+        per_token = per_token + (e + 2) * ((3 + routed) * shape.hidden + heads + width)
     return tokens * per_token * unfused_factor(shape, layouts, device, software)
 
 
 def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> Array:
-    """Copies of a token that are read or written to sort the tokens by expert, and back, forward.
-
-    Each way k copies are written from the r that arrived, 2 (k + r); r is 1 for one rank, `parts_reached` where a
-    domain gets one copy of a token. Where each expert gets its own, they are sorted before and after they travel: 6 k.
+    """Copies of a token that are read or written to sort tokens by expert, there and back: 2 (k + r) of r that arrived
+    at ranks, see `dispatch`; 6 k where each expert gets its own, which are sorted before and after they travel.
     """
     k = shape.experts_per_token
-    arrived = 2 * (k + parts_reached(shape, layouts.ep))
-    sorted_twice = (layouts.ep > 1) & (software.dispatch == "per expert")
-    return np.where(sorted_twice, 6.0 * k, arrived)
+    return np.where((layouts.ep > 1) & (not software.by_domain), 6.0 * k, 2 * (k + parts_reached(shape, layouts.ep)))
 
 
 def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:

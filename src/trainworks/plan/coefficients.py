@@ -84,9 +84,8 @@ class Coefficients:
     host_link_share: float = 0.8
     """Share of the host link's rate that offloading reaches."""
     host_update_bytes_per_s: float = 2.6e10
-    """Rate of a node's memory when the host updates weights, at 28 bytes per parameter of all its ranks: geometric mean
-    of DeepSpeed with 8x A100 (50 GB/s: 72B parameters on 4 nodes in 10 s, issue 6834), 2x A100 (35 GB/s, pull request
-    7474) and 8x A800 (10 GB/s, two runs of github.com/chenyaofo's gist)."""
+    """Rate of a node's memory when the host updates weights, 28 bytes per parameter of its ranks: geometric mean of
+    DeepSpeed on A100 (50 and 35 GB/s, deepspeedai/DeepSpeed 6834 and 7474) and A800 (10 GB/s, chenyaofo's gist)."""
     straggle: float = 0.0109
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06

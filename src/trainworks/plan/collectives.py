@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainworks.plan.layouts import Array, Values
+from trainworks.plan.layouts import Array
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -64,15 +64,7 @@ class LinkRates:
     """True if a reduction to shards is an all-reduce of which each rank keeps its part (gloo)."""
 
 
-def collective_s(
-    kind: Collective,
-    size_bytes: Array,
-    ranks: Array,
-    stride: Array,
-    links: LinkRates,
-    *,
-    sent: tuple[Values, Values] = (1.0, 1.0),
-) -> Array:
+def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, links: LinkRates) -> Array:
     """Seconds of one collective; 0 for one rank.
 
     Args:
@@ -82,7 +74,6 @@ def collective_s(
         stride: distance of neighbouring members in the order of ranks: 1 for the innermost axis, the product of
             the degrees inside it for any other. Members within a domain are `domain / stride`.
         links: the links.
-        sent: bytes of an all-to-all that cross the links inside domains and between them, over those of the formula.
     """
     copied_s = 0.0 if kind == "all_reduce" else size_bytes / links.copied_bytes_per_s
     if kind == "reduce_scatter" and links.scatters_whole:
@@ -100,7 +91,7 @@ def collective_s(
         crossings = 1.0 if links.in_network else 2 * (domains - 1) / domains
         within, between = 2 * (ranks - 1) / ranks / up, crossings / (interface * inside)
     elif kind == "all_to_all":
-        within, between = sent[0] * (inside - 1) / ranks / up, sent[1] * (ranks - inside) / ranks / interface
+        within, between = (inside - 1) / ranks / up, (ranks - inside) / ranks / interface
     else:
         within, between = (ranks - 1) / ranks / up, (ranks - 1) / ranks / (interface * inside)
     transfer = size_bytes * np.where(crosses, np.maximum(within, between), within)

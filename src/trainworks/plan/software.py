@@ -67,9 +67,8 @@ class Software:
     """Bytes that the loss moves per logit, forward and backward; by default those of a fused or an unfused loss."""
     context: Literal["gather", "heads"] = "gather"
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
-    dispatch: Literal["per expert", "once per domain"] = "once per domain"
-    """Copies of a token that are sent to its experts: one each (all-to-all), or one to each domain, which passes it on
-    (DeepEP, February 2025; HybridEP)."""
+    by_domain: bool = True
+    """A domain gets one copy of a token for all of its experts there (DeepEP, HybridEP); else each expert gets one."""
     framework: str = "megatron"
     """Family of programs that share their kernels and their schedule: `megatron`, `jax`, `torch` or `other`."""
     fp8_recipe: Fp8Recipe = "tensorwise"
@@ -134,7 +133,7 @@ class Software:
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             selective=selective or usual.selective,
-            dispatch=usual.dispatch if year >= _DEEP_EP_SINCE else "per expert",
+            by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
@@ -155,12 +154,12 @@ _TORCH = Software(
     norm_bytes=6,
     loss_bytes=12.0,
     loss_parallel=False,
-    dispatch="per expert",
+    by_domain=False,
     selective="products",
     framework="torch",
 )
 """PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
-_OTHER = Software(attention="flash-2", tensor_overlap=False, dispatch="per expert", framework="other")
+_OTHER = Software(attention="flash-2", tensor_overlap=False, by_domain=False, framework="other")
 
 
 def worker_software(
@@ -191,6 +190,7 @@ def worker_software(
         distributed_operations=_DISTRIBUTED_OPERATIONS,
         logit_bytes=_LOGIT_BYTES,
         context="heads",
+        by_domain=False,
         framework="torch",
     )
 
@@ -201,7 +201,7 @@ _PROGRAMS: dict[Family, Software] = {
     "megatron": Software(),
     # its own models with experts are built of Transformer Engine and DeepEP, and trained in bf16 throughout
     # (NVIDIA-NeMo/Automodel at 36044ad3d, docs/performance-summary.mdx and examples/llm_benchmark)
-    "automodel": replace(_TORCH, fused_experts=True, optimizer_bytes=4.0, dispatch="once per domain"),
+    "automodel": replace(_TORCH, fused_experts=True, optimizer_bytes=4.0, by_domain=True),
     "jax": replace(
         _OTHER,
         attention="cudnn",

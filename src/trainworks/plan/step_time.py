@@ -214,13 +214,9 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
         cp_s = _exchange_of_heads_s(job, layouts, rates, e * tokens)
     else:
         cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
-    ep_s = np.zeros(len(layouts))
-    if shape.experts:
-        once = rates.software.dispatch == "once per domain"
-        exchanged_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, once_per_domain=once)
-        ep_s = share * np.where(again, 6.0, 4.0) * exchanged_s
-    ep_hidden = rates.coefficients.ep_hidden if rates.software.tensor_overlap else 0.0
-    return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - ep_hidden)
+    once_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, by_domain=rates.software.by_domain)
+    ep_shown = share * (1 - rates.software.tensor_overlap * rates.coefficients.ep_hidden)
+    return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_shown * np.where(again, 6.0, 4.0) * once_s
 
 
 def _exchange_of_heads_s(job: TrainingJob, layouts: Layouts, rates: Rates, token_bytes: Array) -> Array:

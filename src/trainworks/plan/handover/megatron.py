@@ -21,7 +21,7 @@ from trainworks.plan.handover.job import (
 
 _PROGRAM = "Megatron-LM"
 _UNLIKE_LLAMA = ("gemma", "glm", "granite", "phi3", "smollm3")  # in positions, activations or scales
-_Options = dict[str, str | int | float | bool | list[str] | None]
+_Options = dict[str, str | int | float | bool | None]
 """Option without its dashes -> value; True for a switch, and False or None to leave it out."""
 
 
@@ -38,8 +38,7 @@ def render(job: HandedJob) -> Handover:
     lines = [title(job), *comments(notes), "MEGATRON_ARGUMENTS=("]
     for name, value in (option for options in groups for option in options.items()):
         if value is not None and value is not False:
-            values = [] if value is True else value if isinstance(value, list) else [str(value)]
-            lines.append(f"    --{name} {shlex.join(values)}".rstrip())
+            lines.append(f"    --{name}" if value is True else f"    --{name} {shlex.quote(str(value))}")
     return Handover("megatron", "\n".join([*lines, ")"]) + "\n", tuple(notes))
 
 
@@ -132,7 +131,7 @@ def _parallelism(job: HandedJob) -> _Options:
         "recompute-granularity": None if layout.recompute == "none" else layout.recompute,
     }
     if layout.recompute == "selective" and recomputes_modules(job.shape, job.job.software):
-        options["recompute-modules"] = ["layernorm", "moe_act"]
+        options["recompute-modules layernorm moe_act"] = True
     if layout.recompute == "full":
         options |= {"recompute-method": "uniform", "recompute-num-layers": 1}
     if layout.zero >= 2:
