@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.activations import has_casts, recomputes_modules
+from trainworks.plan.collectives import parts_reached
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
-from trainworks.plan.dispatch import parts_reached
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
 from trainworks.plan.software import Software
@@ -289,7 +289,7 @@ def _block_bytes(
 
 def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> Array:
     """Copies of a token that are read or written to sort tokens by expert, there and back: 2 (k + r) of r that arrived
-    at ranks, see `dispatch`; 6 k where each expert gets its own, which are sorted before and after they travel.
+    at ranks, see `collectives`; 6 k where each expert gets its own, which are sorted before and after they travel.
     """
     k = shape.experts_per_token
     return np.where((layouts.ep > 1) & (not software.by_domain), 6.0 * k, 2 * (k + parts_reached(shape, layouts.ep)))

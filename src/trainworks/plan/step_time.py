@@ -24,9 +24,8 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import activation_bytes, element_bytes, has_casts
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
-from trainworks.plan.collectives import collective_s, point_to_point_s
+from trainworks.plan.collectives import collective_s, exchange_s, point_to_point_s
 from trainworks.plan.compression import compressible, compression_s, sent_bytes
-from trainworks.plan.dispatch import exchange_s
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
@@ -191,7 +190,7 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
          is a gather and a scatter
     cp   keys and values gathered forward and backward, and their gradients scattered
-    ep   4 exchanges of M h / t, see `dispatch`: out and back, forward and backward; tokens reach their experts already
+    ep   4 exchanges of M h / t (`collectives`): out and back, forward and backward; tokens reach their experts already
          split over t, so that blocks of routed experts alone have half of the tensor-parallel traffic
 
     Each forward collective once more where a block is recomputed.

@@ -13,9 +13,8 @@ from trainworks.catalog.catalog import accelerator
 from trainworks.config.run_file import RunFile
 from trainworks.plan.activations import activation_bytes, recomputes_modules
 from trainworks.plan.blocks import block_times, permuted_copies
-from trainworks.plan.collectives import LinkRates
+from trainworks.plan.collectives import LinkRates, exchange_s, parts_reached
 from trainworks.plan.compute import device_rates
-from trainworks.plan.dispatch import exchange_s, parts_reached
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.parameters import resized
 from trainworks.plan.software import Software
