@@ -131,7 +131,8 @@ def exchange_s(shape: ModelShape, token_bytes: Array, ranks: Array, links: LinkR
     inside = np.clip(links.domain, 1, ranks)
     domains = np.ceil(ranks / inside)
     within = parts_reached(shape, ranks) * (1 - 1 / inside) / links.scale_up_bytes_per_s
-    between = parts_reached(shape, domains) * (1 - 1 / domains) / links.node_bytes_per_s * links.ranks_per_node
+    interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
+    between = parts_reached(shape, domains) * (1 - 1 / domains) / interface
     crossing = np.where(domains > 1, np.maximum(within, between), within)
     seconds: Array = token_bytes * crossing + collective_s("all_to_all", 0 * token_bytes, ranks, ones, links)
     return seconds
