@@ -70,7 +70,7 @@ PARAMETERS = {
     "straggle": Parameter(0.001, 0.008, 0.03, 0.6),
 }
 """All that is fitted. Bounds are physical: a share is below one, a latency above zero."""
-EXPERTS = {"routed_share": Parameter(0.2, 0.7, 1.0, 0.3)}
+EXPERTS = {"routed_share": Parameter(0.2, 0.7, 1.0, 0.3), "ep_hidden": Parameter(0.05, 0.5, 0.95, 0.5)}
 """What rows of models with experts are fitted for, after all else."""
 
 KINDS: dict[str, Callable[[MeasuredRun], bool]] = {
@@ -338,8 +338,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = fit(some, steps=options.steps)
     experts = Sample(read_runs(("moe",)))
     experts = experts.only(spread(experts.runs, options.rows))
-    routed = fit(experts, steps=2, parameters=EXPERTS).coefficients.routed_share
-    _print_coefficients(replace(whole.coefficients, routed_share=routed))
+    routed = fit(experts, steps=2, parameters=EXPERTS).coefficients
+    _print_coefficients(replace(whole.coefficients, **{name: getattr(routed, name) for name in EXPERTS}))
     _print_errors("fitted", errors_by_source(sample, sample.log_ratios(whole.coefficients)))
     if options.leave_out:
         found = _left_out(sample, Sample(read_runs(labels=False)), some, whole)

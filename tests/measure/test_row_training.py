@@ -40,9 +40,7 @@ def predicted(**changes: Any) -> PredictedRun:
 @pytest.mark.parametrize(
     ("changes", "column"),
     [
-        ({"notes": "LoRA r=16"}, "fill in adapter_rank"),
-        ({"notes": "QLoRA"}, "fill in adapter_rank"),
-        ({"model": "Llama3-8B LoRA"}, "fill in adapter_rank"),
+        ({"source": "LoRA and full fine-tuning"}, "fill in adapter_rank"),
         ({"notes": "DoRA", "adapter_rank": "8"}, "`DoRA` is not planned"),
         ({"adapter_targets": "q_proj"}, "adapter_rank is empty"),
         ({"adapter_rank": "8", "adapter_targets": "lm_foot"}, "adapter_targets `lm_foot` names no linear layer"),
@@ -81,6 +79,22 @@ def test_a_row_that_denies_them_is_priced_as_a_run_of_all_weights(changes: dict[
     assert predicted(**changes).step_time_s == predicted().step_time_s
 
 
+@pytest.mark.parametrize(
+    ("changes", "rank"),
+    [
+        ({"notes": "LoRA r=16"}, 16),
+        ({"notes": "QLoRA, rank 64"}, 64),
+        ({"model": "Llama3-8B LoRA"}, 8),
+        ({"model": "Llama3-8B LoRA", "framework": "Megatron-Bridge 2026"}, 32),
+        ({"model": "Llama3-8B LoRA", "framework": "NeMo Automodel 2026"}, 8),
+    ],
+)
+def test_a_rank_is_that_of_the_words_or_the_default_of_the_program(changes: dict[str, str], rank: int) -> None:
+    named = predicted(**changes)
+    assert named.step_time_s == predicted(**changes, adapter_rank=str(rank)).step_time_s
+    assert named.step_time_s != predicted(**changes, adapter_rank=str(2 * rank)).step_time_s
+
+
 def test_an_adapter_takes_less_time_and_memory_than_all_weights() -> None:
     whole, adapted, narrow = (
         predicted(),
@@ -112,7 +126,7 @@ def test_published_steps_of_lora_are_predicted_within_a_fifth() -> None:
     rows = [each for each in read_table(PUBLISHED, COLUMNS) if "LoRA" in each["model"]]
     assert len(rows) == 11
     for each in rows:
-        found = predict_run({**each, "adapter_rank": "16"})
+        found = predict_run(each)
         assert isinstance(found, PredictedRun)
         assert found.step_time_s == pytest.approx(found.run.step_time_s, rel=0.2), each["id"]
 

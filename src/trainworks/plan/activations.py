@@ -23,6 +23,17 @@ def has_casts(layouts: Layouts, precision: str, software: Software) -> Array:
     return np.where(layouts.zero > 0, 0.0, float(software.autocast and element_bytes(precision) == 2))
 
 
+def recomputes_modules(shape: ModelShape, software: Software) -> bool:
+    """Whether selective recomputation repeats what is cheap for its memory: norms, latent lifts, activation functions.
+
+    Scores that a kernel never writes cannot be saved. Megatron-Core repeats these modules of models with experts
+    instead (`recompute_modules: layernorm mla_up_proj moe_act`, NVIDIA-NeMo/Megatron-Bridge, perf_recipes). What is
+    left are the latents, the output of the attention, and inputs of the experts' products and activation functions, in
+    8 bits where the products are (`activation_func_fp8_input_store`; DeepSeek-V3, section 3.3.3).
+    """
+    return bool(shape.experts) and software.selective == "attention" and software.fused_attention
+
+
 def stream_bytes(
     shape: ModelShape, layouts: Layouts, *, sequence_length: int, precision: str, software: Software
 ) -> Array:
@@ -80,7 +91,8 @@ def activation_bytes(
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     casts = has_casts(layouts, precision, software)
     norms = 2.0 * stream
-    if shape.gated_mlp and software.norm_bytes:
+    fused = software.fuses(experts=bool(shape.experts))
+    if shape.gated_mlp and software.norm_bytes and not (shape.experts and fused):
         norms = 2.0 * software.norm_bytes * tokens * shape.hidden / split
     inputs = np.where(casts > 0, 5.0 if shape.gated_mlp else 4.0, 2.0) * e * shape.hidden
     inputs = inputs / (1.0 if software.native or software.keeps_gathered else split)
@@ -90,9 +102,9 @@ def activation_bytes(
     heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
     if software.native:
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
-    width, products = _mlp_widths(shape, layouts, software)
+    width, products = _mlp_widths(shape, layouts, fused and software.fused_gate)
     mlp = e * width / t
-    if precision in ("fp8", "fp4") and software.fused_kernels:
+    if precision in ("fp8", "fp4") and fused:
         inputs = inputs - 2.0 * shape.hidden / split
         mlp = mlp - (shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
@@ -100,7 +112,9 @@ def activation_bytes(
     projected = (shape.heads * query_dim + shape.kv_heads * (query_dim + value_dim)) / t
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
     kept = {
-        "attention": whole,
+        "attention": norms + tokens * _without_modules(shape, heads, products / t, precision, t)
+        if recomputes_modules(shape, software)
+        else whole,
         "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
         "every second product": stream
         + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),
@@ -111,15 +125,23 @@ def activation_bytes(
     return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))
 
 
-def _mlp_widths(shape: ModelShape, layouts: Layouts, software: Software) -> tuple[Array, Array]:
+def _without_modules(shape: ModelShape, heads: Array, products: Array, precision: str, tp: Array) -> Array:
+    """Bytes per token that a block keeps beside its norms' inputs, see `recomputes_modules`."""
+    e, latent = element_bytes(precision), shape.latent
+    if latent:
+        heads = e * (latent.query_rank + latent.kv_rank + shape.heads * latent.value_head_dim / tp)
+    return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
+
+
+def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool) -> tuple[Array, Array]:
     """Values per token that the MLP keeps, on average over the blocks; of them, the outputs of its first products."""
     gates = 2.0 if shape.gated_mlp else 1.0
-    kept = gates + 1.0 + float(shape.gated_mlp and not (software.fused_kernels and software.fused_gate))
+    kept = gates + 1.0 + float(shape.gated_mlp and not fused)
     dense, first = kept * shape.feed_forward, gates * shape.feed_forward
     ones = np.ones(len(layouts))
     if not shape.experts:
         return dense * ones, first * ones
-    hidden = 2.0 * ones if software.fused_kernels else np.where(layouts.ep > 1, 5.0, 3.0)
+    hidden = 2.0 * ones if fused else np.where(layouts.ep > 1, 5.0, 3.0)
     routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden * shape.hidden)
     routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + shape.hidden)
     share = num_expert_layers(shape) / shape.layers

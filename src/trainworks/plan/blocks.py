@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.plan.activations import has_casts
+from trainworks.plan.activations import has_casts, recomputes_modules
+from trainworks.plan.collectives import parts_reached
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.parameters import head_dims
@@ -118,14 +119,10 @@ def _one_kind(
         traffic = traffic + traffic_s(_cast_bytes(device, software) * weights, device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
-    extra = (_KERNELS_EXPERT if experts else 0) + np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0)
-    kernels = _KERNELS if software.fused_kernels else _KERNELS_EAGER[shape.gated_mlp]
-    eager = software.framework == "torch" and not software.fused_kernels and device.is_queued
-    if eager and device.precision == "fp8" and not experts:
-        linear_layers = 7 if shape.gated_mlp else 6
-        forward_fp8, backward_fp8 = _LAUNCHES_EAGER_FP8
-        kernels = (kernels[0] + linear_layers * forward_fp8, kernels[1] + linear_layers * backward_fp8)
-    forward = _with_launches(forward, kernels[0] + extra, device)
+    launched_forward, launched_backward = _launches(shape, layouts, device, software, experts)
+    forward = _with_launches(forward, launched_forward, device)
+    if recomputes_modules(shape, software):
+        core_forward = _modules_s(shape, layouts, sequence_length, device, experts)
     selective = {
         "attention": core_forward,
         "products": device.coefficients.selective_share * forward,
@@ -138,7 +135,27 @@ def _one_kind(
         whole = forward - _products_s(products[-1:], device)[0]
     is_selective = layouts.recompute == Recompute.SELECTIVE
     again = np.where(layouts.recompute == Recompute.FULL, whole, np.where(is_selective, selective, 0.0))
-    return BlockTimes(forward, _with_launches(backward, kernels[1] + extra, device), again)
+    return BlockTimes(forward, _with_launches(backward, launched_backward, device), again)
+
+
+def _launches(
+    shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software, experts: bool
+) -> tuple[Array, Array]:
+    """Kernels of one block that the host launches, forward and backward; shape [n] each.
+
+    Transformer Engine's GroupedLinear launches two products of each local expert forward and four backward, in 8 and 4
+    bits with a cast each.
+    """
+    fused = software.fuses(experts=experts)
+    forward, backward = _KERNELS if fused else _KERNELS_EAGER[shape.gated_mlp]
+    if software.framework == "torch" and not fused and device.is_queued and device.precision == "fp8" and not experts:
+        linear_layers = 7 if shape.gated_mlp else 6
+        forward += linear_layers * _LAUNCHES_EAGER_FP8[0]
+        backward += linear_layers * _LAUNCHES_EAGER_FP8[1]
+    extra = np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0) + experts * _KERNELS_EXPERT
+    grouped = 2.0 * (1 + (device.precision in ("fp8", "fp4"))) * shape.experts / layouts.ep
+    grouped = grouped * (experts and software.framework == "megatron")
+    return forward + extra + grouped, backward + extra + 2 * grouped
 
 
 def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
@@ -180,13 +197,33 @@ def _attention_products(shape: ModelShape, layouts: Layouts, sequence_length: in
         yield _Product(tokens, hidden, width / t)
         return
     latent = shape.latent
-    query_dim = latent.nope_head_dim + latent.rope_head_dim
     if latent.query_rank:
         yield _Product(tokens, latent.query_rank, hidden)
-    yield _Product(tokens, shape.heads * query_dim / t, latent.query_rank or shape.hidden)
     yield _Product(tokens, latent.kv_rank + latent.rope_head_dim, hidden)
-    yield _Product(tokens, shape.heads * (latent.nope_head_dim + latent.value_head_dim) / t, latent.kv_rank)
+    yield from _latent_lifts(shape, layouts, sequence_length)
     yield _Product(tokens, hidden, shape.heads * latent.value_head_dim / t)
+
+
+def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[_Product]:
+    """Queries, keys and values of all heads from their latent ranks."""
+    if shape.latent is not None:
+        tokens, latent, heads = _tokens(layouts, sequence_length), shape.latent, shape.heads / layouts.tp
+        yield _Product(tokens, heads * (latent.nope_head_dim + latent.rope_head_dim), latent.query_rank or shape.hidden)
+        yield _Product(tokens, heads * (latent.nope_head_dim + latent.value_head_dim), latent.kv_rank)
+
+
+def _modules_s(shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, experts: bool) -> Array:
+    """What is computed again of norms, latent lifts and the experts' activation functions; see `recomputes_modules`."""
+    split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
+    values = 4 * shape.hidden / split + experts * (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts)
+    moved_s = traffic_s(device.element_bytes * _tokens(layouts, sequence_length) * values, device)
+    lifts = [*_latent_lifts(shape, layouts, sequence_length)]
+    return moved_s + _products_s(lifts, device)[0] if lifts else moved_s
+
+
+def _mlp_width(shape: ModelShape, layouts: Layouts) -> Array:
+    """Values per token inside of the routed and shared experts of a block."""
+    return (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
 
 
 def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, width: int) -> list[_Product]:
@@ -250,22 +287,22 @@ def _block_bytes(
 
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
     parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 5 where it is
-    apart from the gate, 2 e f / t plain; with 8-bit products the casts of every product's input.
+    apart from the gate, 2 e f / t plain; with 8-bit products the casts of every product's input, k h / t of the routed
+    ones; e h / t for each of `permuted_copies`.
     """
     e = device.element_bytes
     tokens = _tokens(layouts, sequence_length)
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     query_dim, value_dim = head_dims(shape)
     heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp
-    width = shape.feed_forward / layouts.tp
-    if experts:
-        width = (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
+    width = _mlp_width(shape, layouts) if experts else shape.feed_forward / layouts.tp
     passes = (3 if software.fused_gate else 5) if shape.gated_mlp else 2
     per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
     if experts:
-        per_token = per_token + 6 * e * shape.experts_per_token * shape.hidden / layouts.tp
+        per_token = per_token + e * shape.hidden * permuted_copies(shape, layouts, software) / layouts.tp
     if device.casts:
-        per_token = per_token + _cast_bytes(device, software) * (3 * shape.hidden + heads + width)
+        routed = experts * shape.experts_per_token / layouts.tp
+        per_token = per_token + _cast_bytes(device, software) * ((3 + routed) * shape.hidden + heads + width)
     return tokens * per_token * unfused_factor(shape, layouts, device, software)
 
 
@@ -277,13 +314,21 @@ def _cast_bytes(device: DeviceRates, software: Software) -> int:
     return device.element_bytes + 2 if software.framework == "megatron" else 2 * device.element_bytes + 3
 
 
+def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> Array:
+    """Copies of a token that are read or written to sort tokens by expert, there and back: 2 (k + r) of r that arrived
+    at ranks, see `collectives`; 6 k where each expert gets its own, which are sorted before and after they travel.
+    """
+    k = shape.experts_per_token
+    return np.where((layouts.ep > 1) & (not software.by_domain), 6.0 * k, 2 * (k + parts_reached(shape, layouts.ep)))
+
+
 def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:
     """Bytes that element-wise work moves over those of fused kernels: 1, or where every operation is a kernel more.
 
     PyTorch has a kernel for the norm and the activation of plain models, but writes RMSNorm, rotations and gates out.
     Under autocast the residual stream, norms and softmax are fp32, and their results are cast for the products.
     """
-    if software.fused_kernels:
+    if software.fuses(experts=bool(shape.experts)):
         return np.ones(len(layouts))
     written = device.coefficients.eager_bytes if shape.gated_mlp else device.coefficients.unfused_bytes
     return written * (1 + (_AUTOCAST_BYTES - 1) * has_casts(layouts, device.precision, software))

@@ -36,7 +36,7 @@ class Coefficients:
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
     unaligned_share: float = 0.376
     """Share of the matrix rate that remains if a dimension is not a multiple of 8 elements."""
-    routed_share: float = 0.714
+    routed_share: float = 0.67
     """Share of the matrix rate that products of routed experts reach: groups of unequal size, launched one by one."""
     attention_share: float = 0.912
     """Share of a kernel's published rate that attention reaches in a long run."""
@@ -73,6 +73,8 @@ class Coefficients:
     """The same in rings inside a domain."""
     tp_hidden: float = 0.605
     """Part of tensor-parallel communication that software with overlap hides."""
+    ep_hidden: float = 0.468
+    """Part of the exchange of tokens with their experts that software with overlap hides."""
     pp_exposed: float = 1.0
     """Part of the pipeline's point-to-point transfers that nothing hides."""
     dp_hidden: float = 0.845
@@ -81,8 +83,9 @@ class Coefficients:
     """Share of the links' rate that sharded weights reached in software without overlap."""
     host_link_share: float = 0.8
     """Share of the host link's rate that offloading reaches."""
-    host_update_bytes_per_s: float = 2e11
-    """Rate of a node's memory when the host updates weights: 28 bytes per parameter of all its ranks."""
+    host_update_bytes_per_s: float = 2.6e10
+    """Rate of a node's memory when the host updates weights, 28 bytes per parameter of its ranks: geometric mean of
+    DeepSpeed on A100 (50 and 35 GB/s, deepspeedai/DeepSpeed 6834 and 7474) and A800 (10 GB/s, chenyaofo's gist)."""
     straggle: float = 0.0109
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06

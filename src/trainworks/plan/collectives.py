@@ -17,6 +17,16 @@ where I is the rate of the domain's interfaces that a group has: with g of the d
 busy at the same time, and each has g/G of them, regardless of the port next to a rank. A domain is a node, or several
 on an NVL72. If links join pairs of devices without a switch, a group has a share of B: (g-1)/(G-1) where all pairs are
 joined. The latency a covers the start, a ring's steps inside, and a tree's levels outside.
+
+An all-to-all of tokens sends a copy for each of a token's k experts. DeepEP and HybridEP send one to each domain that
+has any of them, whose ranks pass it on (deepseek-ai/DeepEP, README). Of Q groups of experts a token chooses q first
+(node-limited routing, DeepSeek-V3, section 2.1.2; Q = q = 1 without it). With uniform choices, of N equal parts of the
+experts,
+
+    c = N (1 - (1 - q/Q)^max(1, Q/N))    are left open by a token's groups
+    r = c (1 - (1 - 1/c)^k)              have one of its experts
+
+so that S r (1 - 1/N) crosses between N domains, and S r (1 - 1/g) between the g ranks inside one, r that of all ranks.
 """
 
 from __future__ import annotations
@@ -27,6 +37,7 @@ from typing import Literal
 import numpy as np
 
 from trainworks.plan.layouts import Array
+from trainworks.record.model_shape import ModelShape
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -104,6 +115,36 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     filling = np.where(crosses | (in_switch & (kind == "all_reduce")), links.pipelining, links.pipelining_inside)
     total = copied_s + latency + transfer + 2 * filling * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
+
+
+def exchange_s(shape: ModelShape, token_bytes: Array, ranks: Array, links: LinkRates, *, by_domain: bool) -> Array:
+    """Seconds of one exchange, to the experts or back; 0 for one rank.
+
+    Args:
+        shape: the model, with experts.
+        token_bytes: S, shape [n].
+        ranks: neighbours that share the experts.
+        links: the links.
+        by_domain: whether a domain gets one copy of a token, by kernels that stream; else each expert does.
+    """
+    ones = np.ones(len(ranks))
+    if not by_domain:
+        return collective_s("all_to_all", shape.experts_per_token * token_bytes, ranks, ones, links)
+    inside = np.clip(links.domain, 1, ranks)
+    domains = np.ceil(ranks / inside)
+    within = parts_reached(shape, ranks) * (1 - 1 / inside) / links.scale_up_bytes_per_s
+    interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
+    between = parts_reached(shape, domains) * (1 - 1 / domains) / interface
+    crossing = np.where(domains > 1, np.maximum(within, between), within)
+    seconds: Array = token_bytes * crossing + collective_s("all_to_all", 0 * token_bytes, ranks, ones, links)
+    return seconds
+
+
+def parts_reached(shape: ModelShape, parts: Array) -> Array:
+    """Parts r of the experts, of N equal ones, that one token meets on average; N in `parts`, shape [n]."""
+    closed = 1 - shape.groups_per_token / shape.expert_groups
+    left = np.maximum(1.0, parts * (1 - closed ** np.maximum(1.0, shape.expert_groups / parts)))
+    return left * (1 - (1 - 1 / left) ** shape.experts_per_token)
 
 
 def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, links: LinkRates) -> Array:

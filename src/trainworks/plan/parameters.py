@@ -48,7 +48,7 @@ def resized(
     Args:
         shape: the model as it is.
         layers: a model with experts keeps its dense layers, which come first, unless `dense_layers` is given;
-            a window keeps its share of the layers, rounded up.
+            a window keeps its share of the layers, rounded up, and a cut model predicts no further tokens.
         dense_layers: ignored for a model without experts.
         vocabulary: padded to a multiple, for example.
         max_sequence_length: only learned positions cost parameters.
@@ -62,6 +62,7 @@ def resized(
     changes = {name: value for name, value in given.items() if value is not None}
     if layers is not None:
         changes["window_layers"] = -(-layers * shape.window_layers // shape.layers)
+        changes["further_tokens"] = shape.further_tokens if layers >= shape.layers else 0
     changed = shape.model_copy(update=changes)
     return changed.model_copy(update={"num_parameters": num_parameters(changed)})
 

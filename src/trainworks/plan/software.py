@@ -32,6 +32,8 @@ class Software:
     """With fused kernels: an MLP's activation and the product with its gate are one, too, and keep a value less."""
     keeps_gathered: bool = False
     """Inputs that sequence parallelism gathers are kept, as in native programs, and not gathered again in backward."""
+    fused_experts: bool = False
+    """Blocks with experts have such kernels although others do not."""
     overlap: bool = True
     """Communication runs beside computing: gradient buckets, gathered weights."""
     tensor_overlap: bool = True
@@ -79,6 +81,8 @@ class Software:
     PyTorch's non-reentrant checkpoints stop before it (2.1, `set_checkpoint_early_stop`)."""
     context: Literal["gather", "heads"] = "gather"
     """Context parallelism gathers keys and values, or exchanges positions for heads (Jacobs et al. 2023, Ulysses)."""
+    by_domain: bool = True
+    """A domain gets one copy of a token for all of its experts there (DeepEP, HybridEP); else each expert gets one."""
     framework: str = "megatron"
     """Family of programs that share their kernels and their schedule: `megatron`, `jax`, `torch` or `other`."""
     fp8_recipe: Fp8Recipe = "tensorwise"
@@ -96,6 +100,10 @@ class Software:
     def update_bytes(self) -> float:
         """Per parameter, of an fp32 copy of 16-bit gradients for the update (`_copy_model_grads_to_main_grads`)."""
         return 4.0 * (self.framework == "megatron" and self.gradient_bytes < 4 and self.optimizer_bytes >= 12)
+
+    def fuses(self, *, experts: bool) -> bool:
+        """Whether norms, rotations and activation functions of a block with or without experts are a kernel each."""
+        return self.fused_kernels or (experts and self.fused_experts)
 
     @classmethod
     def of(
@@ -146,6 +154,7 @@ class Software:
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             selective=selective or usual.selective,
             repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
+            by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
@@ -155,6 +164,7 @@ class Software:
 PRESENT = 2026
 """Year of a program that is named without one."""
 _FUSED_SINCE = 2023
+_DEEP_EP_SINCE = 2025
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
 _COMPILED_LOSS_SINCE = 2025
@@ -167,13 +177,14 @@ _TORCH = Software(
     norm_bytes=6,
     loss_bytes=12.0,
     loss_parallel=False,
+    by_domain=False,
     selective="products",
     repeats_last=False,
     sent_gradient_bytes=2,
     framework="torch",
 )
 """PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
-_OTHER = Software(attention="flash-2", tensor_overlap=False, framework="other")
+_OTHER = Software(attention="flash-2", tensor_overlap=False, by_domain=False, framework="other")
 
 
 def worker_software(
@@ -205,6 +216,7 @@ def worker_software(
         distributed_operations=_DISTRIBUTED_OPERATIONS,
         logit_bytes=_LOGIT_BYTES,
         context="heads",
+        by_domain=False,
         framework="torch",
     )
 
@@ -221,8 +233,9 @@ _PROGRAMS: dict[Family, Software] = {
     # `grad_reduce_in_fp32 = False` in the settings of both for performance.
     "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
-    # Weights and moments in bf16, and the loss of 16-bit logits (examples/benchmark/configs: fp32_upcast false).
-    "automodel": replace(_IN_16_BITS, loss_bytes=6.0, sent_gradient_bytes=4),
+    # Weights and moments in bf16, and the loss of 16-bit logits (examples/benchmark/configs: fp32_upcast false). Models
+    # with experts are built of Transformer Engine and DeepEP (NVIDIA-NeMo/Automodel at 36044ad3d).
+    "automodel": replace(_IN_16_BITS, loss_bytes=6.0, sent_gradient_bytes=4, fused_experts=True, by_domain=True),
     # `dtype: bf16` of its recipes.
     "torchtune": _IN_16_BITS,
     # FlashAttention's cross entropy keeps the logits and makes their gradient (`loss_fn: fused_crossentropy`).

@@ -17,6 +17,7 @@ import numpy as np
 
 from trainworks.config.layout import divisors
 from trainworks.errors import UsageError
+from trainworks.plan.activations import recomputes_modules
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Layouts, Recompute, Values
 from trainworks.plan.parameters import chunk_counts
@@ -54,6 +55,14 @@ class _Filling(NamedTuple):
     def size(self) -> int:
         """Layouts, incomplete schedules included."""
         return math.prod(len(values) for _, values in self.choices) * len(self.sharding) * len(self.schedules)
+
+
+def recomputations(job: AnyJob) -> list[Recompute]:
+    """Kinds of recomputation that save memory: fused attention keeps no scores, so repeating it alone saves nothing."""
+    if isinstance(job.shape, ConvNetShape):
+        return [Recompute.NONE]
+    useless = job.software.fused_attention and not recomputes_modules(job.shape, job.software)
+    return [Recompute.NONE, Recompute.FULL] if useless else list(Recompute)
 
 
 def fast_ranks(job: AnyJob) -> int:
@@ -162,10 +171,7 @@ class Space:
     def _filling(self, mesh: Mapping[str, int]) -> _Filling:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         layers = None if isinstance(job.shape, ConvNetShape) else job.shape.layers
-        # Fused attention keeps no scores: recomputing it alone saves nothing.
-        kinds = [Recompute.NONE, Recompute.FULL] if job.software.fused_attention else list(Recompute)
-        if layers is None:
-            kinds = [Recompute.NONE]
+        kinds = recomputations(job)
         largest = max(job.largest_micro_batch, self.fixed.get("micro_batch", 1))
         choices: dict[str, list[int]] = {
             "micro_batch": [size for size in divisors(self.global_batch // dp) if size <= largest],

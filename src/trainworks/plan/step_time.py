@@ -24,7 +24,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.plan.activations import activation_bytes, element_bytes, has_casts
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
-from trainworks.plan.collectives import collective_s, point_to_point_s
+from trainworks.plan.collectives import collective_s, exchange_s, point_to_point_s
 from trainworks.plan.compression import compressible, compression_s, sent_bytes
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
@@ -174,11 +174,15 @@ def _slowest_stage(job: TrainingJob, layouts: Layouts, block: BlockTimes, head: 
     per_block = block.total_s + exposed_s
     middle, last = stage_blocks(job.shape.layers, layouts)
     alone = layouts.pp == 1
-    last_head = head.output_s + np.where(alone, head.embedding_s, 0.0)
+    # blocks and outputs for further tokens are laid out by hand, so that every stage has its share
+    further = job.shape.further_tokens
+    middle, last = (blocks * (1 + further / job.shape.layers) for blocks in (middle, last))
+    output_s = head.output_s * (1 + further / layouts.pp)
+    last_head = output_s + np.where(alone, head.embedding_s, 0.0)
     last_rules = alone | (last * per_block + last_head >= middle * per_block + head.embedding_s)
     blocks = np.where(last_rules, last, middle)
     head_s = np.where(last_rules, last_head, head.embedding_s)
-    through = job.shape.layers * per_block + head.output_s + head.embedding_s
+    through = (job.shape.layers + further) * per_block + output_s + head.embedding_s
     bubble = np.maximum(0.0, through - blocks * per_block - head_s) / layouts.interleave
     bubble = np.where(layouts.zero_bubble > 0, bubble * (1.0 - block.backward_s / block.total_s), bubble)
     return _Stage(blocks, head_s, np.where(alone, 0.0, bubble))
@@ -190,8 +194,8 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
          is a gather and a scatter
     cp   keys and values gathered forward and backward, and their gradients scattered
-    ep   4 all-to-alls of k M h / t: out and back, forward and backward; tokens reach their experts already split over
-         t, so that blocks of routed experts alone have half of the tensor-parallel traffic
+    ep   4 exchanges of M h / t (`collectives`): out and back, forward and backward; tokens reach their experts already
+         split over t, so that blocks of routed experts alone have half of the tensor-parallel traffic
 
     Each forward collective once more where a block is recomputed.
     """
@@ -214,9 +218,9 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
         cp_s = _exchange_of_heads_s(job, layouts, rates, e * tokens)
     else:
         cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
-    routed = message * shape.experts_per_token / layouts.tp
-    ep_s = share * np.where(again, 6.0, 4.0) * collective_s("all_to_all", routed, layouts.ep, ones, rates.links)
-    return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_s * (1 - hidden)
+    once_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, by_domain=rates.software.by_domain)
+    ep_shown = share * (1 - rates.software.tensor_overlap * rates.coefficients.ep_hidden)
+    return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_shown * np.where(again, 6.0, 4.0) * once_s
 
 
 def _exchange_of_heads_s(job: TrainingJob, layouts: Layouts, rates: Rates, token_bytes: Array) -> Array:

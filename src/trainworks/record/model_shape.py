@@ -56,6 +56,12 @@ class ModelShape(Spec):
     experts_per_token: int = 0
     expert_feed_forward: int = 0
     """Width of one routed expert."""
+    expert_groups: int = 1
+    """Groups of experts, of which a token chooses `groups_per_token` first (node-limited routing); 1 without them."""
+    groups_per_token: int = 1
+    further_tokens: int = 0
+    """Layers with an output of their own that predict further tokens (multi-token prediction); they train beside the
+    model, and `num_parameters` leaves them out."""
     shared_feed_forward: int = 0
     """Total width of the experts that every token uses."""
     dense_layers: int = 0

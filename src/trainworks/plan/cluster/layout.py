@@ -17,7 +17,7 @@ from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Compression, Recompute
 from trainworks.plan.parameters import chunk_counts
 from trainworks.plan.shapes.conv_net import ConvNetShape
-from trainworks.plan.space import LARGEST_INTERLEAVE, NEVER_SEARCHED, Fixed
+from trainworks.plan.space import LARGEST_INTERLEAVE, NEVER_SEARCHED, Fixed, recomputations
 
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
@@ -227,7 +227,7 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
 def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     if fixed.get("micro_batch", 1) > (largest := job.largest_micro_batch):
         yield _blame("micro_batch", fixed, f"is more than {largest}, the largest that is searched", "less")
-    if fixed.get("recompute") == Recompute.SELECTIVE and job.software.fused_attention:
+    if fixed.get("recompute") == Recompute.SELECTIVE and Recompute.SELECTIVE not in recomputations(job):
         text = "recompute (selective) saves nothing: fused attention keeps no scores"
         yield LayoutError(text, field="recompute", hint="set `recompute` to none or full")
     alone = [name for name in ("interleave", "zero_bubble") if fixed.get(name, 0) > (name == "interleave")]

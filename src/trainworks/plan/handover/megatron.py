@@ -6,6 +6,7 @@ import shlex
 
 from trainworks.catalog.models import preset
 from trainworks.config.layout import stage_layers
+from trainworks.plan.activations import recomputes_modules
 from trainworks.plan.handover.job import (
     HandedJob,
     Handover,
@@ -129,6 +130,8 @@ def _parallelism(job: HandedJob) -> _Options:
         "use-precision-aware-optimizer": layout.offload_optimizer,
         "recompute-granularity": None if layout.recompute == "none" else layout.recompute,
     }
+    if layout.recompute == "selective" and recomputes_modules(job.shape, job.job.software):
+        options["recompute-modules layernorm moe_act"] = True
     if layout.recompute == "full":
         options |= {"recompute-method": "uniform", "recompute-num-layers": 1}
     if layout.zero >= 2:

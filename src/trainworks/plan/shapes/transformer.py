@@ -38,6 +38,9 @@ def _experts(config: Config, width: int, *, dense: int = 0, default: tuple[int, 
         "experts": whole(config, "num_experts", "n_routed_experts", "num_local_experts", default=count),
         "experts_per_token": whole(config, "num_experts_per_tok", "experts_per_token", default=per_token),
         "expert_feed_forward": width,
+        "expert_groups": optional(config, "n_group", 1),
+        "groups_per_token": optional(config, "topk_group", 1),
+        "further_tokens": optional(config, "num_nextn_predict_layers", 0),
         "shared_feed_forward": width * optional(config, "n_shared_experts", 0),
         "dense_layers": dense,
     }
@@ -179,7 +182,7 @@ def deepseek_v3(config: Config) -> ModelShape:
 def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> ModelShape:
     """Latent attention, shared experts, dense first layers, and in V3 a routing bias of E that balances the load.
 
-    Layers that predict further tokens (`num_nextn_predict_layers`) are not counted.
+    Layers that predict further tokens (`num_nextn_predict_layers`) take time, and are not counted as parameters.
     """
     latent = LatentAttention(
         query_rank=optional(config, "q_lora_rank", 0) if "q_lora_rank" in config else 1536,
