@@ -152,6 +152,9 @@ class Software:
             overlap=year >= _FUSED_SINCE,
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
+            sent_gradient_bytes=min(usual.sent_gradient_bytes or 4, gradient_bytes)
+            if gradient_bytes
+            else usual.sent_gradient_bytes,
             selective=selective or usual.selective,
             repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
             by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
