@@ -312,11 +312,8 @@ class Offloading(NamedTuple):
 def read_adapter(row: Row, shape: ModelShape, precision: str) -> Adapter | None:
     """Adapter that a row's run trains beside frozen weights; None for a run of all weights.
 
-    Without a column for the rank it is that of the row's words, else the default of the program.
-
     Raises:
-        UsageError: only the source names adapters, which may be those of other rows; or the columns do not describe an
-            adapter of this model.
+        UsageError: only the source names adapters, or the columns do not describe one of this model.
     """
     words = _words(row)
     said = re.search(r"\b(?:q?lora|dora|peft)\b", words, re.IGNORECASE)

@@ -106,8 +106,7 @@ CALIBRATED_PRIOR = Prior(rates=(0.08, 0.2, 0.2, 0.5, 0.4, 0.4), software=0.12, n
 """Plans from a calibration, whose products are measured: what is left are small collectives and the software
 (docs/reference/local-accuracy.md)."""
 EXPERTS_PRIOR = Prior(rates=PRIOR.rates, software=SOFTWARE, noise=0.22)
-"""Prior of models with routed experts, whose kernels changed by up to 80 % between releases of the same software: rows
-of one source differ by a standard deviation of 22 % from its mean, and sources by 5 %."""
+"""Prior of models with routed experts: rows of one source differ by 22 % from its mean, and releases by up to 80 %."""
 
 
 @dataclass(frozen=True, slots=True)

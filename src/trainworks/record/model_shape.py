@@ -60,8 +60,8 @@ class ModelShape(Spec):
     """Groups of experts, of which a token chooses `groups_per_token` first (node-limited routing); 1 without them."""
     groups_per_token: int = 1
     further_tokens: int = 0
-    """Layers with an output of their own that predict further tokens (multi-token prediction); they train beside the
-    model, and `num_parameters` leaves them out."""
+    """Layers with an output of their own that predict further tokens (multi-token prediction); they take time, and
+    parameters and memory leave them out."""
     shared_feed_forward: int = 0
     """Total width of the experts that every token uses."""
     dense_layers: int = 0
