@@ -61,8 +61,8 @@ PARAMETERS = {
     "projections_share": Parameter(0.3, 0.6, 0.9, 0.2),
     "launch_s": Parameter(5e-6, 2e-5, 6e-5, 0.4),
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
-    "scale_up_share": Parameter(0.5, 0.82, 1.0, 0.02),  # all-reduces inside a node were timed
-    "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.25),
+    "scale_up_share": Parameter(0.5, 0.82, 1.0, 0.02),  # all-reduces were timed inside a node
+    "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.03),  # and between nodes
     "omni_path_share": Parameter(0.05, 0.25, 1.0, 0.4),
     "tp_hidden": Parameter(0.05, 0.5, 0.95, 0.5),
     "dp_hidden": Parameter(0.3, 0.8, 1.0, 0.3),

@@ -346,7 +346,7 @@ def _unfilled_rank(row: Row, name: str, words: str) -> int | None:
     if name not in _words({**row, "source": ""}):
         raise UsageError(f"`{name}` trains adapters beside frozen weights: fill in adapter_rank, 0 where all train")
     written = re.search(r"\b(?:rank\s*[=:]?|(?:r|dim)\s*[=:])\s*([1-9]\d{0,3})\b", words, re.IGNORECASE)
-    return int(written[1]) if written else 32 if family_of(words) == "megatron" else 8
+    return int(written[1]) if written else 32 if family_of(words) in ("megatron", "nemo") else 8
 
 
 def _targets(row: Row) -> tuple[str, ...]:

@@ -22,34 +22,34 @@ class Coefficients:
     """Fastest product as a share of the data sheet's peak, if no product is published."""
     amd_peak_share: float = 0.58
     """The same for AMD's parts, whose published products reach 51 to 62 %."""
-    amd_share: float = 0.779
+    amd_share: float = 0.78
     """Share of that rate which AMD's parts sustain: their clocks fall further."""
-    narrow_share: float = 0.899
+    narrow_share: float = 0.902
     """Share of its speed-up over 16 bits that an 8- or 4-bit product keeps: scaling, amax, unfused casts."""
     joules_per_flop: float = 1.06e-12
     """Energy per FLOP of a 16-bit product in 4 nm and 5 nm class parts: board power over sustained rate."""
     narrow_energy: float = 1.42
     """Exponent of the operands' width in that energy: 1 would halve it in 8 bits."""
-    depth_half: float = 142
+    depth_half: float = 146
     """Inner dimension at which a product runs at half its rate: filling and draining a tile."""
     wave_loss: float = 0.485
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
     unaligned_share: float = 0.376
     """Share of the matrix rate that remains if a dimension is not a multiple of 8 elements."""
-    routed_share: float = 0.663
+    routed_share: float = 0.693
     """Share of the matrix rate that products of routed experts reach: groups of unequal size, launched one by one."""
-    attention_share: float = 0.897
+    attention_share: float = 0.899
     """Share of a kernel's published rate that attention reaches in a long run."""
-    memory_share: float = 0.765
+    memory_share: float = 0.762
     """Share of the memory bandwidth that element-wise kernels reach."""
     backward_bytes: float = 1.62
     """Bytes that element-wise backward moves over those of forward."""
     unfused_bytes: float = 1.95
     """Bytes that element-wise work of plain models moves in eager programs, over those of fused kernels."""
-    eager_bytes: float = 4.72
+    eager_bytes: float = 4.71
     """Bytes of models with RMSNorm, rotations and gates, for which eager programs launch a kernel per operation, over
     those of fused kernels."""
-    projections_share: float = 0.589
+    projections_share: float = 0.585
     """Share of the forward that is computed again where only the outputs of the first projections are kept."""
     selective_share: float = 0.245
     """Share of a block's forward that selective recomputation repeats in PyTorch-native programs: chosen operations."""
@@ -59,34 +59,34 @@ class Coefficients:
     """Idle time between two dependent kernels although the host is ahead."""
     optimizer_bytes: float = 45.2
     """Moved per local parameter and step: unscale, norm, clip, Adam, copy back."""
-    step_s: float = 0.00842
+    step_s: float = 0.00832
     """Host work of one step: data, logging, the scheduler."""
     scale_up_share: float = 0.819
     """Share of the scale-up link's one-direction rate that a ring reaches."""
-    scale_out_share: float = 0.677
+    scale_out_share: float = 0.797
     """Share of the rate of a node's network interfaces that a ring reaches."""
-    omni_path_share: float = 0.249
+    omni_path_share: float = 0.234
     """Share of Omni-Path's rate that collectives keep in addition: its messages pass through the host's memory."""
     pipelining: float = 0.723
     """Cost of filling a pipelined collective, as a share of 2 sqrt(latency * transfer)."""
     pipelining_inside: float = 0.09
     """The same in rings inside a domain."""
-    tp_hidden: float = 0.642
+    tp_hidden: float = 0.634
     """Part of tensor-parallel communication that software with overlap hides."""
-    ep_hidden: float = 0.469
+    ep_hidden: float = 0.472
     """Part of the exchange of tokens with their experts that software with overlap hides."""
     pp_exposed: float = 1.0
     """Part of the pipeline's point-to-point transfers that nothing hides."""
-    dp_hidden: float = 0.813
+    dp_hidden: float = 0.793
     """Part of the computing time that can hide gradient and weight traffic."""
-    old_gather_share: float = 0.241
+    old_gather_share: float = 0.216
     """Share of the links' rate that sharded weights reached in software without overlap."""
     host_link_share: float = 0.8
     """Share of the host link's rate that offloading reaches."""
     host_update_bytes_per_s: float = 2.6e10
     """Rate of a node's memory when the host updates weights, 28 bytes per parameter of its ranks: geometric mean of
     DeepSpeed on A100 (50 and 35 GB/s, deepspeedai/DeepSpeed 6834 and 7474) and A800 (10 GB/s, chenyaofo's gist)."""
-    straggle: float = 0.0105
+    straggle: float = 0.0112
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06
     """Share of the reserved memory that the allocator cannot hand out."""

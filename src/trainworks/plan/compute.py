@@ -103,7 +103,7 @@ class DeviceRates:
     attention: tuple[HeadRates, ...] = ()
     """Shares of the attention kernel by head size."""
     casts: bool = False
-    """Whether kernels cast the inputs of products to 8 or 4 bits; units that are no faster in those do it inside."""
+    """Whether kernels cast the inputs of products to 8 or 4 bits; units without more speed in those do it inside."""
     is_queued: bool = True
     """Whether kernels wait in a queue that the host fills ahead of the device; on a CPU the host is the device."""
 
