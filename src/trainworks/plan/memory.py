@@ -28,7 +28,14 @@ from trainworks.plan.activations import activation_bytes, element_bytes, has_cas
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.compression import error_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.parameters import StageParameters, dense_blocks, stage_blocks, stage_parameters
+from trainworks.plan.parameters import (
+    StageParameters,
+    dense_blocks,
+    dense_layer_parameters,
+    head_matmul_parameters,
+    stage_blocks,
+    stage_parameters,
+)
 from trainworks.plan.software import Software
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
@@ -143,7 +150,7 @@ def _stage(
 ) -> dict[str, Array]:
     """Fields of `Memories` of one stage but for overheads; a block's activations are kept ones, all, and a stream."""
     stored, full, stream = of_block
-    at = _place(shape, layouts, position, counts_ends=software.counts_ends)
+    at = _place(shape, layouts, position, software)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
     weights, gradients, optimizer, update = _states(parameters, layouts, at.blocks, precision, software)
     e = element_bytes(precision)
@@ -215,14 +222,19 @@ class _Place:
     """Embedding and output matrix: 0, 1 or 2 of them."""
 
 
-def _place(shape: ModelShape, layouts: Layouts, position: _Position, *, counts_ends: bool) -> _Place:
+def _place(shape: ModelShape, layouts: Layouts, position: _Position, software: Software) -> _Place:
     """The first stage, the last, or in the middle the first that has no dense block and no end of the model."""
     middle, last = stage_blocks(shape.layers, layouts)
     alone = layouts.pp == 1
     # Both ends have a block less, or the last alone.
-    counted = (2 * last + (layouts.pp - 2) * middle == shape.layers) & (counts_ends | (layouts.pp > shape.layers))
-    first = np.where(counted, last, middle)
-    blocks = last if position == "last" else np.where(alone, last, first)
+    counts = (software.shares == "blocks and ends") | (layouts.pp > shape.layers)
+    first = np.where(counts & (2 * last + (layouts.pp - 2) * middle == shape.layers), last, middle)
+    if software.shares == "products":
+        output = head_matmul_parameters(shape) / dense_layer_parameters(shape)
+        share = (shape.layers + output) / layouts.pp
+        first, middle = np.minimum(shape.layers, np.floor(share)), np.ceil(share)
+        last = np.maximum(0.0, np.floor(share - output + 1e-9))
+    blocks = last if position == "last" else first
     tables, none = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0), np.zeros(len(layouts))
     dense = dense_blocks(shape, layouts, blocks, end=position == "last")
     if position != "middle":

@@ -57,8 +57,9 @@ class Software:
     loss_chunk_bytes: int = 0
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
-    counts_ends: bool = True
-    """Where the blocks are not shared evenly, embedding and output count as a block each; else blocks alone count."""
+    shares: Literal["blocks and ends", "blocks", "products"] = "blocks and ends"
+    """What stages share: blocks, and where they are no multiple, embedding and output as one each (Megatron-LM); blocks
+    alone (DeepSpeed, `type:transformer`); or products, the output's too (nanotron, `get_block_compute_costs`)."""
     reduce_bucket: int = 0
     """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
     sent_gradient_bytes: int | None = None
@@ -202,7 +203,7 @@ _PROGRAMS: dict[Family, Software] = {
     # bf16 beside fp32 gradients (deepspeed/runtime/bf16_optimizer.py). A pipeline keeps the fp32 logits of two
     # micro-batches, the loss a clone of them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
     "megatron-deepspeed": Software(
-        gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, counts_ends=False, reduce_bucket=500_000_000
+        gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000
     ),
     # `grad_reduce_in_fp32 = False` in the settings of both for performance.
     "nemo": Software(gradient_bytes=2),
@@ -225,7 +226,13 @@ _PROGRAMS: dict[Family, Software] = {
     "torchtitan": replace(_COMPILED, loss_bytes=2.0, loss_parallel=True, selective="every second product"),
     "fms": _COMPILED,
     "nanotron": replace(
-        _TORCH, native=False, loss_bytes=8.0, loss_parallel=True, gradient_bytes=6, sent_gradient_bytes=4
+        _TORCH,
+        native=False,
+        loss_bytes=8.0,
+        loss_parallel=True,
+        gradient_bytes=6,
+        sent_gradient_bytes=4,
+        shares="products",
     ),
     "oneflow": _OTHER,
     "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),
