@@ -28,14 +28,7 @@ from trainworks.plan.activations import activation_bytes, element_bytes, has_cas
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.compression import error_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.parameters import (
-    StageParameters,
-    dense_blocks,
-    dense_layer_parameters,
-    head_matmul_parameters,
-    stage_blocks,
-    stage_parameters,
-)
+from trainworks.plan.parameters import StageParameters, dense_blocks, stage_blocks, stage_parameters
 from trainworks.plan.software import Software
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
@@ -59,9 +52,7 @@ class Memories:
     working_bytes: Array
     """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
     allocator_bytes: Array
-    """Gaps that the allocator cannot hand out."""
     baseline_bytes: Array
-    """The driver's context, buffers of the collectives."""
     cached_bytes: Array
     """Memory that the allocator keeps for another moment of the step, and gives back before it runs out."""
     stage: Array
@@ -225,17 +216,18 @@ class _Place:
 def _place(shape: ModelShape, layouts: Layouts, position: _Position, software: Software) -> _Place:
     """The first stage, the last, or in the middle the first that has no dense block and no end of the model."""
     middle, last = stage_blocks(shape.layers, layouts)
-    alone = layouts.pp == 1
+    alone, none = layouts.pp == 1, np.zeros(len(layouts))
     # Both ends have a block less, or the last alone.
     counts = (software.shares == "blocks and ends") | (layouts.pp > shape.layers)
     first = np.where(counts & (2 * last + (layouts.pp - 2) * middle == shape.layers), last, middle)
     if software.shares == "products":
-        output = head_matmul_parameters(shape) / dense_layer_parameters(shape)
+        block = stage_parameters(shape, layouts, none + 1.0, embeddings=0.0).total
+        output = stage_parameters(shape, layouts, none).total / block
         share = (shape.layers + output) / layouts.pp
         first, middle = np.minimum(shape.layers, np.floor(share)), np.ceil(share)
         last = np.maximum(0.0, np.floor(share - output + 1e-9))
     blocks = last if position == "last" else first
-    tables, none = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0), np.zeros(len(layouts))
+    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
     dense = dense_blocks(shape, layouts, blocks, end=position == "last")
     if position != "middle":
         number = layouts.pp - 1 if position == "last" else none
@@ -373,9 +365,8 @@ def _states(
         cut = copy * (layouts.zero >= (1 if software.native else 3))
         weights = np.where(cut > 0, of(4.0, 3), of(software.weight_bytes, 3))
         optimizer = of(software.optimizer_bytes, 1) - np.where(cut > 0, of(copy, 1), 0.0)
-        gradients, update = of(software.gradient_bytes, 2), of(software.update_bytes, 1)
-        bucket = software.gradient_bytes * software.reduce_bucket * (software.update_bytes > 0)
-        update = np.maximum(update, bucket * (layouts.zero > 0))
+        bucket = 2.0 * software.reduce_bucket * (software.update_bytes > 0) * (layouts.zero > 0)
+        gradients, update = of(software.gradient_bytes, 2), np.maximum(of(software.update_bytes, 1), bucket)
     if software.native:
         once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
         whole = parameters.dense * (dense_shards > 1) + parameters.experts * (expert_shards > 1)

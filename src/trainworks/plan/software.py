@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from trainworks.config.software import Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
 
@@ -198,13 +198,13 @@ def worker_software(
 
 _COMPILED = replace(_TORCH, fused_kernels=True)
 _IN_16_BITS = replace(_TORCH, gradient_bytes=2, sent_gradient_bytes=4, optimizer_bytes=4.0)
+_IN_BOTH: dict[str, Any] = {"gradient_bytes": 6, "sent_gradient_bytes": 4}
+"""Gradients in 16 bits beside those that are summed in 32."""
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
-    # bf16 beside fp32 gradients (deepspeed/runtime/bf16_optimizer.py). A pipeline keeps the fp32 logits of two
-    # micro-batches, the loss a clone of them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
-    "megatron-deepspeed": Software(
-        gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000
-    ),
+    # deepspeed/runtime/bf16_optimizer.py. A pipeline keeps the fp32 logits of two micro-batches, the loss a clone of
+    # them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
+    "megatron-deepspeed": Software(loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000, **_IN_BOTH),
     # `grad_reduce_in_fp32 = False` in the settings of both for performance.
     "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
@@ -225,15 +225,7 @@ _PROGRAMS: dict[Family, Software] = {
     ),
     "torchtitan": replace(_COMPILED, loss_bytes=2.0, loss_parallel=True, selective="every second product"),
     "fms": _COMPILED,
-    "nanotron": replace(
-        _TORCH,
-        native=False,
-        loss_bytes=8.0,
-        loss_parallel=True,
-        gradient_bytes=6,
-        sent_gradient_bytes=4,
-        shares="products",
-    ),
+    "nanotron": replace(_TORCH, native=False, loss_bytes=8.0, loss_parallel=True, shares="products", **_IN_BOTH),
     "oneflow": _OTHER,
     "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
