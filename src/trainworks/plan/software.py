@@ -120,7 +120,7 @@ class Software:
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
         if compiled is not None:
             fused = compiled or (fused and not optional)
-        eager_loss = family == "torchtitan" and not (fused and year >= _COMPILED_LOSS_SINCE)
+        eager_loss = family == "torchtitan" and not (fused and year > _COMPILED_SINCE)
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
@@ -147,8 +147,6 @@ PRESENT = 2026
 _FUSED_SINCE = 2023
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
-_COMPILED_LOSS_SINCE = 2025
-"""torchtitan compiles the loss too, which then keeps 16-bit logits and makes their gradient (components/loss.py)."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -223,6 +221,7 @@ _PROGRAMS: dict[Family, Software] = {
         selective="projections",
         framework="jax",
     ),
+    # Since 2025 it compiles the loss too, which keeps 16-bit logits and makes their gradient (components/loss.py).
     "torchtitan": replace(_COMPILED, loss_bytes=2.0, loss_parallel=True, selective="every second product"),
     "fms": _COMPILED,
     "nanotron": replace(_TORCH, native=False, loss_bytes=8.0, loss_parallel=True, shares="products", **_IN_BOTH),
