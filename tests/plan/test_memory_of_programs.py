@@ -240,3 +240,16 @@ def test_torchtitan_s_memory_is_predicted_within_seven_per_cent(
     software = Software.of("torchtitan", year=year)
     reserved = memory(known("llama3-8b"), some, software=software, length=length).reserved_bytes()
     assert reserved[0] / GIB == pytest.approx(gibibytes, rel=0.07)
+
+
+@pytest.mark.parametrize(("pp", "stage", "blocks", "tables"), [(1, 0, 28, 2), (2, 0, 15, 1)])
+def test_nanotron_shares_products_of_which_the_output_has_many(pp: int, stage: int, blocks: int, tables: int) -> None:
+    """28 blocks of 113 million weights and an output of 403 million: 3.6 blocks more, of which half are 15.8."""
+    shape = shape_of_hf_config({
+        "model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "intermediate_size": 8192, "vocab_size": 131072, "max_position_embeddings": 4096,
+    })  # fmt: skip
+    fullest = memory(shape, software=Software.of("nanotron", year=2024), pp=pp, length=4096)
+    block, table = 4 * 3072**2 + 3 * 3072 * 8192, 131072 * 3072
+    assert fullest.stage == stage
+    assert fullest.weights_bytes / 2 == pytest.approx(blocks * block + tables * table, rel=1e-3)

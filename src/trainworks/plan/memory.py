@@ -52,9 +52,7 @@ class Memories:
     working_bytes: Array
     """Memory of the block being computed: gathered or cast weights, recomputed activations, gradients of them."""
     allocator_bytes: Array
-    """Gaps that the allocator cannot hand out."""
     baseline_bytes: Array
-    """The driver's context, buffers of the collectives."""
     cached_bytes: Array
     """Memory that the allocator keeps for another moment of the step, and gives back before it runs out."""
     stage: Array
@@ -143,7 +141,7 @@ def _stage(
 ) -> dict[str, Array]:
     """Fields of `Memories` of one stage but for overheads; a block's activations are kept ones, all, and a stream."""
     stored, full, stream = of_block
-    at = _place(shape, layouts, position, counts_ends=software.counts_ends)
+    at = _place(shape, layouts, position, software)
     parameters = stage_parameters(shape, layouts, at.blocks, embeddings=at.tables, without_experts=at.dense)
     weights, gradients, optimizer, update = _states(parameters, layouts, at.blocks, precision, software)
     e = element_bytes(precision)
@@ -215,15 +213,21 @@ class _Place:
     """Embedding and output matrix: 0, 1 or 2 of them."""
 
 
-def _place(shape: ModelShape, layouts: Layouts, position: _Position, *, counts_ends: bool) -> _Place:
+def _place(shape: ModelShape, layouts: Layouts, position: _Position, software: Software) -> _Place:
     """The first stage, the last, or in the middle the first that has no dense block and no end of the model."""
     middle, last = stage_blocks(shape.layers, layouts)
-    alone = layouts.pp == 1
+    alone, none = layouts.pp == 1, np.zeros(len(layouts))
     # Both ends have a block less, or the last alone.
-    counted = (2 * last + (layouts.pp - 2) * middle == shape.layers) & (counts_ends | (layouts.pp > shape.layers))
-    first = np.where(counted, last, middle)
-    blocks = last if position == "last" else np.where(alone, last, first)
-    tables, none = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0), np.zeros(len(layouts))
+    counts = (software.shares == "blocks and ends") | (layouts.pp > shape.layers)
+    first = np.where(counts & (2 * last + (layouts.pp - 2) * middle == shape.layers), last, middle)
+    if software.shares == "products":
+        block = stage_parameters(shape, layouts, none + 1.0, embeddings=0.0).total
+        output = stage_parameters(shape, layouts, none).total / block
+        share = (shape.layers + output) / layouts.pp
+        first, middle = np.minimum(shape.layers, np.floor(share)), np.ceil(share)
+        last = np.maximum(0.0, np.floor(share - output + 1e-9))
+    blocks = last if position == "last" else first
+    tables = np.where(alone & (not shape.tie_embeddings), 2.0, 1.0)
     dense = dense_blocks(shape, layouts, blocks, end=position == "last")
     if position != "middle":
         number = layouts.pp - 1 if position == "last" else none
@@ -361,9 +365,8 @@ def _states(
         cut = copy * (layouts.zero >= (1 if software.native else 3))
         weights = np.where(cut > 0, of(4.0, 3), of(software.weight_bytes, 3))
         optimizer = of(software.optimizer_bytes, 1) - np.where(cut > 0, of(copy, 1), 0.0)
-        gradients, update = of(software.gradient_bytes, 2), of(software.update_bytes, 1)
-        bucket = software.gradient_bytes * software.reduce_bucket * (software.update_bytes > 0)
-        update = np.maximum(update, bucket * (layouts.zero > 0))
+        bucket = 2.0 * software.reduce_bucket * (software.update_bytes > 0) * (layouts.zero > 0)
+        gradients, update = of(software.gradient_bytes, 2), np.maximum(of(software.update_bytes, 1), bucket)
     if software.native:
         once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
         whole = parameters.dense * (dense_shards > 1) + parameters.experts * (expert_shards > 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from trainworks.config.software import USUALLY_EAGER, Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
 
@@ -63,8 +63,9 @@ class Software:
     loss_chunk_bytes: int = 0
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
-    counts_ends: bool = True
-    """Where the blocks are not shared evenly, embedding and output count as a block each; else blocks alone count."""
+    shares: Literal["blocks and ends", "blocks", "products"] = "blocks and ends"
+    """What stages share: blocks, and where they are no multiple, embedding and output as one each (Megatron-LM); blocks
+    alone (DeepSpeed, `type:transformer`); or products, the output's too (nanotron, `get_block_compute_costs`)."""
     reduce_bucket: int = 0
     """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
     sent_gradient_bytes: int | None = None
@@ -136,7 +137,7 @@ class Software:
         fused = usual.fused_kernels and not (optional and year < _COMPILED_SINCE)
         if compiled is not None:
             fused = compiled or (fused and not optional)
-        eager_loss = family == "torchtitan" and not (fused and year >= _COMPILED_LOSS_SINCE)
+        eager_loss = family == "torchtitan" and not (fused and year > _COMPILED_SINCE)
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         reentrant = bool(USUALLY_EAGER.search(framework))
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
@@ -170,8 +171,6 @@ _FUSED_SINCE = 2023
 _DEEP_EP_SINCE = 2025
 _COMPILED_SINCE = 2024
 """PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
-_COMPILED_LOSS_SINCE = 2025
-"""torchtitan compiles the loss too, which then keeps 16-bit logits and makes their gradient (components/loss.py)."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -226,13 +225,13 @@ def worker_software(
 
 _COMPILED = replace(_TORCH, fused_kernels=True)
 _IN_16_BITS = replace(_TORCH, gradient_bytes=2, optimizer_bytes=4.0)
+_IN_BOTH: dict[str, Any] = {"gradient_bytes": 6, "sent_gradient_bytes": 4}
+"""Gradients in 16 bits beside those that are summed in 32."""
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
-    # bf16 beside fp32 gradients (deepspeed/runtime/bf16_optimizer.py). A pipeline keeps the fp32 logits of two
-    # micro-batches, the loss a clone of them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
-    "megatron-deepspeed": Software(
-        gradient_bytes=6, sent_gradient_bytes=4, loss_bytes=12.0, counts_ends=False, reduce_bucket=500_000_000
-    ),
+    # deepspeed/runtime/bf16_optimizer.py. A pipeline keeps the fp32 logits of two micro-batches, the loss a clone of
+    # them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
+    "megatron-deepspeed": Software(loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000, **_IN_BOTH),
     # `grad_reduce_in_fp32 = False` in the settings of both for performance.
     "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
@@ -253,6 +252,7 @@ _PROGRAMS: dict[Family, Software] = {
         repeats_last=False,
         framework="jax",
     ),
+    # Since 2025 it compiles the loss too, which keeps 16-bit logits and makes their gradient (components/loss.py).
     "torchtitan": replace(
         _COMPILED, loss_bytes=2.0, loss_parallel=True, sent_gradient_bytes=4, selective="every second product"
     ),
@@ -264,8 +264,8 @@ _PROGRAMS: dict[Family, Software] = {
         native=False,
         loss_bytes=8.0,
         loss_parallel=True,
-        gradient_bytes=6,
-        sent_gradient_bytes=4,
+        shares="products",
+        **_IN_BOTH,
     ),
     "oneflow": _OTHER,
     "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),

@@ -80,14 +80,8 @@ def run_memories(
     """
     software = replace(worker_software(device, dropout=dropout, moment_bytes=moment_bytes), autocast=autocast)
     layouts = effective_layouts(shape, layouts, precision, device)
-    memories = predict_memories(
-        shape,
-        layouts,
-        sequence_length=sequence_length,
-        precision=precision,
-        software=software,
-        context_bytes=float(baseline_bytes),
-    )
+    predict = partial(predict_memories, shape, layouts, sequence_length=sequence_length, precision=precision)
+    memories = predict(software=software, context_bytes=float(baseline_bytes))
     if device == "cpu":
         rank = _largest_rank(shape, layouts)
         idle = _idle_heap_bytes(shape, layouts, rank, memories, sequence_length, precision, software)

@@ -310,10 +310,8 @@ class AdaptedJob(TrainingJob):
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
-        memories = TrainingJob.memories(self, layouts)
-        return memories.with_terms(
-            **adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision)
-        )
+        states = adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision)
+        return TrainingJob.memories(self, layouts).with_terms(**states)
 
     @property
     def flops_per_sequence(self) -> float:
