@@ -120,6 +120,23 @@ def test_the_median_lies_between_the_programs_and_quantiles_are_in_order(
     assert 0 <= mixture_spread(centres, shares)[0] <= (max(logs) - min(logs)) / 2 + 0.2
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_the_part_of_the_mixture_below_a_quantile_is_that_part(count: int, part: float) -> None:
+    random = np.random.default_rng(count)
+    for shares in random.dirichlet(np.ones(count), size=20):
+        centres = random.uniform(0, math.log(10), size=(count, 4000))
+        below = 1 / (1 + np.exp((centres - mixture_quantile(centres, shares, part)) / 0.06))
+        assert shares @ below == pytest.approx(part, abs=1e-9)
+
+
+def test_a_quantile_does_not_depend_on_those_beside_it() -> None:
+    centres = np.random.default_rng(7).uniform(0, 1, size=(3, 200))
+    together = mixture_quantile(centres, [0.5, 0.3, 0.2], 0.5)
+    alone = [mixture_quantile(centres[:, [at]], [0.5, 0.3, 0.2], 0.5)[0] for at in range(200)]
+    assert together.tolist() == alone
+
+
 def test_one_program_has_its_own_time_and_no_spread() -> None:
     assert mixture_quantile(np.array([[1.5]]), [1.0], 0.5)[0] == pytest.approx(1.5)
     assert mixture_spread(np.array([[1.5], [1.5]]), [0.3, 0.7])[0] == pytest.approx(0, abs=1e-3)

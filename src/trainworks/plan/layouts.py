@@ -128,11 +128,7 @@ class Layouts:
 
 
 def divides(divisor: Values, number: Values) -> NDArray[np.bool_]:
-    """True where a whole number below 2^50 is a multiple: its quotient is whole (a remainder takes ten times as long).
-
-    >>> divides(np.array([2.0, 5.0]), 12).tolist()
-    [True, False]
-    """
+    """True where a number below 2^50 is a multiple: its quotient is whole. A remainder takes ten times as long."""
     quotient = number / divisor
     whole: NDArray[np.bool_] = np.equal(quotient, np.floor(quotient))
     return whole

@@ -32,8 +32,7 @@ Programs = tuple[tuple[Software, float], ...]
 _SMOOTH = 0.06
 """Scale s of the logistic distribution of one program's time: programs that differ by less are one."""
 _PRECISION, _MOST_STEPS = 1e-12, 60
-"""Last step of the search for a quantile, of natural logarithms, and the most steps: 12 take it there from any start,
-unless programs differ more than tenfold."""
+"""Last step of the search for a quantile, of natural logarithms, and most steps; 10 do within a factor of ten."""
 _LEAST = 0.04
 """Share below which a program is left out."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
@@ -176,9 +175,8 @@ def _era(year: int) -> int:
 def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: Values) -> Array:
     """Quantile of a mixture of logistic distributions, shape [n].
 
-    It lies between the least and the largest quantile of one of them. Newton's method takes its step inside of these
-    bounds, which every step narrows, and halves them where it would leave them. A quantile does not depend on the
-    others that are found with it.
+    It lies between the least and the largest quantile of one of them. Newton's method narrows these bounds, and halves
+    them where it would leave them or does not halve its last step. No quantile depends on others of the same call.
 
     Args:
         logs: their centres, shape [programs, n].
@@ -188,17 +186,18 @@ def mixture_quantile(logs: Array, shares: Sequence[float] | Array, part: Values)
     weights, own = np.asarray(shares)[:, None], _SMOOTH * np.log(part / (1 - part))
     low, high = logs.min(axis=0) + own, logs.max(axis=0) + own
     at: Array = (low + high) / 2
+    step = high - low
     for _ in range(_MOST_STEPS):
         below = _below(logs, at)
         missed = (weights * below).sum(axis=0) - part
         low, high = np.where(missed < 0, at, low), np.where(missed < 0, high, at)
-        slope = np.maximum((weights * below * (1 - below)).sum(axis=0), 1e-99)
-        newton = at - _SMOOTH * missed / slope
-        better = np.where((low <= newton) & (newton <= high), newton, (low + high) / 2)
-        moves = np.abs(better - at) > _PRECISION
+        newton = _SMOOTH * missed / np.maximum((weights * below * (1 - below)).sum(axis=0), 1e-99)
+        is_good = (low < at - newton) & (at - newton < high) & (2 * np.abs(newton) < np.abs(step))
+        step = np.where(is_good, newton, at - (low + high) / 2)
+        moves = np.minimum(np.abs(newton), np.abs(step)) > _PRECISION
         if not moves.any():
             break
-        at = np.where(moves, better, at)
+        at = np.where(moves, at - step, at)
     return at
 
 
@@ -217,14 +216,14 @@ def mixture_spread(logs: Array, shares: Sequence[float] | Array) -> Array:
     return np.sqrt(np.maximum(0.0, width**2 - own**2)) / (2 * NormalDist().inv_cdf(0.9))
 
 
-def narrowing(found: Programs, logs: Array) -> tuple[str, float]:
-    """The key of the `software:` block whose answer narrows a time most, and the spread that is then expected.
+def narrowing(found: Programs, logs: Sequence[float]) -> tuple[str, float, float]:
+    """The key of the `software:` block whose answer narrows a time most; the spread without it, and what is left of it.
 
     Args:
         found: the programs.
-        logs: logarithms of the times that they take, shape [programs].
+        logs: logarithms of the times that they take.
     """
-    shares = np.array([share for _, share in found])
+    centres, shares = np.array(logs)[:, None], np.array([share for _, share in found])
     answers = {
         "framework": [software.name.split()[0] for software, _ in found],
         "compiled": [str(software.fused_kernels) for software, _ in found],
@@ -236,10 +235,11 @@ def narrowing(found: Programs, logs: Array) -> tuple[str, float]:
             [at for at, each in enumerate(answers[key]) if each == answer] for answer in dict.fromkeys(answers[key])
         ]
         weights = [float(shares[group].sum()) for group in alike]
-        spreads = [mixture_spread(logs[group, None], shares[group] / shares[group].sum())[0] for group in alike]
+        spreads = [mixture_spread(centres[group], shares[group] / shares[group].sum())[0] for group in alike]
         return math.sqrt(float(np.average(np.square(spreads), weights=weights)))
 
-    return min(((key, left(key)) for key in answers), key=lambda each: each[1])
+    key, least = min(((key, left(key)) for key in answers), key=lambda each: each[1])
+    return key, float(mixture_spread(centres, shares)[0]), least
 
 
 def _below(logs: Array, at: Array) -> Array:

@@ -21,6 +21,8 @@ from trainworks.plan.space import Fixed, ListedSpace, Space, fast_ranks
 from trainworks.units import format_gib
 
 _CHUNK = 16384
+_LAYOUTS_OF_A_FAMILY = 64
+"""Among so many times as many of the preferred layouts as families are wanted, that many are looked for first."""
 TIGHT_SHARE = 0.97
 """Share of the usable memory above which the memory outside the plan decides whether a layout fits."""
 _FAMILY = ("tp", "pp", "cp", "ep", "zero", "dp_shard", "micro_batch", "recompute", "offload", "offload_optimizer")
@@ -104,9 +106,12 @@ class _Kept:
             return _NOTHING, np.zeros(0), np.zeros(0)
         layouts, seconds, used = Layouts.concatenate(self.layouts), *map(np.concatenate, (self.seconds, self.used))
         order = np.argsort(preferred_s(self.job, layouts, seconds, used), kind="stable")
-        best = order[_families(layouts.take(order))[: self.keep]]
-        chosen = np.isin(order, np.concatenate([best, pareto_front(seconds, used)]))
-        order = order[chosen]
+        tried = _LAYOUTS_OF_A_FAMILY * self.keep
+        while len(first := _families(layouts.take(order[:tried]))) < self.keep and tried < len(order):
+            tried *= 8
+        chosen = np.zeros(len(order), dtype=np.bool_)
+        chosen[order[first[: self.keep]]] = chosen[pareto_front(seconds, used)] = True
+        order = order[chosen[order]]
         return layouts.take(order), seconds[order], used[order]
 
 

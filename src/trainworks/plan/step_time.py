@@ -331,15 +331,12 @@ def _reductions_s(
     copies: Array,
     stride: Array,
 ) -> Array:
-    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit.
-
-    Without shards all copies are replicas.
-    """
+    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
     weight_bytes = float(element_bytes(job.precision))
     kept, sent = rates.software.gradient_bytes, rates.software.sent_gradient_bytes
     uncompressed = np.where(has_casts(layouts, job.precision, rates.software), kept, sent or kept)
     gradients, weights = parameters * sent_bytes(job.shape, layouts, uncompressed), parameters * weight_bytes
-    replicas = np.where(layouts.zero > 0, layouts.dp / layouts.dp_shard, copies)
+    replicas = np.where(layouts.zero > 0, layouts.dp / layouts.dp_shard, copies)  # without shards every copy is one
     shards = np.maximum(1.0, copies / replicas)
     pieces = np.where(layouts.zero == 3, units, 1.0)
     scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)

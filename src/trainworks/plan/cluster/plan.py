@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from trainworks.catalog.catalog import find_row, published_runs
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
@@ -26,7 +24,7 @@ from trainworks.plan.cluster.scaling import (
 )
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
-from trainworks.plan.programs import mixture_spread, narrowing
+from trainworks.plan.programs import narrowing
 from trainworks.plan.search import SearchResult, search_layouts
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
@@ -167,12 +165,11 @@ def plan_request(
 
 def _software_note(job: AnyJob, belief: Belief, best: Prediction) -> str | None:
     """Key of `software:` that narrows the interval most, where the program is not known, and by how much."""
-    if not (programs := getattr(job, "programs", ())):
+    if not belief.program_logs:
         return None
-    logs, shares = np.array(belief.program_logs), [share for _, share in programs]
-    key, left = narrowing(programs, logs)
+    key, spread, left = narrowing(getattr(job, "programs", ()), belief.program_logs)
     now = math.log(best.high_s / best.low_s) / (2 * Z80)
-    then = math.sqrt(max(0.0, now**2 - float(mixture_spread(logs[:, None], shares)[0]) ** 2 + left**2))
+    then = math.sqrt(max(0.0, now**2 - spread**2 + left**2))
     without, told = (math.expm1(Z80 * deviation) for deviation in (now, then))
     text = f"the 80 % interval of the step is +-{without:.0%} without it, and +-{told:.0%} with it"
     return f"say `software: {{{key}: ...}}`: {text}" if without - told > _NAMED_SAVING else None
