@@ -336,16 +336,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     some = sample.only(spread(sample.runs, options.rows))
     whole = fit(some, steps=options.steps)
-    experts = Sample(read_runs(("moe",)))
-    experts = experts.only(spread(experts.runs, options.rows))
+    with_experts = Sample(read_runs(("moe",)))
+    experts = with_experts.only(spread(with_experts.runs, options.rows))
     routed = fit(experts, steps=2, parameters=EXPERTS).coefficients
     _print_coefficients(replace(whole.coefficients, **{name: getattr(routed, name) for name in EXPERTS}))
     _print_errors("fitted", errors_by_source(sample, sample.log_ratios(whole.coefficients)))
     if options.leave_out:
+        _print_errors("with experts, fitted without the source", _experts_left_out(with_experts, experts))
         found = _left_out(sample, Sample(read_runs(labels=False)), some, whole)
         if options.write:
             _write_left_out(found)
     return 0
+
+
+def _experts_left_out(sample: Sample, some: Sample) -> dict[str, Errors]:
+    """Errors on each source of models with experts after a fit of `EXPERTS` to some rows of the others."""
+    found: dict[str, Errors] = {}
+    for source in np.unique(sample.sources):
+        used = np.array([run.source != source for run in some.runs])
+        coefficients = fit(some, used, steps=2, parameters=EXPERTS).coefficients
+        found |= errors_by_source(sample, sample.log_ratios(coefficients), sample.sources == source)
+    return found
 
 
 def _left_out(labelled: Sample, hidden: Sample, some: Sample, whole: Fit) -> dict[str, dict[str, Errors]]:

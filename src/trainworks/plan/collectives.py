@@ -132,7 +132,8 @@ def exchange_s(shape: ModelShape, token_bytes: Array, ranks: Array, links: LinkR
         return collective_s("all_to_all", shape.experts_per_token * token_bytes, ranks, ones, links)
     inside = np.clip(links.domain, 1, ranks)
     domains = np.ceil(ranks / inside)
-    within = parts_reached(shape, ranks) * (1 - 1 / inside) / links.scale_up_bytes_per_s
+    share = np.maximum(inside - 1, 1) / max(links.domain - 1, 1) if links.mesh else 1.0
+    within = parts_reached(shape, ranks) * (1 - 1 / inside) / (links.scale_up_bytes_per_s * share)
     interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
     between = parts_reached(shape, domains) * (1 - 1 / domains) / interface
     crossing = np.where(domains > 1, np.maximum(within, between), within)
