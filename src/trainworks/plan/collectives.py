@@ -74,6 +74,12 @@ class LinkRates:
     scatters_whole: bool = False
     """True if a reduction to shards is an all-reduce of which each rank keeps its part (gloo)."""
 
+    def share_inside(self, ranks: Array) -> Array:
+        """Share of the scale-up rate that groups of so many ranks of one domain have; shape [n]."""
+        shares = np.array(self.shares or (1.0,))
+        at: Array = shares[np.clip(ranks, min(2, len(shares)), len(shares)).astype(np.intp) - 1]
+        return at
+
 
 def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Array, links: LinkRates) -> Array:
     """Seconds of one collective; 0 for one rank.
@@ -97,8 +103,7 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     in_switch = (inside >= 4) & (links.in_switch_gain > 1)
     gain = np.where(in_switch, links.in_switch_gain, 1.0) if kind == "all_reduce" else 1.0
     up = links.scale_up_bytes_per_s * gain
-    if links.shares:
-        up = up * np.take(links.shares, np.clip(inside, 2, len(links.shares)).astype(np.intp) - 1)
+    up = up * links.share_inside(inside)
     interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
     if kind == "all_reduce":
         crossings = 1.0 if links.in_network else 2 * (domains - 1) / domains
@@ -132,8 +137,8 @@ def exchange_s(shape: ModelShape, token_bytes: Array, ranks: Array, links: LinkR
         return collective_s("all_to_all", shape.experts_per_token * token_bytes, ranks, ones, links)
     inside = np.clip(links.domain, 1, ranks)
     domains = np.ceil(ranks / inside)
-    share = np.maximum(inside - 1, 1) / max(links.domain - 1, 1) if links.mesh else 1.0
-    within = parts_reached(shape, ranks) * (1 - 1 / inside) / (links.scale_up_bytes_per_s * share)
+    up = links.scale_up_bytes_per_s * links.share_inside(inside)
+    within = parts_reached(shape, ranks) * (1 - 1 / inside) / up
     interface = np.maximum(links.node_bytes_per_s, 1.0) / links.ranks_per_node
     between = parts_reached(shape, domains) * (1 - 1 / domains) / interface
     crossing = np.where(domains > 1, np.maximum(within, between), within)

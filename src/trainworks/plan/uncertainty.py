@@ -30,9 +30,9 @@ shares s of its time by rate, prior P of the rates, and noise nu of its n_s rows
 
 The four sources that a kind is given in advance keep a kind of few sources near the others (moderated variances, Smyth
 2004). All are then scaled by one factor, so that 80 % of the rows of left-out sources are inside of their intervals.
-Only 8 bits, clusters of 512 accelerators and parts without an NVLink switch add anything that these data can tell;
-software families, generations, networks and long sequences do not. A kind of model or part that no source has is given
-as much as the kind that adds most.
+Only 8 bits, PyTorch's own parallelism, clusters of 512 accelerators and parts without an NVLink switch add anything
+that these data can tell; generations, networks and long sequences do not. A kind of model or part that no source has
+is given as much as the kind that adds most.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ RATES = tuple(field.name for field in fields(Slowdowns))
 """Physical rates whose slowdown is learned."""
 Z80 = 1.2815515655446004
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
-SOFTWARE = 0.07
+SOFTWARE = 0.062
 """tau_0, of natural logarithms."""
 KINDS = {
-    "8 bits": 0.12,
-    "many accelerators": 0.13,
-    "no NVLink switch": 0.11,
-    "not compared": 0.11,
+    "8 bits": 0.075,
+    "PyTorch": 0.095,
+    "many accelerators": 0.115,
+    "no NVLink switch": 0.1,
+    "not compared": 0.115,
 }
 """u_k by kind."""
 _MANY = 512
@@ -100,7 +101,7 @@ class Prior:
     """Logarithms of the step time under each program of the job; empty where one is known."""
 
 
-PRIOR = Prior(rates=(0.10, 0.24, 0.14, 0.40, 0.33, 0.32), software=SOFTWARE, noise=0.07)
+PRIOR = Prior(rates=(0.07, 0.18, 0.11, 0.31, 0.27, 0.27), software=SOFTWARE, noise=0.053)
 """Dense models: likely values for the residuals of published sources, half of which no coefficient was fitted to."""
 CALIBRATED_PRIOR = Prior(rates=(0.08, 0.2, 0.2, 0.5, 0.4, 0.4), software=0.12, noise=0.08)
 """Plans from a calibration, whose products are measured: what is left are small collectives and the software
@@ -164,6 +165,7 @@ def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
     world, link = job.cluster.num_accelerators, job.cluster.accelerator.scale_up
     parts = {
         "8 bits": job.precision in ("fp8", "fp4"),
+        "PyTorch": _share_of_torch(job),
         "many accelerators": min(1.0, max(0.0, math.log2(2 * world / _MANY))),
         # Switches, or a mesh of their own links, join all accelerators of a node.
         "no NVLink switch": link == "none" or "bridge" in link,
@@ -183,6 +185,12 @@ def _program_logs(job: AnyJob, layouts: Layouts | None) -> Array:
     world, by_program = job.cluster.num_accelerators, getattr(job, "by_program", ())
     at = Layouts.of(global_batch=world, dp=world, dp_shard=world, zero=3) if layouts is None else layouts
     return np.log([each.step_times(at.take(slice(1))).total_s for each in by_program])
+
+
+def _share_of_torch(job: AnyJob) -> float:
+    """Share of PyTorch's own parallelism among the programs that may train the job."""
+    programs = getattr(job, "programs", ()) or ((getattr(job, "software", None), 1.0),)
+    return sum(share for software, share in programs if software and software.framework == "torch")
 
 
 def not_compared(job: AnyJob) -> list[str]:
