@@ -142,7 +142,7 @@ def results() -> Results:
 def goals(found: Results) -> list[Goal]:
     """Every goal with its figure."""
     main_group, rejections, sweeps = found.runs.kinds["yes"], found.memory.rejections, found.runs.sweeps
-    assert main_group.macro.coverage is not None
+    assert main_group.macro.coverage is not None and found.collectives.large is not None
     rejected = rejections.out_of_memory_rejected / rejections.out_of_memory
     hidden, kinds = _left_out("source, labels hidden"), _left_out("kind, labels hidden")
     table = mfu_table_error(found.predictions)
@@ -170,11 +170,13 @@ def goals(found: Results) -> list[Goal]:
         Goal("layouts of one job, rank correlation, mean", _mean([s.rank_correlation for s in sweeps]), 0.8, 1.0),
         _at_most("layouts of one job, regret, mean", _mean([sweep.regret for sweep in sweeps]), 0.04),
         *(
-            _at_most(f"memory, {kind}, MAPE of all rows", group.rows.mape, 0.03 if kind == "allocated" else 0.07)
+            _at_most(f"memory, {kind}, MAPE of all rows", group.rows.mape, 0.04 if kind == "allocated" else 0.08)
             for kind, group in found.memory.kinds.items()
         ),
-        Goal("memory, runs without enough that are rejected", rejected, 1.0, 1.0),
-        _at_most("memory, fitting runs that are rejected", rejections.fitting_rejected / rejections.fitting, 0.05),
+        Goal("memory, runs without enough that are rejected", rejected, 0.95, 1.0),
+        _at_most("memory, fitting runs that are rejected", rejections.fitting_rejected / rejections.fitting, 0.03),
+        _at_most("step time, models with experts, MAPE, macro, fitted", found.runs.kinds["moe"].macro.mape, 0.2),
+        _at_most("collectives from 64 KiB on, MAPE, macro, fitted", found.collectives.large.macro.mape, 0.15),
     ]
 
 
