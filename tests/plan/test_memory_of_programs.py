@@ -103,12 +103,6 @@ def test_logits_of_a_program_in_bytes(framework: str, year: int, per_logit: int)
     assert memory(software=software, micro_batch=4).logits_bytes == per_logit * 4 * LENGTH * 32000
 
 
-def test_the_loss_needs_the_gradient_of_the_output_matrix_before_it_is_summed() -> None:
-    """16 bits of it: tensor_parallel/layers.py of Megatron-LM returns it beside the sum."""
-    assert memory(micro_batch=4).working_bytes == 2 * TABLE
-    assert memory(micro_batch=4, tp=4).working_bytes == 2 * TABLE / 4
-
-
 def test_xla_leaves_no_gaps() -> None:
     placed, cached = of("MaxText", 2025), of("Megatron-LM", 2025)
     assert (placed.reserved_bytes() == placed.allocated_bytes).all()

@@ -175,7 +175,7 @@ def _stage(
         stream=stream,
         live=stream + e * np.maximum(product, matrix) + full - stored,
         matrix=matrix,
-        loss=logits + np.where(has_logits & (not software.native), e * table, 0.0),
+        loss=logits,
         activations=activations,
         coming=np.where(frees_gradients, gradients, 0.0),
         parameters=parameters.total,
@@ -266,7 +266,7 @@ class _Moments:
     matrix: Array
     """Elements of the largest weight's gradient."""
     loss: Array
-    """Logits, what the loss makes of them, and in Megatron-LM the gradient of the output matrix before it is summed."""
+    """Logits, and what the loss makes of them."""
     activations: Array
     coming: Array
     """Gradients that do not exist before backward, and all at its end."""
