@@ -64,7 +64,7 @@ class Software:
     """Size of the pieces of fp32 logits in which output and loss are computed together; 0: all at once."""
     selective: Selective = "attention"
     shares: Literal["blocks and ends", "blocks", "products"] = "blocks and ends"
-    """What stages share: blocks, and where they are no multiple, embedding and output as one each (Megatron-LM); blocks
+    """What stages share: blocks, and where uneven, embedding and output as one each (Megatron-LM); blocks
     alone (DeepSpeed, `type:transformer`); or products, the output's too (nanotron, `get_block_compute_costs`)."""
     reduce_bucket: int = 0
     """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
