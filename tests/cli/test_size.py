@@ -389,7 +389,7 @@ def test_nodes_of_a_rack_are_bought_in_whole_racks(run_file: Path) -> None:
 def test_a_cluster_that_is_there_is_used_and_not_bought(run_file: Path) -> None:
     divisible = WITH_DATA.replace("global_batch: 64", "global_batch: 80")
     run_file.write_text(f"{divisible}cluster: {{engine: slurm, of: 5 nodes of DGX A100 at 2:1}}\n")
-    used = trainworks.size(run_file, deadline="3h30m")
+    used = trainworks.size(run_file, deadline="5h")
     assert (used.chosen.contract, used.chosen.num_nodes, used.bill_csv.count("\n")) == ("existing", 5, 1)
     written = used.run_file.cluster
     assert (written.of, written.nodes, written.contract) == ("5 nodes of DGX A100 at 2:1", 5, "own")
