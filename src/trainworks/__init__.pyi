@@ -20,6 +20,7 @@ from trainworks.api.jobs import jobs as jobs
 from trainworks.api.jobs import release as release
 from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
+from trainworks.api.log import log as log
 from trainworks.api.network import network as network
 from trainworks.api.nodes import drain as drain
 from trainworks.api.nodes import nodes as nodes

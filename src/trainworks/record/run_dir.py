@@ -10,6 +10,7 @@ runs/stdlib-lm-1/
   usage/          node-N.json: resources used by its processes
   environment/    node-N.json: Python and packages of its ranks
   bench/          node-N.json: what a benchmark measured there
+  trackers/       wandb/, mlruns/ of a command's own program
   dev/            server.json, use.json: the ssh server or JupyterLab of `trainworks dev`, with its keys
   observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
 """
@@ -126,6 +127,11 @@ class RunDir:
     def node_environment_file(self, node: int) -> Path:
         """Python and packages of the ranks of one node; replaced atomically."""
         return self.path / "environment" / f"node-{node}.json"
+
+    @property
+    def script_trackers(self) -> Path:
+        """Files of Weights & Biases and MLflow that the program of a command writes."""
+        return self.path / "trackers"
 
     @property
     def dev_folder(self) -> Path:

@@ -104,7 +104,7 @@ def _date(at: float) -> str:
 
 def _heading(report: Report) -> list[Block]:
     blocks: list[Block] = []
-    if report.training:
+    if report.training and report.training.model:
         training = report.training
         blocks += [Text(training.model), Text(f"{training.layout}, {training.precision}; {training.data}")]
     if report.command:
@@ -134,7 +134,8 @@ def _loss(report: Report) -> list[Block]:
         return []
     lowest = report.training.loss_lowest
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
-    unit = {"tokens": "Nats per token", "images": "Nats per image"}.get(report.training.unit, "In the unit of the task")
+    by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"By the {report.training.source}"}
+    unit = by_unit.get(report.training.unit, "In the unit of the task")
     return _step_chart(
         report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=report.curves.eval_loss
     )
@@ -200,7 +201,11 @@ def _step_chart(
 
 def _marks(report: Report) -> list[Mark]:
     restarts = [
-        Mark(attempt.resumed_from_step, "restart", f"attempt {attempt.number}: {attempt_text(attempt, has_steps=True)}")
+        Mark(
+            attempt.resumed_from_step or attempt.first_step or 0,
+            "restart",
+            f"attempt {attempt.number}: {attempt_text(attempt, has_steps=True)}",
+        )
         for attempt in report.attempts[1:]
     ]
     rollbacks = [

@@ -35,7 +35,7 @@ def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
         state=state,
         held_s=facts.ledger.held_s,
         runtime_goodput=facts.ledger.runtime_goodput,
-        num_steps=len(facts.rows),
+        num_steps=int(facts.rows.num_steps.sum()),
         step_s=facts.median_of("step_s") if facts.steady else None,
         causes=tuple(cause for cause in found if cause.lost_s >= least_s),
         small_s=sum(cause.lost_s for cause in found if cause.lost_s < least_s),

@@ -21,16 +21,18 @@ from trainworks.record.events.training import (
     CheckpointFailedEvent,
     CompiledEvent,
     DataReadyEvent,
+    MetricsSourceEvent,
     ProfileEvent,
     RollbackEvent,
     SampleEvent,
     SkippedEvent,
 )
 from trainworks.record.faults import describe_fault
-from trainworks.record.history import History, build_history
+from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
+from trainworks.record.metrics import warmup_steps
 from trainworks.record.processes import Processes
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
@@ -74,31 +76,35 @@ class LossPoint(ReportPart):
 
 
 class Training(ReportPart):
-    """What was trained, and how far it came."""
+    """What was trained, and how far it came; of a command, whose model is not known, what its program says."""
 
-    model: str
-    num_parameters: int
-    layout: str
-    precision: str
-    unit: str
+    model: str = ""
+    num_parameters: int | None = None
+    layout: str = ""
+    precision: str = ""
+    unit: str = ""
     """What throughput counts: tokens, images or samples."""
-    data: str
+    data: str = ""
     """Source and sequence length."""
-    data_tokens: int | None
+    source: str = "record of the ranks"
+    """Where the figures of the steps are from."""
+    step_s: float | None = None
+    """Median duration of the steady steps."""
+    data_tokens: int | None = None
     """Tokens of the data set; None until it is ready."""
-    data_seconds: float | None
+    data_seconds: float | None = None
     """What preparing it took."""
-    data_cached: bool
-    num_steps: int
-    """Planned."""
+    data_cached: bool = False
+    num_steps: int | None
+    """Planned; of a command as said by its run file or its output, None where neither does."""
     steps_done: int
     tokens: int
     """Trained on by the effective steps."""
     lost_steps: int
     """Steps that were done and then thrown away by a restart or a rollback."""
-    compiled: Compiled | None
+    compiled: Compiled | None = None
     """None where blocks are not compiled."""
-    loss_scale_steps: int
+    loss_scale_steps: int = 0
     """Steps that fp16's loss scaling left out, because its scale was too high; no faults."""
     loss_first: LossPoint | None
     loss_last: LossPoint | None
@@ -156,7 +162,7 @@ class Sample(ReportPart):
 
 
 class Report(ReportPart, Result):
-    """One run. A command has no training or comparison, and ledger and curves only if its loop records steps."""
+    """One run. A command has no comparison, and training, ledger and curves if its steps are recorded."""
 
     format_version: int = 1
     run_id: str
@@ -259,27 +265,41 @@ def _standing(status: RunStatus, states: Sequence[StateEvent]) -> RunStatus:
 
 def _training(resolved: ResolvedRun, history: History) -> Training | None:
     plan, workload = resolved.plan, resolved.run_file.workload
+    trained = history.effective.where(history.effective.num_steps > 0)
+    if workload is None and len(trained):
+        return _reached(resolved, history, trained)
     if plan is None or workload is None:
         return None
-    steps = history.effective
-    finite = steps.where(np.isfinite(steps["loss"]))
     ready = next(iter(reversed(history.of_kind(DataReadyEvent))), None)
+    return _reached(resolved, history, trained).model_copy(
+        update={
+            "model": _describe_model(plan, workload),
+            "num_parameters": plan.model.num_parameters,
+            "layout": f"{plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
+            "precision": workload.precision,
+            "unit": workload.unit,
+            "data": _describe_data(workload),
+            "data_tokens": ready.get("num_tokens") if ready else None,
+            "data_seconds": ready.get("seconds") if ready else None,
+            "data_cached": bool(ready and ready.get("cached")),
+            "compiled": _compiled(history),
+            "loss_scale_steps": int(trained.is_skipped("loss_scale").sum()),
+        }
+    )
+
+
+def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
+    """What the record says of the steps, whatever program has done them."""
+    finite = steps.where(np.isfinite(steps["loss"]))
+    steady = steps.training_s[warmup_steps(len(steps)) :]
+    sources = history.of_kind(MetricsSourceEvent)
     return Training(
-        model=_describe_model(plan, workload),
-        num_parameters=plan.model.num_parameters,
-        layout=f"{plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
-        precision=workload.precision,
-        unit=workload.unit,
-        data=_describe_data(workload),
-        data_tokens=ready.get("num_tokens") if ready else None,
-        data_seconds=ready.get("seconds") if ready else None,
-        data_cached=bool(ready and ready.get("cached")),
-        num_steps=plan.num_steps,
+        **({"source": printable(sources[-1]["source"])} if sources else {}),
+        step_s=float(np.median(steady)) if len(steady) else None,
+        num_steps=known_steps(resolved, history.events),
         steps_done=int(steps["step"][-1]) if len(steps) else 0,
-        tokens=int(np.nansum(steps["tokens"][~steps.is_skipped()])),
-        lost_steps=len(history.lost),
-        compiled=_compiled(history),
-        loss_scale_steps=int(steps.is_skipped("loss_scale").sum()),
+        tokens=int(np.nansum((steps["tokens"] * steps.num_steps)[~steps.is_skipped()])),
+        lost_steps=int(history.lost.num_steps.sum()),
         loss_first=_loss_point(steps, 0),
         loss_last=_loss_point(steps, -1),
         loss_lowest=_loss_point(finite, int(finite["loss"].argmin())) if len(finite) else None,

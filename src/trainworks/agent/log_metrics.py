@@ -1,0 +1,286 @@
+"""Metrics in the output of a user's own program: which lines name a loss, and of which step.
+
+A line counts only if the whole of it is metrics: names with numbers, counters such as `[10/500]`, times and rates,
+after a time stamp and a level. A sentence is never a metric, nor is a setting, a best value or a summary. Forms:
+`loss: 2.1`, nanoGPT, torchtitan, torchtune, Megatron, timm, Keras, tqdm, rich, Hugging Face's dictionaries, JSON, CSV.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from trainworks.record.metrics import Reading
+
+_LONGEST_LINE = 4000
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
+_STAMP = re.compile(
+    r"(?:(?:(?!loss)[^=|]){0,90}?(?:\|\s*)?\b(?:INFO|DEBUG|NOTICE)\b[\])]?[\s|:\-\]]*"
+    r"(?:[\w.]*(?:__\w+__|\.py)(?:(?::[\w.<>]+)*:\d+)?[\s|:\-\]]+|[\w.]+:(?=[\w\[{]))?"
+    r"|\[(?=[^\]]*[A-Za-z:])(?![^\]]*(?:step|iter|epoch|loss)\b)[^\]=]{1,60}\]:?\s*"
+    r"|\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?[\s|:\-]*|\d\d:\d\d:\d\d(?:[.,]\d+)?\s+"
+    r"|[ID]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\(\w+ pid=\d+\) )",
+    re.IGNORECASE,
+)
+"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, a date and a time, glog's, Ray's."""
+_NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d.])|[-+]?(?:nan|inf(?:inity)?)\b"
+_CLOCK = r"\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
+_ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
+_UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples)/s)(?!\w))?"
+_AMOUNT = rf"(?:{_NUMBER}){_UNIT}"
+_NESTED = rf"(?:\s*\(\s*{_AMOUNT}(?:[,;/]\s*{_AMOUNT})*\s*\))?"
+_KIND = r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test"
+_WORD = rf"(?:(?:{_KIND}|lm|avg|average|mean|running|total|batch|grad|gradient|learning|global)[ _])?[A-Za-z_][\w@./]*"
+_ELEMENT = re.compile(
+    r"(?P<gap>(?:[\s,;|•·*\-]|\[[=>.\-# ]+\]|[━╸╺█▏▎▍▌▋▊▉]|:(?=\s))+)"
+    rf"|(?P<scope>{_KIND})(?: set| loop)?\s*:(?!\s*\d)"
+    rf"|(?:(?P<counted>{_WORD})\s*[:=#]?\s*)?[\[(]?\s*(?P<n>\d+)\s*(?:/|\bof\b)\s*(?P<total>\d+)(?![\d.])"
+    r"(?:\s*\(\s*[\d.]+%\s*\))?\s*[\])]?"
+    r"|(?:(?P<key>[A-Za-z_|][\w@./|\-]*(?: [A-Za-z_][\w@./\-]*){0,5}(?: \([^()\d]{1,12}\))?)\s*[:=]\s*"
+    rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
+    rf"|(?P<word>{_WORD})\s*#?\s+(?P<spaced>{_NUMBER})(?P<spaced_unit>{_UNIT}){_NESTED}"
+    rf"|\[(?P<inner>\d+)\]|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}){_UNIT}){_NESTED}",
+    re.IGNORECASE,
+)
+_BAR = re.compile(
+    r"(?P<before>[^%]*?)\s*\d+%\|[^|]*\|\s*(?P<n>\d+)/(?P<total>\d+)\s*\[[\d:?]+<[^,\]]*,[^,\]]*(?:,\s*(?P<after>.*))?\]"
+)
+_OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard", re.IGNORECASE)
+"""What stands before a progress bar that is not of the training."""
+_SETTING = re.compile(
+    r"epochs|steps|num .*|max (?:steps|epochs|length).*|seed|dropout|batch size|weight decay|train runtime"
+)
+"""Names beside which a loss is a setting, or in the summary of Hugging Face's Trainer."""
+_OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
+_LOSS = re.compile(rf"{_OF_TRAINING}loss(?: step)?")
+_HELD_OUT = re.compile(rf"(?:{_KIND}|held out) {_OF_TRAINING}(?:(loss)|(acc|accuracy)|(runtime))")
+_NAMES = {
+    "step": "step|global step|train step|train global step|iter|iteration|it|batch|update|num updates|optimizer step",
+    "epoch": "epoch|train epoch|train",
+    "lr": "lr|learning rate|train lr|train learning rate",
+    "grad_norm": "grad norm|gradient norm|gnorm|train grad norm|optim total grad norm",
+}
+_FIELD = {name: field for field, names in _NAMES.items() for name in names.split("|")}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_./\-]+", " ", name.lower()).strip()
+
+
+def reading_of(values: Mapping[str, float]) -> Reading | None:
+    """The metrics among named numbers; None if they name no loss, or beside it a setting.
+
+    >>> reading_of({"train/loss": 2.5, "train/learning_rate": 1e-4, "ppl": 12.2})
+    {'loss': 2.5, 'lr': 0.0001}
+    >>> reading_of({"loss": 1.0, "batch_size": 32})
+    """
+    found: Reading = {}
+    for name, value in values.items():
+        key = _plain(name)
+        if _SETTING.fullmatch(key):
+            return None
+        if _LOSS.fullmatch(key):
+            found.setdefault("loss", value)
+        elif held_out := _HELD_OUT.fullmatch(key):
+            found.setdefault(("eval_loss", "eval_accuracy", "eval_runtime")[(held_out.lastindex or 1) - 1], value)
+        elif key in _FIELD:
+            found.setdefault(_FIELD[key], value)
+    return found if "loss" in found or "eval_loss" in found else None
+
+
+def read_line(text: str) -> Reading | None:
+    """The metrics of one line that names a loss; None for any other line.
+
+    >>> read_line("iter 100: loss 2.3021, time 120.50ms, mfu 3.41%")
+    {'step': 100.0, 'loss': 2.3021}
+    >>> read_line("resumed from step 100, loss 2.31")
+    """
+    text = _ESCAPES.sub("", text).rstrip()
+    if "loss" not in text.lower() or len(text) > _LONGEST_LINE:
+        return None
+    line = "" if text.startswith(("-", "+", "*", "#", ">")) else text.strip()  # an item of a list, or a difference
+    while stamp := _STAMP.match(line):
+        line = line[stamp.end() :]
+    if line.startswith("{"):
+        if (found := _json_reading(line)) is not None or not line.endswith("}"):
+            return found
+        line = re.sub(r"['\"{}]", "", line)
+    found = _pairs_reading(line)
+    is_placed = found is not None and not found.keys().isdisjoint(("step", "epoch"))
+    return found if is_placed or not text[0].isspace() else None  # an indented loss is a setting or a summary
+
+
+def _json_reading(text: str) -> Reading | None:
+    try:
+        written = json.loads(text)
+    except ValueError:
+        return None
+    numbers = {name: float(value) for name, value in _flat(written) if isinstance(value, int | float)}
+    found = reading_of(numbers)
+    return found if found and ("step" in found or len(numbers) == len(written)) else None
+
+
+def _flat(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in tree.items():
+        yield from _flat(value, f"{path}{name}/") if isinstance(value, dict) else ((path + name, value),)
+
+
+def _elements(text: str) -> list[re.Match[str]]:
+    """The elements of a text that consists of metrics alone; none of any other text."""
+    found: list[re.Match[str]] = []
+    at = 0
+    while at < len(text):
+        element = _ELEMENT.match(text, at)
+        if element is None or (text[element.end() - 1].isalnum() and text[element.end() : element.end() + 1].isalnum()):
+            return []
+        found.append(element)
+        at = element.end()
+    return found
+
+
+def _amount(element: re.Match[str]) -> tuple[str, float, str] | None:
+    """Name, number and unit of an element; None where it has no name and number."""
+    name, number = element["key"] or element["word"], element["value"] or element["spaced"] or element["listed"]
+    if not name or not number:
+        return None
+    return name, float(number.replace(",", "")), (element["unit"] or element["spaced_unit"] or "").strip()
+
+
+def _pairs_reading(text: str) -> Reading | None:
+    values: dict[str, float] = {}
+    place: Reading = {}
+    scope = ""
+    for each in _elements(text):
+        if each["scope"]:
+            scope = f"{each['scope']} "
+        elif each["n"] and (name := _FIELD.get(_plain(each["counted"] or "step"))) is not None:
+            place |= {name: float(each["n"])} | ({"total": float(each["total"])} if name == "step" else {})
+        elif each["inner"] and "epoch" in place:
+            place.setdefault("step", float(each["inner"]))
+        elif amount := _amount(each):
+            name, value, unit = amount
+            if "loss" in name.lower():
+                values |= {scope + name: value} if not unit and scope + name not in values else {}
+            elif _FIELD.get(_plain(name)) == "epoch":
+                place["epoch"] = value
+            else:
+                values.setdefault(name, value / 100 if unit == "%" else value)
+    found = reading_of(values)
+    goes_on = scope.lower().startswith(("val", "eval", "test")) and "total" in place  # the mean so far of an evaluation
+    return None if found is None or goes_on else found | place
+
+
+def _bar_reading(text: str) -> tuple[Reading, bool] | None:
+    """Where a progress bar of tqdm stands, with the metrics before and behind it, and whether these name a loss.
+
+    None for a line without a bar, and for a bar of another work than training.
+    """
+    bar = _BAR.search(_ESCAPES.sub("", text)) if "%|" in text else None
+    if bar is None or _OTHER_BAR.search(bar["before"]):
+        return None
+    parts = re.split(r"[|,]", re.sub(r"['{}]", "", f"{bar['before']},{bar['after'] or ''}"))
+    amounts = [amount for part in parts for each in _elements(part.strip()) if (amount := _amount(each))]
+    found = reading_of({name: value for name, value, unit in amounts if not unit}) or {}
+    return found | {"step": float(bar["n"]), "total": float(bar["total"])}, bool(found)
+
+
+@final
+@dataclass(eq=False)
+class LogReader:
+    """Reads the output of a program piece by piece, and numbers its readings by step.
+
+    A reading without a step has that of the progress bar, else its epoch, else its number among those of this start.
+    Steps grow within one start of the program though its counter begins again with every epoch.
+
+    Args:
+        pattern: with the groups `loss` or `eval_loss` and, where they are said, `step`, `epoch`, `lr` and `grad_norm`;
+            it replaces all forms that are known.
+    """
+
+    pattern: re.Pattern[str] | None = None
+    _rest: str = ""
+    _bar: Reading | None = None
+    _waiting: Reading | None = None
+    """A reading without a step, until the next progress bar says it: tqdm draws the bar below a line that it prints."""
+    _columns: list[str] = field(default_factory=list)
+    """Header of the table that goes on."""
+    _first_epoch: float | None = None
+    """0 or 1: how the program counts epochs, from the first one that it printed."""
+    _is_global: bool = False
+    """Its counter goes on through the epochs."""
+    _before: float = 0.0
+    """Steps of the epochs so far, where no line says which epoch it is."""
+    _last: Reading = field(default_factory=dict)
+    _count: int = 0
+
+    def begin(self) -> None:
+        """Another start of the program: its counters begin anew, and what was cut off is no line."""
+        self._rest, self._bar, self._waiting, self._columns = "", None, None, []
+        self._before, self._last, self._count = 0.0, {}, 0
+
+    def read(self, text: str, *, last: bool = False, whole: bool = True) -> list[Reading]:
+        """The readings of complete lines, with their steps; in the `last` call a line without an end may be `whole`."""
+        *lines, self._rest = re.split(r"[\r\n]+", self._rest[-_LONGEST_LINE:] + text)
+        found = [
+            reading for line in (*lines, self._rest if last and whole else "") if line for reading in self._take(line)
+        ]
+        return [each for each in (*found, *(self._let_go() if last else ())) if each["step"] >= 0]
+
+    def _take(self, line: str) -> Iterator[Reading]:
+        if self.pattern is not None:
+            if match := self.pattern.search(line):
+                yield self._placed({name: float(value) for name, value in match.groupdict().items() if value})
+        elif (bar := _bar_reading(line)) is not None:
+            reading, has_loss = bar
+            if self._bar is None or self._bar["total"] == reading["total"] or has_loss:
+                self._bar = reading
+            yield from self._let_go()
+            yield from (self._placed(reading),) if has_loss else ()
+        elif (found := self._table_row(line) or read_line(line)) is not None:
+            yield from self._let_go()
+            if "step" in found or self._bar is None:
+                yield self._placed(found)
+            else:
+                self._waiting = found
+
+    def _let_go(self) -> Iterator[Reading]:
+        if self._waiting is not None and self._bar is not None:
+            yield self._placed({name: self._bar[name] for name in ("step", "total")} | self._waiting)
+        self._waiting = None
+
+    def _table_row(self, line: str) -> Reading | None:
+        """A row below a header such as `epoch,step,train_loss`, with commas, tabs or columns of spaces."""
+        cells = re.split(r"\s*,\s*|\t+|\s{2,}", line.strip())
+        if len(cells) > 1 and not any(re.search(r"\d|[^\w ./@\-]", cell) for cell in cells):
+            named = reading_of(dict.fromkeys(cells, 1.0)) or {}
+            self._columns = cells if {"step", "epoch"} & named.keys() else []
+        if len(cells) != len(self._columns) or not all(
+            re.fullmatch(rf"{_NUMBER}|{_CLOCK}|", cell, re.I) for cell in cells
+        ):
+            return None
+        pairs = zip(self._columns, cells, strict=True)
+        return reading_of({name: float(cell) for name, cell in pairs if cell and ":" not in cell})
+
+    def _placed(self, reading: Reading) -> Reading:
+        """The reading with its step; -1 if it comes late, from another process that prints the same."""
+        last, epoch, step, total = self._last, reading.get("epoch"), reading.get("step"), reading.get("total")
+        if epoch is not None and self._first_epoch is None:
+            self._first_epoch = min(1.0, float(int(epoch)))
+        if step is None:
+            self._count += 1
+            self._last = last | reading
+            is_numbered = epoch is not None and epoch.is_integer() and epoch != last.get("epoch")
+            return reading | {"step": epoch if is_numbered and epoch is not None else float(self._count)}
+        if epoch is not None and epoch.is_integer() and total:
+            self._is_global |= epoch > last.get("epoch", epoch) and step > last.get("step", step)
+            self._last = reading
+            return reading | {"step": step if self._is_global else step + (epoch - (self._first_epoch or 0.0)) * total}
+        if last.get("step", 0.0) / 2 <= step < last.get("step", 0.0):
+            return reading | {"step": -1.0}
+        if step < last.get("step", 0.0):  # the counter began again
+            self._before += last.get("total", last["step"])
+        self._last = reading
+        return reading | {"step": step + self._before}

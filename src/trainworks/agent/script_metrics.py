@@ -1,0 +1,358 @@
+"""Metrics of a command: what its ranks print, or log with TensorBoard, W&B or MLflow, as steps of the run's record.
+
+The program and its tracker run as they are. TensorBoard's files are found below the working folder by the process id in
+their names; W&B and MLflow write below the run directory, which WANDB_DIR and MLFLOW_TRACKING_URI name. W&B writes its
+file in blocks of 32 KiB, so that its metrics come late.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import final
+
+import psutil
+
+from trainworks.agent.log_metrics import LogReader, reading_of
+from trainworks.host.clock import SystemClock
+from trainworks.record.events.log import of_kind, read_events
+from trainworks.record.events.training import FinishedEvent, MetricsSourceEvent
+from trainworks.record.metrics import LoggedSteps, Reading, append_metrics
+from trainworks.record.resolved import ResolvedRun
+from trainworks.record.run_dir import RunDir
+
+_LOOK_S = 0.05
+_FILES_EVERY_S = 2.0
+_CHOICE_S = 2.0
+"""Time from the first metrics until they are written: a better source may have them, too."""
+_CHUNK_BYTES = 1 << 20
+_OWN_SOURCES = ("trainworks.log", "session")
+"""Sources that write to the record themselves."""
+_EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..*\.(\d+)\.\d+(?:\.v2)?")
+_MOST_ENTRIES = 20_000
+"""Entries of the working folder among which event files are looked for, those of the nearest folders first."""
+_BLOCK_BYTES = 32768
+_FULL, _LAST = 1, 4
+"""Types of the chunks that end a record of W&B."""
+
+_Logged = tuple[float, float, dict[str, float]]
+"""Seconds since the epoch, step and values."""
+
+
+def tracker_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which W&B and MLflow write below a folder of the run; none of those that are set.
+
+    W&B without an account is offline, where it would refuse to start.
+    """
+    found = {"WANDB_DIR": str(folder)}
+    netrc = Path(environment.get("NETRC") or Path(environment.get("HOME", "/")) / ".netrc")
+    if "WANDB_API_KEY" not in environment and not (netrc.is_file() and "wandb" in netrc.read_text(errors="replace")):
+        found["WANDB_MODE"] = "offline"
+    if "MLFLOW_TRACKING_URI" not in environment:
+        found |= {"MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    return {name: value for name, value in found.items() if name not in environment}
+
+
+@final
+class ScriptMetricsReader:
+    """Reads the metrics of those ranks of a node that may print them, the first and the last of the job, in a thread.
+
+    The first source that names a loss counts for the whole run; of those that do so at once, a tracker before the
+    output. Metrics that the program records itself, by `trainworks.log` or a session, end the reading.
+
+    Args:
+        run_dir: of the run.
+        resolved: the run.
+        ranks: of this node.
+        attempt: start of the ranks, counted from 1.
+    """
+
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
+        self._run_dir, self._options = run_dir, resolved.run_file.metrics
+        self._steps = LoggedSteps(attempt)
+        wanted, ends = self._options.source, dict.fromkeys((0, resolved.processes.world_size - 1))
+        self._outputs = {
+            f"output of rank {rank}": _Output(run_dir.rank_log(rank), LogReader(self._options.compiled))
+            for rank in ends
+            if rank in ranks and wanted in ("auto", "output")
+        }
+        self._kinds = {"auto": ("tensorboard", "wandb", "mlflow")}.get(wanted, (wanted,)) if 0 in ranks else ()
+        self._choice_s = _CHOICE_S if 0 in ranks else 2 * _CHOICE_S
+        self._workdir = Path(resolved.working_folder)
+        self._pids: set[int] = set()
+        self._files = {path: _TrackerFile(kind, path, from_end=True) for kind, path in self._found_files()}
+        self._files_at = 0.0
+        self._held: dict[str, list[Reading]] = {}
+        self._held_since: float | None = None
+        self._source: str | None = None
+        self._size = 0
+        """Bytes of the record's metrics after the last row of this reader."""
+        self._is_over = not (self._outputs or self._kinds)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
+        self._thread.start()
+
+    def end(self, *, whole: bool) -> None:
+        """Read what is left, once the ranks have ended; a last line without an end counts if it is `whole`."""
+        self._is_whole = whole
+        self._ended.set()
+        self._thread.join()
+        for folder in (self._run_dir.script_trackers / "wandb", self._run_dir.script_trackers):
+            with suppress(OSError):  # it has files, or is not there
+                folder.rmdir()
+
+    def _follow(self) -> None:
+        """Read until the end; a fault of the reader is written down, and does not concern the run."""
+        try:
+            while not self._is_over:
+                is_last = self._ended.wait(_LOOK_S)
+                self._look(last=is_last)
+                self._is_over |= is_last
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+
+    def _found_files(self) -> Iterator[tuple[str, Path]]:
+        found = tracker_files(self._run_dir.script_trackers, self._workdir, self._pids) if self._kinds else ()
+        return ((kind, path) for kind, path in found if kind in self._kinds)
+
+    def _look(self, *, last: bool) -> None:
+        now = SystemClock().now()
+        if last or now >= self._files_at:
+            self._files_at = now + _FILES_EVERY_S
+            with suppress(psutil.Error):
+                self._pids |= {one.pid for one in psutil.Process().children(recursive=True)}
+            for kind, path in self._found_files():
+                self._files.setdefault(path, _TrackerFile(kind, path))
+        for file in self._files.values():
+            self._hold(file.kind, file.read())
+        for name, output in self._outputs.items():
+            self._hold(name, output.read(last=last, whole=last and self._is_whole))
+        if self._held and self._held_since is None:
+            self._held_since = now
+        if self._held and (last or self._source or now - (self._held_since or now) >= self._choice_s):
+            self._write()
+
+    def _hold(self, source: str, readings: list[Reading]) -> None:
+        if readings and self._source in (None, source):
+            self._held.setdefault(source, []).extend(readings)
+
+    def _write(self) -> None:
+        """Add to the record what the chosen source has; choose at the first time, as an earlier attempt has chosen."""
+        metrics = self._run_dir.metrics_file
+        if self._source is None or self._size != _size(metrics):
+            said = [each["source"] for each in of_kind(read_events(self._run_dir.events_file), MetricsSourceEvent)]
+            self._is_over = bool(said) and (said[-1] in _OWN_SOURCES or said[-1] != (self._source or said[-1]))
+            if self._is_over:
+                return
+            by_worth = sorted(self._held, key=lambda source: source in self._outputs)
+            self._source = said[-1] if said else by_worth[0]
+            if not said:
+                self._note_source(self._source, self._held[self._source])
+        rows = self._steps.rows(self._held.get(self._source, []))
+        self._held.clear()
+        if rows:
+            append_metrics(metrics, rows)
+        self._size = _size(metrics)
+        if self._options.patience is not None and any("evaluation" in row for row in rows):
+            self._end_early(rows[-1]["step"])
+
+    def _note_source(self, source: str, readings: list[Reading]) -> None:
+        event = MetricsSourceEvent(kind="metrics_source", source=source)
+        totals = [each["total"] for each in readings if "total" in each and "epoch" not in each]
+        self._run_dir.note(event | {"num_steps": int(max(totals))} if totals else event)
+
+    def _end_early(self, step: int) -> None:
+        """Say that the run is done, once its evaluations do not improve any more; the supervisor ends the ranks."""
+        record = import_module("trainworks.record.evaluations")  # it needs numpy, which most commands do without
+        found = record.standing(record.read_evaluations(self._run_dir, self._options.metric), self._options)
+        if found.is_stalled(self._options.patience):
+            self._run_dir.note(FinishedEvent(kind="finished", step=step, early=True))
+            self._is_over = True
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+class _Output:
+    """Readings of what one rank prints, each with the time at which its line was there."""
+
+    def __init__(self, log: Path, reader: LogReader) -> None:
+        self._log, self._reader, self._decoder = log, reader, codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = _size(log)
+        if self._offset:  # earlier starts tell how the program counts epochs
+            with log.open("rb") as opened:
+                reader.read(opened.read(min(self._offset, _CHUNK_BYTES)).decode(errors="replace"))
+            reader.begin()
+        self._before = SystemClock().now()
+
+    def read(self, *, last: bool, whole: bool) -> list[Reading]:
+        """New readings; those of one look are spread over the time since the look before."""
+        data = b""
+        with suppress(FileNotFoundError), self._log.open("rb") as log:
+            log.seek(self._offset)
+            data = log.read(-1 if last else _CHUNK_BYTES)
+        self._offset += len(data)
+        found = self._reader.read(self._decoder.decode(data), last=last, whole=whole) if data or last else []
+        now = SystemClock().now()
+        since, self._before = self._before, now
+        return [each | {"t": since + (now - since) * (i + 1) / len(found)} for i, each in enumerate(found)]
+
+
+def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterator[tuple[str, Path]]:
+    """Tracker and file of what a program writes; for MLflow the folder `metrics` of its run.
+
+    Args:
+        folder: of the run, named by `tracker_environment`.
+        workdir: in which the program was started.
+        pids: its processes.
+    """
+    yield from (("wandb", path) for path in folder.glob("wandb/*run-*/*.wandb") if not path.parent.is_symlink())
+    yield from (("mlflow", path) for path in folder.glob("mlruns/*/*/metrics"))
+    folders, left = [str(workdir)] if pids else [], _MOST_ENTRIES
+    for each in folders:
+        try:
+            entries = list(os.scandir(each))[:left]
+        except OSError:
+            continue
+        left -= len(entries)
+        for entry in entries:
+            if (match := _EVENTS.fullmatch(entry.name)) and int(match[1]) in pids:
+                yield "tensorboard", Path(entry.path)
+            elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+
+
+@final
+class _TrackerFile:
+    """Reads what was added to a file of a tracker, or to the metrics of a run of MLflow."""
+
+    def __init__(self, kind: str, path: Path, *, from_end: bool = False) -> None:
+        self.kind, self._path = kind, path
+        self._offsets: dict[Path, int] = {}
+        if from_end:
+            self.read()
+
+    def read(self) -> list[Reading]:
+        """Readings of complete records, with their times, in the order of their steps."""
+        merged: dict[float, dict[str, float]] = {}
+        times: dict[float, float] = {}
+        for t, step, values in self._logged():
+            merged.setdefault(step, {}).update(values)
+            times[step] = t
+        found = {step: reading_of(values) for step, values in merged.items()}
+        return [reading | {"step": step, "t": times[step]} for step, reading in sorted(found.items()) if reading]
+
+    def _logged(self) -> Iterator[_Logged]:
+        files = [path for path in self._path.rglob("*") if path.is_file()] if self.kind == "mlflow" else [self._path]
+        for file in files:
+            start = self._offsets.get(file, 7 if self.kind == "wandb" else 0)  # W&B's file begins with seven bytes
+            with file.open("rb") as opened:
+                opened.seek(start)
+                data = opened.read()
+            if self.kind == "mlflow":
+                end = data.rfind(b"\n") + 1
+                name = file.relative_to(self._path).as_posix()
+                for milliseconds, value, step in (line.split()[:3] for line in data[:end].splitlines()):
+                    yield float(milliseconds) / 1e3, float(step), {name: float(value)}
+            else:
+                records = list(_chunks(data, start) if self.kind == "wandb" else _frames(data))
+                end = records[-1][1] if records else 0
+                for message, _ in records:
+                    yield from _history(message) if self.kind == "wandb" else _scalars(message)
+            self._offsets[file] = start + end
+
+
+def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Complete messages of TFRecord frames, and where each ends; see `trainworks.observe.trackers.event_file`."""
+    at = 0
+    while at + 12 <= len(data) and (end := at + 16 + struct.unpack_from("<Q", data, at)[0]) <= len(data):
+        yield data[at + 12 : end - 4], end
+        at = end
+
+
+def _chunks(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
+    """Complete messages of LevelDB's log format, and where each ends; `start` is the place of the data in its file.
+
+    A chunk is `checksum: uint32 | length: uint16 | type: uint8 | bytes`, of types full, first, middle and last; none
+    crosses a block of 32 KiB (wandb/sdk/internal/datastore.py).
+    """
+    at, message = 0, b""
+    while True:
+        left = _BLOCK_BYTES - (start + at) % _BLOCK_BYTES
+        at += left if left < 7 else 0
+        length, kind = struct.unpack_from("<HB", data, at + 4) if at + 7 <= len(data) else (0, 0)
+        if not kind or at + 7 + length > len(data):
+            return
+        message, at = message + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (_FULL, _LAST):
+            yield message, at
+            message = b""
+
+
+def _scalars(message: bytes) -> Iterator[_Logged]:
+    """Scalars of TensorBoard's `Event`: wall_time = 1, step = 2, summary = 5 of values = 1 with tag = 1 and
+    simple_value = 2, or tensor = 8 with tensor_content = 4 or float_val = 5.
+    """
+    event = dict(_fields(message))
+    values: dict[str, float] = {}
+    for _, value in _fields(_bytes(event.get(5))):
+        parts = dict(_fields(_bytes(value)))
+        tensor = dict(_fields(_bytes(parts.get(8))))
+        number = _bytes(parts.get(2) or tensor.get(4) or tensor.get(5))
+        values |= {_bytes(parts.get(1)).decode(): struct.unpack("<f", number)[0]} if len(number) == 4 else {}
+    step = event.get(2, 0)
+    if values and isinstance(step, int):
+        yield struct.unpack("<d", _bytes(event[1]))[0], step, values
+
+
+def _history(message: bytes) -> Iterator[_Logged]:
+    """Numbers of W&B's `Record`: history = 2 with items = 1 of key = 1 or nested_key = 2, and value_json = 16."""
+    for history in (value for field, value in _fields(message) if field == 2):
+        values: dict[str, float] = {}
+        for item in (value for field, value in _fields(_bytes(history)) if field == 1):
+            parts = list(_fields(_bytes(item)))
+            name = "/".join(_bytes(part).decode() for field, part in parts if field in (1, 2))
+            value = next((json.loads(_bytes(part)) for field, part in parts if field == 16), None)
+            values |= {name: float(value)} if isinstance(value, int | float) else {}
+        if "_step" in values:
+            step = values.get("train/global_step", values["_step"])
+            yield values.get("_timestamp", 0.0), step, {name: value for name, value in values.items() if name[0] != "_"}
+
+
+def _bytes(value: int | bytes | None) -> bytes:
+    return value if isinstance(value, bytes) else b""
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of the fields of a protobuf message; a fixed number as its bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        if key & 7 == 0:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        length, at = _varint(message, at) if key & 7 == 2 else (8 if key & 7 == 1 else 4, at)
+        yield key >> 3, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
