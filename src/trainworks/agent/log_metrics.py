@@ -182,7 +182,7 @@ def _bar_reading(text: str) -> tuple[Reading, bool] | None:
     if bar is None or _OTHER_BAR.search(bar["before"]):
         return None
     parts = re.split(r"[|,]", re.sub(r"['{}]", "", f"{bar['before']},{bar['after'] or ''}"))
-    amounts = [amount for part in parts for each in _elements(part.strip()) if (amount := _amount(each))]
+    amounts = [amount for part in parts for each in _elements(part.strip(" :")) if (amount := _amount(each))]
     found = reading_of({name: value for name, value, unit in amounts if not unit}) or {}
     return found | {"step": float(bar["n"]), "total": float(bar["total"])}, bool(found)
 
@@ -278,9 +278,9 @@ class LogReader:
             self._is_global |= epoch > last.get("epoch", epoch) and step > last.get("step", step)
             self._last = reading
             return reading | {"step": step if self._is_global else step + (epoch - (self._first_epoch or 0.0)) * total}
-        if last.get("step", 0.0) / 2 <= step < last.get("step", 0.0):
-            return reading | {"step": -1.0}
-        if step < last.get("step", 0.0):  # the counter began again
-            self._before += last.get("total", last["step"])
+        if step < (reached := last.get("step", 0.0)):
+            if reached / 2 <= step and reached != last.get("total"):
+                return reading | {"step": -1.0}
+            self._before += last.get("total", reached)  # the counter began again
         self._last = reading
         return reading | {"step": step + self._before}

@@ -82,7 +82,7 @@ class ScriptMetricsReader:
         self._steps = LoggedSteps(attempt)
         wanted, ends = self._options.source, dict.fromkeys((0, resolved.processes.world_size - 1))
         self._outputs = {
-            f"output of rank {rank}": _Output(run_dir.rank_log(rank), LogReader(self._options.compiled))
+            f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.compiled))
             for rank in ends
             if rank in ranks and wanted in ("auto", "output")
         }
@@ -90,7 +90,7 @@ class ScriptMetricsReader:
         self._choice_s = _CHOICE_S if 0 in ranks else 2 * _CHOICE_S
         self._workdir = Path(resolved.working_folder)
         self._pids: set[int] = set()
-        self._files = {path: _TrackerFile(kind, path, from_end=True) for kind, path in self._found_files()}
+        self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found_files()}
         self._files_at = 0.0
         self._held: dict[str, list[Reading]] = {}
         self._held_since: float | None = None
@@ -132,7 +132,7 @@ class ScriptMetricsReader:
             with suppress(psutil.Error):
                 self._pids |= {one.pid for one in psutil.Process().children(recursive=True)}
             for kind, path in self._found_files():
-                self._files.setdefault(path, _TrackerFile(kind, path))
+                self._files.setdefault(path, TrackerFile(kind, path))
         for file in self._files.values():
             self._hold(file.kind, file.read())
         for name, output in self._outputs.items():
@@ -234,7 +234,7 @@ def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterato
 
 
 @final
-class _TrackerFile:
+class TrackerFile:
     """Reads what was added to a file of a tracker, or to the metrics of a run of MLflow."""
 
     def __init__(self, kind: str, path: Path, *, from_end: bool = False) -> None:

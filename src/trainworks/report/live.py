@@ -130,7 +130,7 @@ def _figures(
         "loss": f"{row['loss']:.4f}",
         **({"throughput": f"{format_count(rate)} {unit}/s"} if (rate := snapshot.tokens_per_s) is not None else {}),
         "step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}",
-        "memory": format_bytes(snapshot.memory_peak_bytes or 0),
+        **({"memory": format_bytes(peak)} if (peak := snapshot.memory_peak_bytes) is not None else {}),
         "checkpoint": _checkpoint_age(snapshot, now),
     }
     if snapshot.evaluation is not None:

@@ -134,7 +134,7 @@ def _loss(report: Report) -> list[Block]:
         return []
     lowest = report.training.loss_lowest
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
-    by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"By the {report.training.source}"}
+    by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"From {report.training.source}"}
     unit = by_unit.get(report.training.unit, "In the unit of the task")
     return _step_chart(
         report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=report.curves.eval_loss

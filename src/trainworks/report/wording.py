@@ -120,7 +120,7 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
             ("loss", format_loss(done.loss_last), f"from {format_loss(done.loss_first)}" if done.loss_first else ""),
             ("steps", f"{done.steps_done:,}", f"of {done.num_steps:,}" if done.num_steps else ""),
             *figures,
-            *([] if report.comparison else [("step time", format_amount(done.step_s, "s"), f"by the {done.source}")]),
+            *([] if report.comparison else [("step time", format_amount(done.step_s, "s"), f"from {done.source}")]),
         ]
     return figures
 

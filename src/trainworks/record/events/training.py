@@ -77,7 +77,7 @@ class MetricsSourceEvent(Stamp):
 
     kind: Literal["metrics_source"]
     source: str
-    """`output of rank N`, `tensorboard`, `wandb`, `mlflow`, `trainworks.log` or `session`."""
+    """`rank-N.log`, `tensorboard`, `wandb`, `mlflow`, `trainworks.log` or `session`."""
     num_steps: NotRequired[int]
     """Steps of the whole training, where the program counts them: `10/500`."""
 

@@ -115,7 +115,7 @@ class RunFollower:
         elif event["kind"] == "data_progress":
             progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
         elif event["kind"] == "metrics_source":
-            progress.is_printed = event["source"].startswith("output")
+            progress.is_printed = event["source"].startswith("rank-")
         elif event["kind"] == "data_ready":
             progress.data_total_bytes = 0
 

@@ -86,7 +86,7 @@ class Training(ReportPart):
     """What throughput counts: tokens, images or samples."""
     data: str = ""
     """Source and sequence length."""
-    source: str = "record of the ranks"
+    source: str
     """Where the figures of the steps are from."""
     step_s: float | None = None
     """Median duration of the steady steps."""
@@ -294,7 +294,7 @@ def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
     steady = steps.training_s[warmup_steps(len(steps)) :]
     sources = history.of_kind(MetricsSourceEvent)
     return Training(
-        **({"source": printable(sources[-1]["source"])} if sources else {}),
+        source=printable(sources[-1]["source"]) if sources else "record of the ranks",
         step_s=float(np.median(steady)) if len(steady) else None,
         num_steps=known_steps(resolved, history.events),
         steps_done=int(steps["step"][-1]) if len(steps) else 0,
