@@ -37,10 +37,9 @@ FORMS = {
         "total": 5005,
         "loss": 6.9,
     },
-    " iteration        1/   50 | elapsed time per iteration (ms): 3000.1 | learning rate: 1.5E-04 | lm loss: 1.08E+01 |": {
+    " iteration        1/   50 | elapsed time per iteration (ms): 3000.1 | lm loss: 1.08E+01 |": {
         "step": 1,
         "total": 50,
-        "lr": 0.00015,
         "loss": 10.8,
     },
     "[2026-01-01 10:00:00] iteration 1/ 50 | lm loss: 1.08E+01 | loss scale: 1.0 | number of nan iterations: 0 |": {
@@ -48,7 +47,7 @@ FORMS = {
         "total": 50,
         "loss": 10.8,
     },
-    "\x1b[31m[titan] 2025-01-01 10:00:00,123 - root - INFO - step:  1  \x1b[33mloss: 12.2  memory: 20.2GiB(21.3%)  tps: 1,234": {
+    "\x1b[31m[titan] 2025-01-01 10:00:00,123 - root - INFO - step:  1  \x1b[33mloss: 12.2  memory: 20.2GiB(21.3%)": {
         "step": 1,
         "loss": 12.2,
     },

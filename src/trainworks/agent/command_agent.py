@@ -76,7 +76,9 @@ class _CommandNode:
         numbers = range(self._rank(0), self._rank(0) + count)
         self._run_dir.script_trackers.mkdir(exist_ok=True)
         metrics = ScriptMetricsReader(self._run_dir, self._resolved, numbers, self._rendezvous.attempt)
-        code = self._wait_for([self._start(local_rank) for local_rank in range(count)])
+        ranks = [self._start(local_rank) for local_rank in range(count)]
+        metrics.begin([rank.pid for rank in ranks])
+        code = self._wait_for(ranks)
         metrics.end(whole=code == 0)
         return code
 

@@ -100,6 +100,10 @@ class ScriptMetricsReader:
         self._is_over = not (self._outputs or self._kinds)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
+
+    def begin(self, pids: Collection[int]) -> None:
+        """Follow the ranks, which have these process ids; what they write from the making of this reader on counts."""
+        self._pids |= set(pids)
         self._thread.start()
 
     def end(self, *, whole: bool) -> None:
