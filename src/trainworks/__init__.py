@@ -44,7 +44,7 @@ _PUBLIC = {
     "health": "proving.health",
     "hold": "jobs",
     "jobs": "jobs",
-    "log": "log",
+    "log": "observing.log",
     "logs": "observing.logs",
     "network": "network",
     "nodes": "nodes",

@@ -20,11 +20,11 @@ from trainworks.api.jobs import jobs as jobs
 from trainworks.api.jobs import release as release
 from trainworks.api.jobs import retry as retry
 from trainworks.api.jobs import stop as stop
-from trainworks.api.log import log as log
 from trainworks.api.network import network as network
 from trainworks.api.nodes import drain as drain
 from trainworks.api.nodes import nodes as nodes
 from trainworks.api.observing.job_board import usage as usage
+from trainworks.api.observing.log import log as log
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.run_views import compare as compare
 from trainworks.api.observing.top import top as top

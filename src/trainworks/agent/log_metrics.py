@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import final
 
 from trainworks.record.metrics import Reading
@@ -50,24 +52,26 @@ _BAR = re.compile(
 )
 _OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard", re.IGNORECASE)
 """What stands before a progress bar that is not of the training."""
-_SETTING = re.compile(
-    r"epochs|steps|num .*|max (?:steps|epochs|length).*|seed|dropout|batch size|weight decay|train runtime"
-)
-"""Names beside which a loss is a setting, or in the summary of Hugging Face's Trainer."""
 _OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
-_LOSS = re.compile(rf"{_OF_TRAINING}loss(?: step)?")
-_HELD_OUT = re.compile(rf"(?:{_KIND}|held out) {_OF_TRAINING}(?:(loss)|(acc|accuracy)|(runtime))")
-_NAMES = {
-    "step": "step|global step|train step|train global step|iter|iteration|it|batch|update|num updates|optimizer step",
-    "epoch": "epoch|train epoch|train",
-    "lr": "lr|learning rate|train lr|train learning rate",
-    "grad_norm": "grad norm|gradient norm|gnorm|train grad norm|optim total grad norm",
+_OF_HELD_OUT = rf"(?:{_KIND}|held out) {_OF_TRAINING}"
+_FIELDS = {
+    "setting": r"epochs|steps|num .*|max (?:steps|epochs|length).*|seed|dropout|batch size|weight decay|train runtime",
+    "loss": rf"{_OF_TRAINING}loss(?: step)?",
+    "eval_loss": rf"{_OF_HELD_OUT}loss",
+    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)",
+    "eval_runtime": rf"{_OF_HELD_OUT}runtime",
+    "step": r"(?:train )?(?:global )?step|iter|iteration|it|batch|update|num updates|optimizer step",
+    "epoch": r"(?:train )?epoch|train",
+    "lr": r"(?:train )?(?:lr|learning rate)",
+    "grad_norm": r"(?:train )?(?:grad norm|gradient norm|gnorm)|optim total grad norm",
 }
-_FIELD = {name: field for field, names in _NAMES.items() for name in names.split("|")}
+"""Names of metrics. Beside a setting a loss is a setting, too, or belongs to the summary of Hugging Face's Trainer."""
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_./\-]+", " ", name.lower()).strip()
+@cache
+def _field(name: str) -> str | None:
+    plain = re.sub(r"[\s_./\-]+", " ", name.lower()).strip()
+    return next((field for field, names in _FIELDS.items() if re.fullmatch(names, plain)), None)
 
 
 def reading_of(values: Mapping[str, float]) -> Reading | None:
@@ -79,16 +83,9 @@ def reading_of(values: Mapping[str, float]) -> Reading | None:
     """
     found: Reading = {}
     for name, value in values.items():
-        key = _plain(name)
-        if _SETTING.fullmatch(key):
-            return None
-        if _LOSS.fullmatch(key):
-            found.setdefault("loss", value)
-        elif held_out := _HELD_OUT.fullmatch(key):
-            found.setdefault(("eval_loss", "eval_accuracy", "eval_runtime")[(held_out.lastindex or 1) - 1], value)
-        elif key in _FIELD:
-            found.setdefault(_FIELD[key], value)
-    return found if "loss" in found or "eval_loss" in found else None
+        if (field := _field(name)) is not None:
+            found.setdefault(field, value)
+    return found if ("loss" in found or "eval_loss" in found) and "setting" not in found else None
 
 
 def read_line(text: str) -> Reading | None:
@@ -105,27 +102,22 @@ def read_line(text: str) -> Reading | None:
     while stamp := _STAMP.match(line):
         line = line[stamp.end() :]
     if line.startswith("{"):
-        if (found := _json_reading(line)) is not None or not line.endswith("}"):
-            return found
-        line = re.sub(r"['\"{}]", "", line)
+        with suppress(ValueError):
+            numbers = dict(_numbers(written := json.loads(line)))
+            found = reading_of(numbers)
+            return found if found and ("step" in found or len(numbers) == len(written)) else None
+        line = re.sub(r"['\"{}]", "", line) if line.endswith("}") else ""
     found = _pairs_reading(line)
     is_placed = found is not None and not found.keys().isdisjoint(("step", "epoch"))
     return found if is_placed or not text[0].isspace() else None  # an indented loss is a setting or a summary
 
 
-def _json_reading(text: str) -> Reading | None:
-    try:
-        written = json.loads(text)
-    except ValueError:
-        return None
-    numbers = {name: float(value) for name, value in _flat(written) if isinstance(value, int | float)}
-    found = reading_of(numbers)
-    return found if found and ("step" in found or len(numbers) == len(written)) else None
-
-
-def _flat(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
+def _numbers(tree: Mapping[str, object], path: str = "") -> Iterator[tuple[str, float]]:
     for name, value in tree.items():
-        yield from _flat(value, f"{path}{name}/") if isinstance(value, dict) else ((path + name, value),)
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{path}{name}/")
+        elif isinstance(value, int | float):
+            yield path + name, float(value)
 
 
 def _elements(text: str) -> list[re.Match[str]]:
@@ -150,27 +142,31 @@ def _amount(element: re.Match[str]) -> tuple[str, float, str] | None:
 
 
 def _pairs_reading(text: str) -> Reading | None:
-    values: dict[str, float] = {}
+    elements = _elements(text)
+    values, place, scope = dict[str, float](), _place(elements), ""
+    for each in elements:
+        scope = f"{each['scope']} " if each["scope"] else scope
+        name, value, unit = _amount(each) or ("", 0.0, "")
+        is_loss = "loss" in name.lower()
+        if name and _field(name) != "epoch" and not (is_loss and unit):
+            values.setdefault(scope + name if is_loss else name, value / 100 if unit == "%" else value)
+    found = reading_of(values)
+    # Beside a counter the loss of an evaluation is the mean so far.
+    is_part = scope.lower().startswith(("val", "eval", "test")) and "total" in place
+    return None if found is None or is_part else found | place
+
+
+def _place(elements: Iterable[re.Match[str]]) -> Reading:
     place: Reading = {}
-    scope = ""
-    for each in _elements(text):
-        if each["scope"]:
-            scope = f"{each['scope']} "
-        elif each["n"] and (name := _FIELD.get(_plain(each["counted"] or "step"))) is not None:
-            place |= {name: float(each["n"])} | ({"total": float(each["total"])} if name == "step" else {})
+    for each in elements:
+        amount = _amount(each)
+        if each["n"] and (field := _field(each["counted"] or "step")) in ("step", "epoch"):
+            place |= {field: float(each["n"])} | ({"total": float(each["total"])} if field == "step" else {})
         elif each["inner"] and "epoch" in place:
             place.setdefault("step", float(each["inner"]))
-        elif amount := _amount(each):
-            name, value, unit = amount
-            if "loss" in name.lower():
-                values |= {scope + name: value} if not unit and scope + name not in values else {}
-            elif _FIELD.get(_plain(name)) == "epoch":
-                place["epoch"] = value
-            else:
-                values.setdefault(name, value / 100 if unit == "%" else value)
-    found = reading_of(values)
-    goes_on = scope.lower().startswith(("val", "eval", "test")) and "total" in place  # the mean so far of an evaluation
-    return None if found is None or goes_on else found | place
+        elif amount and _field(amount[0]) == "epoch":
+            place["epoch"] = amount[1]
+    return place
 
 
 def _bar_reading(text: str) -> tuple[Reading, bool] | None:
@@ -255,32 +251,27 @@ class LogReader:
         """A row below a header such as `epoch,step,train_loss`, with commas, tabs or columns of spaces."""
         cells = re.split(r"\s*,\s*|\t+|\s{2,}", line.strip())
         if len(cells) > 1 and not any(re.search(r"\d|[^\w ./@\-]", cell) for cell in cells):
-            named = reading_of(dict.fromkeys(cells, 1.0)) or {}
-            self._columns = cells if {"step", "epoch"} & named.keys() else []
-        if len(cells) != len(self._columns) or not all(
-            re.fullmatch(rf"{_NUMBER}|{_CLOCK}|", cell, re.I) for cell in cells
-        ):
+            self._columns = cells if {"step", "epoch"} & (reading_of(dict.fromkeys(cells, 1.0)) or {}).keys() else []
+        if len(cells) != len(self._columns) or not all(re.fullmatch(f"{_NUMBER}|", cell, re.I) for cell in cells):
             return None
-        pairs = zip(self._columns, cells, strict=True)
-        return reading_of({name: float(cell) for name, cell in pairs if cell and ":" not in cell})
+        return reading_of({name: float(cell) for name, cell in zip(self._columns, cells, strict=True) if cell})
 
     def _placed(self, reading: Reading) -> Reading:
         """The reading with its step; -1 if it comes late, from another process that prints the same."""
         last, epoch, step, total = self._last, reading.get("epoch"), reading.get("step"), reading.get("total")
         if epoch is not None and self._first_epoch is None:
             self._first_epoch = min(1.0, float(int(epoch)))
+        self._last = last | reading if step is None else reading
         if step is None:
             self._count += 1
-            self._last = last | reading
             is_numbered = epoch is not None and epoch.is_integer() and epoch != last.get("epoch")
             return reading | {"step": epoch if is_numbered and epoch is not None else float(self._count)}
         if epoch is not None and epoch.is_integer() and total:
             self._is_global |= epoch > last.get("epoch", epoch) and step > last.get("step", step)
-            self._last = reading
             return reading | {"step": step if self._is_global else step + (epoch - (self._first_epoch or 0.0)) * total}
         if step < (reached := last.get("step", 0.0)):
             if reached / 2 <= step and reached != last.get("total"):
+                self._last = last
                 return reading | {"step": -1.0}
             self._before += last.get("total", reached)  # the counter began again
-        self._last = reading
         return reading | {"step": step + self._before}

@@ -24,6 +24,7 @@ from typing import final
 import psutil
 
 from trainworks.agent.log_metrics import LogReader, reading_of
+from trainworks.files import size_of
 from trainworks.host.clock import SystemClock
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.events.training import FinishedEvent, MetricsSourceEvent
@@ -78,31 +79,28 @@ class ScriptMetricsReader:
     """
 
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
-        self._run_dir, self._options = run_dir, resolved.run_file.metrics
-        self._steps = LoggedSteps(attempt)
-        wanted, ends = self._options.source, dict.fromkeys((0, resolved.processes.world_size - 1))
+        self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt)
+        self._workdir, self._pids = Path(resolved.working_folder), set[int]()
+        wanted, is_first = self._options.source, 0 in ranks
         self._outputs = {
             f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.compiled))
-            for rank in ends
+            for rank in dict.fromkeys((0, resolved.processes.world_size - 1))
             if rank in ranks and wanted in ("auto", "output")
         }
-        self._kinds = {"auto": ("tensorboard", "wandb", "mlflow")}.get(wanted, (wanted,)) if 0 in ranks else ()
-        self._choice_s = _CHOICE_S if 0 in ranks else 2 * _CHOICE_S
-        self._workdir = Path(resolved.working_folder)
-        self._pids: set[int] = set()
-        self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found_files()}
-        self._files_at = 0.0
+        self._kinds = {"auto": ("tensorboard", "wandb", "mlflow")}.get(wanted, (wanted,)) if is_first else ()
+        self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found()}
+        self._files_at, self._choice_s = 0.0, _CHOICE_S if is_first else 2 * _CHOICE_S
         self._held: dict[str, list[Reading]] = {}
         self._held_since: float | None = None
         self._source: str | None = None
         self._size = 0
         """Bytes of the record's metrics after the last row of this reader."""
-        self._is_over = not (self._outputs or self._kinds)
+        self._is_over, self._is_whole = False, False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
 
     def begin(self, pids: Collection[int]) -> None:
-        """Follow the ranks, which have these process ids; what they write from the making of this reader on counts."""
+        """Follow the ranks, which have these process ids; what they wrote since this reader was made counts."""
         self._pids |= set(pids)
         self._thread.start()
 
@@ -125,7 +123,7 @@ class ScriptMetricsReader:
         except Exception:
             traceback.print_exc(file=sys.stdout)
 
-    def _found_files(self) -> Iterator[tuple[str, Path]]:
+    def _found(self) -> Iterator[tuple[str, Path]]:
         found = tracker_files(self._run_dir.script_trackers, self._workdir, self._pids) if self._kinds else ()
         return ((kind, path) for kind, path in found if kind in self._kinds)
 
@@ -135,57 +133,41 @@ class ScriptMetricsReader:
             self._files_at = now + _FILES_EVERY_S
             with suppress(psutil.Error):
                 self._pids |= {one.pid for one in psutil.Process().children(recursive=True)}
-            for kind, path in self._found_files():
-                self._files.setdefault(path, TrackerFile(kind, path))
-        for file in self._files.values():
-            self._hold(file.kind, file.read())
-        for name, output in self._outputs.items():
-            self._hold(name, output.read(last=last, whole=last and self._is_whole))
-        if self._held and self._held_since is None:
-            self._held_since = now
+            self._files |= {path: TrackerFile(kind, path) for kind, path in self._found() if path not in self._files}
+        found = [(file.kind, file.read()) for file in self._files.values()]
+        found += [(name, output.read(last=last, whole=self._is_whole)) for name, output in self._outputs.items()]
+        for source, readings in found:
+            if readings and self._source in (None, source):
+                self._held.setdefault(source, []).extend(readings)
+                self._held_since = self._held_since or now
         if self._held and (last or self._source or now - (self._held_since or now) >= self._choice_s):
             self._write()
-
-    def _hold(self, source: str, readings: list[Reading]) -> None:
-        if readings and self._source in (None, source):
-            self._held.setdefault(source, []).extend(readings)
 
     def _write(self) -> None:
         """Add to the record what the chosen source has; choose at the first time, as an earlier attempt has chosen."""
         metrics = self._run_dir.metrics_file
-        if self._source is None or self._size != _size(metrics):
+        if self._source is None or self._size != size_of(metrics):
             said = [each["source"] for each in of_kind(read_events(self._run_dir.events_file), MetricsSourceEvent)]
-            self._is_over = bool(said) and (said[-1] in _OWN_SOURCES or said[-1] != (self._source or said[-1]))
+            chosen = said[-1] if said else min(self._held, key=lambda source: source in self._outputs)
+            self._is_over = chosen in _OWN_SOURCES or self._source not in (None, chosen)
             if self._is_over:
                 return
-            by_worth = sorted(self._held, key=lambda source: source in self._outputs)
-            self._source = said[-1] if said else by_worth[0]
             if not said:
-                self._note_source(self._source, self._held[self._source])
-        rows = self._steps.rows(self._held.get(self._source, []))
+                totals = [int(each["total"]) for each in self._held[chosen] if "total" in each and "epoch" not in each]
+                event = MetricsSourceEvent(kind="metrics_source", source=chosen)
+                self._run_dir.note(event | {"num_steps": max(totals)} if totals else event)
+            self._source = chosen
+        rows = self._steps.rows(self._held.get(self._source, ()))
         self._held.clear()
         if rows:
             append_metrics(metrics, rows)
-        self._size = _size(metrics)
+        self._size = size_of(metrics)
         if self._options.patience is not None and any("evaluation" in row for row in rows):
-            self._end_early(rows[-1]["step"])
-
-    def _note_source(self, source: str, readings: list[Reading]) -> None:
-        event = MetricsSourceEvent(kind="metrics_source", source=source)
-        totals = [each["total"] for each in readings if "total" in each and "epoch" not in each]
-        self._run_dir.note(event | {"num_steps": int(max(totals))} if totals else event)
-
-    def _end_early(self, step: int) -> None:
-        """Say that the run is done, once its evaluations do not improve any more; the supervisor ends the ranks."""
-        record = import_module("trainworks.record.evaluations")  # it needs numpy, which most commands do without
-        found = record.standing(record.read_evaluations(self._run_dir, self._options.metric), self._options)
-        if found.is_stalled(self._options.patience):
-            self._run_dir.note(FinishedEvent(kind="finished", step=step, early=True))
-            self._is_over = True
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
+            record = import_module("trainworks.record.evaluations")  # it needs numpy, which most commands do without
+            found = record.standing(record.read_evaluations(self._run_dir, self._options.metric), self._options)
+            self._is_over = found.is_stalled(self._options.patience)
+            if self._is_over:  # the supervisor ends the ranks
+                self._run_dir.note(FinishedEvent(kind="finished", step=rows[-1]["step"], early=True))
 
 
 class _Output:
@@ -193,12 +175,11 @@ class _Output:
 
     def __init__(self, log: Path, reader: LogReader) -> None:
         self._log, self._reader, self._decoder = log, reader, codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = _size(log)
+        self._offset, self._before = size_of(log), SystemClock().now()
         if self._offset:  # earlier starts tell how the program counts epochs
             with log.open("rb") as opened:
                 reader.read(opened.read(min(self._offset, _CHUNK_BYTES)).decode(errors="replace"))
             reader.begin()
-        self._before = SystemClock().now()
 
     def read(self, *, last: bool, whole: bool) -> list[Reading]:
         """New readings; those of one look are spread over the time since the look before."""
@@ -208,9 +189,9 @@ class _Output:
             data = log.read(-1 if last else _CHUNK_BYTES)
         self._offset += len(data)
         found = self._reader.read(self._decoder.decode(data), last=last, whole=whole) if data or last else []
-        now = SystemClock().now()
-        since, self._before = self._before, now
-        return [each | {"t": since + (now - since) * (i + 1) / len(found)} for i, each in enumerate(found)]
+        since, self._before = self._before, SystemClock().now()
+        each_s = (self._before - since) / max(1, len(found))
+        return [reading | {"t": since + index * each_s} for index, reading in enumerate(found, start=1)]
 
 
 def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterator[tuple[str, Path]]:
@@ -239,7 +220,7 @@ def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterato
 
 @final
 class TrackerFile:
-    """Reads what was added to a file of a tracker, or to the metrics of a run of MLflow."""
+    """Reads what was added to a file of a tracker, or to the folder `metrics` of a run of MLflow."""
 
     def __init__(self, kind: str, path: Path, *, from_end: bool = False) -> None:
         self.kind, self._path = kind, path
@@ -258,23 +239,22 @@ class TrackerFile:
         return [reading | {"step": step, "t": times[step]} for step, reading in sorted(found.items()) if reading]
 
     def _logged(self) -> Iterator[_Logged]:
-        files = [path for path in self._path.rglob("*") if path.is_file()] if self.kind == "mlflow" else [self._path]
-        for file in files:
+        for file in [self._path] if self._path.is_file() else filter(Path.is_file, self._path.rglob("*")):
             start = self._offsets.get(file, 7 if self.kind == "wandb" else 0)  # W&B's file begins with seven bytes
             with file.open("rb") as opened:
                 opened.seek(start)
                 data = opened.read()
             if self.kind == "mlflow":
-                end = data.rfind(b"\n") + 1
-                name = file.relative_to(self._path).as_posix()
-                for milliseconds, value, step in (line.split()[:3] for line in data[:end].splitlines()):
+                self._offsets[file] = start + data.rfind(b"\n") + 1
+                for milliseconds, value, step in (
+                    line.split()[:3] for line in data[: data.rfind(b"\n") + 1].splitlines()
+                ):
+                    name = file.relative_to(self._path).as_posix()
                     yield float(milliseconds) / 1e3, float(step), {name: float(value)}
-            else:
-                records = list(_chunks(data, start) if self.kind == "wandb" else _frames(data))
-                end = records[-1][1] if records else 0
-                for message, _ in records:
-                    yield from _history(message) if self.kind == "wandb" else _scalars(message)
-            self._offsets[file] = start + end
+                continue
+            for message, end in _chunks(data, start) if self.kind == "wandb" else _frames(data):
+                self._offsets[file] = start + end
+                yield from _history(message) if self.kind == "wandb" else _scalars(message)
 
 
 def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
@@ -308,55 +288,43 @@ def _scalars(message: bytes) -> Iterator[_Logged]:
     """Scalars of TensorBoard's `Event`: wall_time = 1, step = 2, summary = 5 of values = 1 with tag = 1 and
     simple_value = 2, or tensor = 8 with tensor_content = 4 or float_val = 5.
     """
-    event = dict(_fields(message))
-    values: dict[str, float] = {}
-    for _, value in _fields(_bytes(event.get(5))):
-        parts = dict(_fields(_bytes(value)))
-        tensor = dict(_fields(_bytes(parts.get(8))))
-        number = _bytes(parts.get(2) or tensor.get(4) or tensor.get(5))
-        values |= {_bytes(parts.get(1)).decode(): struct.unpack("<f", number)[0]} if len(number) == 4 else {}
-    step = event.get(2, 0)
-    if values and isinstance(step, int):
-        yield struct.unpack("<d", _bytes(event[1]))[0], step, values
+    event, values = dict(_fields(message)), dict[str, float]()
+    for _, value in _fields(event.get(5)):
+        parts = dict(_fields(value))
+        tensor = dict(_fields(parts.get(8)))
+        number = parts.get(2) or tensor.get(4) or tensor.get(5) or b""
+        values |= {parts[1].decode(): struct.unpack("<f", number)[0]} if len(number) == 4 else {}
+    if values:
+        yield struct.unpack("<d", event[1])[0], _varint(event.get(2, b"\0"), 0)[0], values
 
 
 def _history(message: bytes) -> Iterator[_Logged]:
     """Numbers of W&B's `Record`: history = 2 with items = 1 of key = 1 or nested_key = 2, and value_json = 16."""
     for history in (value for field, value in _fields(message) if field == 2):
         values: dict[str, float] = {}
-        for item in (value for field, value in _fields(_bytes(history)) if field == 1):
-            parts = list(_fields(_bytes(item)))
-            name = "/".join(_bytes(part).decode() for field, part in parts if field in (1, 2))
-            value = next((json.loads(_bytes(part)) for field, part in parts if field == 16), None)
+        for parts in (list(_fields(item)) for field, item in _fields(history) if field == 1):
+            name = "/".join(part.decode() for field, part in parts if field in (1, 2))
+            value = next((json.loads(part) for field, part in parts if field == 16), None)
             values |= {name: float(value)} if isinstance(value, int | float) else {}
         if "_step" in values:
             step = values.get("train/global_step", values["_step"])
             yield values.get("_timestamp", 0.0), step, {name: value for name, value in values.items() if name[0] != "_"}
 
 
-def _bytes(value: int | bytes | None) -> bytes:
-    return value if isinstance(value, bytes) else b""
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a protobuf message; a fixed number as its bytes."""
-    at = 0
+def _fields(message: bytes | None) -> Iterator[tuple[int, bytes]]:
+    """Numbers of the fields of a protobuf message, with their bytes as they are."""
+    message, at = message or b"", 0
     while at < len(message):
         key, at = _varint(message, at)
-        if key & 7 == 0:
-            value, at = _varint(message, at)
-            yield key >> 3, value
-            continue
-        length, at = _varint(message, at) if key & 7 == 2 else (8 if key & 7 == 1 else 4, at)
+        if key & 7 == 2:
+            length, at = _varint(message, at)
+        else:
+            length = {0: _varint(message, at)[1] - at, 1: 8}.get(key & 7, 4)
         yield key >> 3, message[at : at + length]
         at += length
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+    """A base-128 number, least significant group first, and where it ends."""
+    end = next(index for index in range(at, len(message)) if message[index] < 0x80) + 1
+    return sum((byte & 0x7F) << 7 * index for index, byte in enumerate(message[at:end])), end

@@ -13,20 +13,9 @@ from trainworks.catalog.prices import known_accelerator
 from trainworks.config.run_file import Workload
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import HostFacts
+from trainworks.record.events import training
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import read_events
-from trainworks.record.events.training import (
-    CheckpointDamagedEvent,
-    CheckpointEvent,
-    CheckpointFailedEvent,
-    CompiledEvent,
-    DataReadyEvent,
-    MetricsSourceEvent,
-    ProfileEvent,
-    RollbackEvent,
-    SampleEvent,
-    SkippedEvent,
-)
 from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
@@ -59,7 +48,8 @@ class ProfiledRank(ReportPart):
 def build_profiles(run_dir: RunDir, history: History) -> tuple[ProfiledRank, ...]:
     """Every window that was recorded, in the order of recording; one whose files are gone is left out."""
     folders = dict.fromkeys(
-        run_dir.profile(int(event["first_step"]), int(event["last_step"])) for event in history.of_kind(ProfileEvent)
+        run_dir.profile(int(event["first_step"]), int(event["last_step"]))
+        for event in history.of_kind(training.ProfileEvent)
     )
     return tuple(
         ProfiledRank(summary=summary, trace=str(trace_file(folder, summary.rank).relative_to(run_dir.path)))
@@ -270,7 +260,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
         return _reached(resolved, history, trained)
     if plan is None or workload is None:
         return None
-    ready = next(iter(reversed(history.of_kind(DataReadyEvent))), None)
+    ready = next(iter(reversed(history.of_kind(training.DataReadyEvent))), None)
     return _reached(resolved, history, trained).model_copy(
         update={
             "model": _describe_model(plan, workload),
@@ -292,7 +282,7 @@ def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
     """What the record says of the steps, whatever program has done them."""
     finite = steps.where(np.isfinite(steps["loss"]))
     steady = steps.training_s[warmup_steps(len(steps)) :]
-    sources = history.of_kind(MetricsSourceEvent)
+    sources = history.of_kind(training.MetricsSourceEvent)
     return Training(
         source=printable(sources[-1]["source"]) if sources else "record of the ranks",
         step_s=float(np.median(steady)) if len(steady) else None,
@@ -307,7 +297,7 @@ def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
 
 
 def _compiled(history: History) -> Compiled | None:
-    events = history.of_kind(CompiledEvent)
+    events = history.of_kind(training.CompiledEvent)
     if not events:
         return None
     return Compiled(**{name: float(events[-1][name]) for name in ("compile_s", "compiled_s", "eager_s")})
@@ -369,13 +359,13 @@ def _comparison(
 
 
 def _checkpoints(history: History) -> Checkpoints:
-    written = history.of_kind(CheckpointEvent)
+    written = history.of_kind(training.CheckpointEvent)
     sizes = [int(event["bytes"]) for event in written if event.get("bytes") is not None]
     write_times = [float(event["write_s"]) for event in written if event.get("write_s") is not None]
     return Checkpoints(
         steps=tuple(int(event["step"]) for event in written),
-        failed_steps=tuple(int(event["step"]) for event in history.of_kind(CheckpointFailedEvent)),
-        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind(CheckpointDamagedEvent)),
+        failed_steps=tuple(int(event["step"]) for event in history.of_kind(training.CheckpointFailedEvent)),
+        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind(training.CheckpointDamagedEvent)),
         size_bytes=sizes[-1] if sizes else None,
         stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
         write_s=median(write_times) if write_times else None,
@@ -384,9 +374,9 @@ def _checkpoints(history: History) -> Checkpoints:
 
 def _faults(history: History) -> tuple[Fault, ...]:
     """Every `skipped` event, in the words of the rollback that answered it if there was one."""
-    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind(RollbackEvent)}
+    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind(training.RollbackEvent)}
     faults = []
-    for skipped in history.of_kind(SkippedEvent):
+    for skipped in history.of_kind(training.SkippedEvent):
         rollback = rollbacks.get((skipped.get("attempt"), skipped.get("step")))
         fault = Fault(
             step=int(skipped["step"]),
@@ -402,7 +392,7 @@ def _faults(history: History) -> tuple[Fault, ...]:
 
 
 def _sample(history: History) -> Sample | None:
-    events = history.of_kind(SampleEvent)
+    events = history.of_kind(training.SampleEvent)
     if not events:
         return None
     last = events[-1]
