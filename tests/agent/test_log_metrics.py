@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -314,3 +315,19 @@ def test_a_line_that_was_cut_off_is_no_line() -> None:
 def test_a_pattern_replaces_the_known_forms() -> None:
     reader = LogReader(re.compile(r"it=(?P<step>\d+) L=(?P<loss>[\d.]+)"))
     assert steps("it=7 L=2.5 (ok)\nstep 8 loss 2.0\n", reader) == [(7, 2.5)]
+
+
+def test_the_guide_names_lines_that_are_read_and_lines_that_are_not() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "your-own-script.md").read_text(encoding="utf-8")
+    table = guide[guide.index("| printed |") : guide.index("A line counts")].splitlines()[2:]
+    printed = [
+        line.replace("\\|", "|") for row in table if row for line in re.findall(r"`([^`]+)`", row.split(" | ")[0][1:])
+    ]
+    assert len(printed) > 10
+    header = "epoch,step,train_loss"
+    for line in printed:
+        text = f"{header}\n{line}\n" if line[0].isdigit() and "," in line and "%" not in line else f"{line}\n"
+        assert line == header or LogReader().read(text, last=True), line
+    refused = re.findall(r"`([^`]+)`", guide[guide.index("A line counts") :].split(" are none")[0].replace("\n", " "))
+    assert len(refused) == 4
+    assert not any(read_line(line) for line in refused[:3]) and read_line(f"  {refused[3]}") is None

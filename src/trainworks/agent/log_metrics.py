@@ -202,18 +202,18 @@ class LogReader:
     _waiting: Reading | None = None
     """A reading without a step, until the next progress bar says it: tqdm draws the bar below a line that it prints."""
     _columns: list[str] = field(default_factory=list)
-    """Header of the table that goes on."""
+    """Header of the table."""
     _first_epoch: float | None = None
     """0 or 1: how the program counts epochs, from the first one that it printed."""
     _is_global: bool = False
-    """Its counter goes on through the epochs."""
+    """Its counter does not begin again with an epoch."""
     _before: float = 0.0
     """Steps of the epochs so far, where no line says which epoch it is."""
     _last: Reading = field(default_factory=dict)
     _count: int = 0
 
     def begin(self) -> None:
-        """Another start of the program: its counters begin anew, and what was cut off is no line."""
+        """Another start of the program: its counters begin anew, and what was cut off does not count."""
         self._rest, self._bar, self._waiting, self._columns = "", None, None, []
         self._before, self._last, self._count = 0.0, {}, 0
 

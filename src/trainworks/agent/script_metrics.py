@@ -159,8 +159,7 @@ class ScriptMetricsReader:
             self._source = chosen
         rows = self._steps.rows(self._held.get(self._source, ()))
         self._held.clear()
-        if rows:
-            append_metrics(metrics, rows)
+        append_metrics(metrics, rows)
         self._size = size_of(metrics)
         if self._options.patience is not None and any("evaluation" in row for row in rows):
             record = import_module("trainworks.record.evaluations")  # it needs numpy, which most commands do without

@@ -124,29 +124,27 @@ class LoggedSteps:
         return [row for each in readings if (row := self._row(each)) is not None]
 
     def _row(self, reading: Reading) -> MetricsRow | None:
-        step, t, is_first = int(reading["step"]), reading["t"], self._step < 0
-        if step < self._newest or (is_first if "loss" not in reading else step == self._step):
+        step, t, is_first, trains = int(reading["step"]), reading["t"], self._step < 0, "loss" in reading
+        if step < self._newest or (step == self._step if trains else is_first):
             return None
-        self._newest = step
-        row = MetricsRow(step=step, attempt=self._attempt, t=t, num_steps=0, step_s=0.0, compute_s=0.0)
+        num_steps = 0 if not trains else 1 if is_first else step - self._step
+        spent_s = t - self._t if not trains and step == self._step else 0.0
+        row = MetricsRow(step=step, attempt=self._attempt, t=t, num_steps=num_steps, step_s=0.0, compute_s=0.0)
         if "eval_loss" in reading:
             row["evaluation"] = EvaluationResult(loss=reading["eval_loss"])
             if "eval_accuracy" in reading:
                 row["evaluation"]["accuracy"] = reading["eval_accuracy"]
-            follows = "loss" not in reading and step == self._step
-            row["evaluation_s"] = reading.get("eval_runtime", t - self._t if follows else 0.0)
-            row["step_s"] = row["evaluation_s"]
-        if "loss" not in reading:
+            row["step_s"] = row["evaluation_s"] = reading.get("eval_runtime", spent_s)
+        self._newest = step
+        if not trains:
             self._evaluation_s += row["step_s"]
             return row
-        row["num_steps"] = 1 if is_first else step - self._step
         if not is_first:
-            row["compute_s"] = max(0.0, t - self._t - self._evaluation_s - row["step_s"]) / row["num_steps"]
+            row["compute_s"] = max(0.0, t - self._t - self._evaluation_s - row["step_s"]) / num_steps
             row["step_s"] += row["compute_s"]
         self._step, self._t, self._evaluation_s = step, t, 0.0
-        for name in ("loss", "lr", "grad_norm", "tokens"):
-            if name in reading:
-                row[name] = reading[name]  # type: ignore[literal-required]
+        for name in sorted({"loss", "lr", "grad_norm", "tokens"} & reading.keys()):
+            row[name] = reading[name]  # type: ignore[literal-required]
         return row
 
 

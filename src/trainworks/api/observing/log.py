@@ -41,14 +41,15 @@ def log(
     >>> log(step=10, loss=2.31)
     """
     rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
-    if "TRAINWORKS_COMMAND" not in os.environ or rank != "0":
+    if "TRAINWORKS_COMMAND" not in os.environ or rank != "0" or (loss is None and eval_loss is None):
         return
-    run_dir, steps = _run()
     values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens}
-    values |= {"eval_loss": eval_loss, "eval_accuracy": eval_accuracy if eval_loss is not None else None}
-    said = {name: float(value) for name, value in values.items() if value is not None}
-    if rows := steps.rows([said | {"step": step, "t": time.time()}] if "loss" in said or "eval_loss" in said else []):
-        append_metrics(run_dir.metrics_file, rows)
+    values |= {"eval_loss": eval_loss, "eval_accuracy": eval_accuracy, "step": step, "t": time.time()}
+    run_dir, steps = _run()
+    append_metrics(
+        run_dir.metrics_file,
+        steps.rows([{name: float(value) for name, value in values.items() if value is not None}]),
+    )
 
 
 @cache

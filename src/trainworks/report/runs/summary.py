@@ -279,7 +279,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
 
 
 def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
-    """What the record says of the steps, whatever program has done them."""
+    """What the record says of the steps, of a workload and of a command."""
     finite = steps.where(np.isfinite(steps["loss"]))
     steady = steps.training_s[warmup_steps(len(steps)) :]
     sources = history.of_kind(training.MetricsSourceEvent)
