@@ -313,7 +313,7 @@ def test_a_line_that_was_cut_off_is_no_line() -> None:
 
 
 def test_a_pattern_replaces_the_known_forms() -> None:
-    reader = LogReader(re.compile(r"it=(?P<step>\d+) L=(?P<loss>[\d.]+)"))
+    reader = LogReader(r"it=(?P<step>\d+) L=(?P<loss>[\d.]+)")
     assert steps("it=7 L=2.5 (ok)\nstep 8 loss 2.0\n", reader) == [(7, 2.5)]
 
 

@@ -51,7 +51,6 @@ _BAR = re.compile(
     r"(?P<before>[^%]*?)\s*\d+%\|[^|]*\|\s*(?P<n>\d+)/(?P<total>\d+)\s*\[[\d:?]+<[^,\]]*,[^,\]]*(?:,\s*(?P<after>.*))?\]"
 )
 _OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard", re.IGNORECASE)
-"""What stands before a progress bar that is not of the training."""
 _OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
 _OF_HELD_OUT = rf"(?:{_KIND}|held out) {_OF_TRAINING}"
 _FIELDS = {
@@ -189,14 +188,11 @@ class LogReader:
     """Reads the output of a program piece by piece, and numbers its readings by step.
 
     A reading without a step has that of the progress bar, else its epoch, else its number among those of this start.
-    Steps grow within one start of the program though its counter begins again with every epoch.
-
-    Args:
-        pattern: with the groups `loss` or `eval_loss` and, where they are said, `step`, `epoch`, `lr` and `grad_norm`;
-            it replaces all forms that are known.
+    Steps grow within one start of the program though its counter begins again with every epoch. A regular expression,
+    with groups for the fields of a reading, replaces all forms that are known.
     """
 
-    pattern: re.Pattern[str] | None = None
+    pattern: str | None = None
     _rest: str = ""
     _bar: Reading | None = None
     _waiting: Reading | None = None
@@ -227,8 +223,10 @@ class LogReader:
 
     def _take(self, line: str) -> Iterator[Reading]:
         if self.pattern is not None:
-            if match := self.pattern.search(line):
-                yield self._placed({name: float(value) for name, value in match.groupdict().items() if value})
+            match = re.search(self.pattern, line)
+            with suppress(ValueError):  # not a number
+                said = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
+                yield from (self._placed(said),) if said else ()
         elif (bar := _bar_reading(line)) is not None:
             reading, has_loss = bar
             if self._bar is None or self._bar["total"] == reading["total"] or has_loss:
@@ -239,12 +237,12 @@ class LogReader:
             yield from self._let_go()
             if "step" in found or self._bar is None:
                 yield self._placed(found)
-            else:
-                self._waiting = found
+            else:  # the bar counts over all epochs
+                self._waiting = {name: value for name, value in found.items() if name != "epoch"}
 
     def _let_go(self) -> Iterator[Reading]:
         if self._waiting is not None and self._bar is not None:
-            yield self._placed({name: self._bar[name] for name in ("step", "total")} | self._waiting)
+            yield self._placed(self._waiting | {name: self._bar[name] for name in ("step", "total")})
         self._waiting = None
 
     def _table_row(self, line: str) -> Reading | None:

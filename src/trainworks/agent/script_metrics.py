@@ -34,20 +34,14 @@ from trainworks.record.run_dir import RunDir
 
 _LOOK_S = 0.05
 _FILES_EVERY_S = 2.0
-_CHOICE_S = 2.0
-"""Time from the first metrics until they are written: a better source may have them, too."""
+_CHOICE_S = 2.0  # from the first metrics until they are written: a better source may have them, too
 _CHUNK_BYTES = 1 << 20
 _OWN_SOURCES = ("trainworks.log", "session")
-"""Sources that write to the record themselves."""
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..*\.(\d+)\.\d+(?:\.v2)?")
-_MOST_ENTRIES = 20_000
-"""Entries of the working folder among which event files are looked for, those of the nearest folders first."""
+_MOST_ENTRIES = 20_000  # of the working folder among which event files are looked for, the nearest first
 _BLOCK_BYTES = 32768
-_FULL, _LAST = 1, 4
-"""Types of the chunks that end a record of W&B."""
 
-_Logged = tuple[float, float, dict[str, float]]
-"""Seconds since the epoch, step and values."""
+_Logged = tuple[float, float, dict[str, float]]  # seconds since the epoch, step and values
 
 
 def tracker_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
@@ -70,12 +64,6 @@ class ScriptMetricsReader:
 
     The first source that names a loss counts for the whole run; of those that do so at once, a tracker before the
     output. Metrics that the program records itself, by `trainworks.log` or a session, end the reading.
-
-    Args:
-        run_dir: of the run.
-        resolved: the run.
-        ranks: of this node.
-        attempt: start of the ranks, counted from 1.
     """
 
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
@@ -83,7 +71,7 @@ class ScriptMetricsReader:
         self._workdir, self._pids = Path(resolved.working_folder), set[int]()
         wanted, is_first = self._options.source, 0 in ranks
         self._outputs = {
-            f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.compiled))
+            f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.pattern))
             for rank in dict.fromkeys((0, resolved.processes.world_size - 1))
             if rank in ranks and wanted in ("auto", "output")
         }
@@ -194,12 +182,9 @@ class _Output:
 
 
 def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterator[tuple[str, Path]]:
-    """Tracker and file of what a program writes; for MLflow the folder `metrics` of its run.
+    """Tracker and file of what the processes `pids` write below the folder of `tracker_environment` or in their own.
 
-    Args:
-        folder: of the run, named by `tracker_environment`.
-        workdir: in which the program was started.
-        pids: its processes.
+    MLflow's is the folder `metrics` of its run.
     """
     yield from (("wandb", path) for path in folder.glob("wandb/*run-*/*.wandb") if not path.parent.is_symlink())
     yield from (("mlflow", path) for path in folder.glob("mlruns/*/*/metrics"))
@@ -229,13 +214,11 @@ class TrackerFile:
 
     def read(self) -> list[Reading]:
         """Readings of complete records, with their times, in the order of their steps."""
-        merged: dict[float, dict[str, float]] = {}
-        times: dict[float, float] = {}
+        merged: dict[float, Reading] = {}
         for t, step, values in self._logged():
-            merged.setdefault(step, {}).update(values)
-            times[step] = t
-        found = {step: reading_of(values) for step, values in merged.items()}
-        return [reading | {"step": step, "t": times[step]} for step, reading in sorted(found.items()) if reading]
+            merged[step] = merged.get(step, {}) | values | {"t": t}
+        found = ((step, values["t"], reading_of(values)) for step, values in sorted(merged.items()))
+        return [reading | {"step": step, "t": t} for step, t, reading in found if reading]
 
     def _logged(self) -> Iterator[_Logged]:
         for file in [self._path] if self._path.is_file() else filter(Path.is_file, self._path.rglob("*")):
@@ -278,7 +261,7 @@ def _chunks(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
         if not kind or at + 7 + length > len(data):
             return
         message, at = message + data[at + 7 : at + 7 + length], at + 7 + length
-        if kind in (_FULL, _LAST):
+        if kind in (1, 4):  # full or last
             yield message, at
             message = b""
 

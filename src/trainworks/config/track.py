@@ -128,11 +128,6 @@ class ScriptMetrics(Spec):
     """Smallest change that is an improvement."""
 
     @property
-    def compiled(self) -> re.Pattern[str] | None:
-        """The pattern; None for the known forms."""
-        return None if self.pattern is None else re.compile(self.pattern)
-
-    @property
     def metric(self) -> Literal["loss", "accuracy"]:
         """Held-out metric that decides which evaluation is better."""
         return "accuracy" if self.objective == "held-out accuracy" else "loss"

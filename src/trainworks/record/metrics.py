@@ -110,9 +110,6 @@ class LoggedSteps:
 
     A step has the mean time since the step before, as compute; that of the first one is not known. A step that repeats
     an earlier one of its attempt is left out, and so is an evaluation before the first loss.
-
-    Args:
-        attempt: start of the ranks, counted from 1.
     """
 
     def __init__(self, attempt: int) -> None:

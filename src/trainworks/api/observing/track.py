@@ -146,12 +146,9 @@ def main(run_folder: str, name: str) -> int:
 
 
 def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> OpenTracker:
-    """A function that makes the tracker of a run.
+    """A function that makes the tracker of a run, whose options name paths relative to the working folder.
 
-    Args:
-        name: of the tracker.
-        options: of all trackers; those of a tracker that is not named there are the defaults.
-        working_folder: folder that relative paths of the options start from.
+    Options of a tracker that is not among them are the defaults.
     """
 
     def opened(run: TrackedRun, state: Mapping[str, str | int]) -> Tracker:

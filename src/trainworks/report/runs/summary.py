@@ -256,10 +256,8 @@ def _standing(status: RunStatus, states: Sequence[StateEvent]) -> RunStatus:
 def _training(resolved: ResolvedRun, history: History) -> Training | None:
     plan, workload = resolved.plan, resolved.run_file.workload
     trained = history.effective.where(history.effective.num_steps > 0)
-    if workload is None and len(trained):
-        return _reached(resolved, history, trained)
     if plan is None or workload is None:
-        return None
+        return _reached(resolved, history, trained) if workload is None and len(trained) else None
     ready = next(iter(reversed(history.of_kind(training.DataReadyEvent))), None)
     return _reached(resolved, history, trained).model_copy(
         update={
