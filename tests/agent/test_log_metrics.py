@@ -113,6 +113,14 @@ FORMS = {
     },
     "I0101 10:00:00.000000 1234 train.py:12] step: 10, loss: 2.5": {"step": 10, "loss": 2.5},
     "Epoch 1/10 - train_loss: 0.5 - val_loss: 0.6": {"epoch": 1, "loss": 0.5, "eval_loss": 0.6},
+    "Epoch 5 Train Loss 0.5 Train Acc 90% Val Loss 0.6 Val Acc 80%": {
+        "epoch": 5,
+        "loss": 0.5,
+        "eval_loss": 0.6,
+        "eval_accuracy": 0.8,
+    },
+    "{'loss': '2.5', 'num_tokens': '4096', 'mean_token_accuracy': '0.5', 'epoch': '0.5'}": {"loss": 2.5, "epoch": 0.5},
+    "epoch: 3 | loss: 0.25 | num_updates: 300": {"epoch": 3, "loss": 0.25, "step": 300},
     "Epoch 5 Train Loss 0.5 Val Loss 0.6 Val Acc 91.2%": {
         "epoch": 5,
         "loss": 0.5,
@@ -258,7 +266,7 @@ def test_hugging_faces_trainer_has_its_steps_in_the_bar_that_it_draws_below_a_li
         "Map: 100%|##########| 5000/5000 [00:01<00:00, 4000.00 examples/s]\n"
         "\r  0%|          | 0/500 [00:00<?, ?it/s]\r  2%|2         | 8/500 [00:01<01:10,  6.95it/s]"
         "\r                                                 \r{'loss': '2.5', 'grad_norm': '1.2', "
-        "'learning_rate': '5e-05', 'epoch': '0.02'}\n\r  2%|2         | 10/500 [00:01<01:10,  6.95it/s]"
+        "'learning_rate': '5e-05', 'epoch': '1.0'}\n\r  2%|2         | 10/500 [00:01<01:10,  6.95it/s]"
         "\r  0%|          | 0/7 [00:00<?, ?it/s]\r100%|##########| 7/7 [00:00<00:00, 70.00it/s]"
         "\r                 \r{'eval_loss': '2.4', 'eval_runtime': '0.1', 'epoch': '0.02'}\n"
         "\r  2%|2         | 10/500 [00:02<01:10,  6.95it/s]\r  4%|4         | 20/500 [00:03<01:10,  6.95it/s]"

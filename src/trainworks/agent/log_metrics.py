@@ -34,7 +34,8 @@ _ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
 _UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples)/s)(?!\w))?"
 _AMOUNT = rf"(?:{_NUMBER}){_UNIT}"
 _NESTED = rf"(?:\s*\(\s*{_AMOUNT}(?:[,;/]\s*{_AMOUNT})*\s*\))?"
-_KIND = r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test"
+_HELD_OUT = r"val(?:id(?:ation)?)?|eval(?:uation)?|test"
+_KIND = rf"train(?:ing)?|{_HELD_OUT}"
 _WORD = rf"(?:(?:{_KIND}|lm|avg|average|mean|running|total|batch|grad|gradient|learning|global)[ _])?[A-Za-z_][\w@./]*"
 _ELEMENT = re.compile(
     r"(?P<gap>(?:[\s,;|•·*\-]|\[[=>.\-# ]+\]|[━╸╺█▏▎▍▌▋▊▉]|:(?=\s))+)"
@@ -52,9 +53,9 @@ _BAR = re.compile(
 )
 _OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard", re.IGNORECASE)
 _OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
-_OF_HELD_OUT = rf"(?:{_KIND}|held out) {_OF_TRAINING}"
+_OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) {_OF_TRAINING}"
 _FIELDS = {
-    "setting": r"epochs|steps|num .*|max (?:steps|epochs|length).*|seed|dropout|batch size|weight decay|train runtime",
+    "setting": r"(?:num |max )?(?:train )?(?:epochs|steps)|num (?:workers|layers)|seed|batch size|(?:train )+runtime",
     "loss": rf"{_OF_TRAINING}loss(?: step)?",
     "eval_loss": rf"{_OF_HELD_OUT}loss",
     "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)",

@@ -281,11 +281,12 @@ def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
     finite = steps.where(np.isfinite(steps["loss"]))
     steady = steps.training_s[warmup_steps(len(steps)) :]
     sources = history.of_kind(training.MetricsSourceEvent)
+    known, done = known_steps(resolved, history.events), int(steps["step"][-1]) if len(steps) else 0
     return Training(
         source=printable(sources[-1]["source"]) if sources else "record of the ranks",
         step_s=float(np.median(steady)) if len(steady) else None,
-        num_steps=known_steps(resolved, history.events),
-        steps_done=int(steps["step"][-1]) if len(steps) else 0,
+        num_steps=known if known is None or known >= done else None,  # a counter of one epoch
+        steps_done=done,
         tokens=int(np.nansum((steps["tokens"] * steps.num_steps)[~steps.is_skipped()])),
         lost_steps=int(history.lost.num_steps.sum()),
         loss_first=_loss_point(steps, 0),
