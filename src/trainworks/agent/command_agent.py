@@ -172,7 +172,8 @@ class _CommandNode:
         )
         own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id, "TRAINWORKS_COMMAND": "1"}
         env = default_environment(self._resolved.processes) | os.environ | ranks | own | run_file.written_envs
-        env |= tracker_environment(self._run_dir.script_trackers.resolve(), env)
+        if run_file.metrics.source not in ("output", "none"):
+            env |= tracker_environment(self._run_dir.script_trackers.resolve(), env)
         return self._environment.variables(env) if self._environment else env
 
     def _shell(self, script: str) -> list[str]:

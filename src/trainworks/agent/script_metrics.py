@@ -33,7 +33,6 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 _LOOK_S = 0.05
-_FILES_EVERY_S = 2.0
 _CHOICE_S = 2.0  # from the first metrics until they are written: a better source may have them, too
 _CHUNK_BYTES = 1 << 20
 _OWN_SOURCES = ("trainworks.log", "session")
@@ -77,7 +76,8 @@ class ScriptMetricsReader:
         }
         self._kinds = {"auto": ("tensorboard", "wandb", "mlflow")}.get(wanted, (wanted,)) if is_first else ()
         self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found()}
-        self._files_at, self._choice_s = 0.0, _CHOICE_S if is_first else 2 * _CHOICE_S
+        self._files_at, self._files_every_s = 0.0, 1.0
+        self._choice_s = _CHOICE_S if is_first else 2 * _CHOICE_S
         self._held: dict[str, list[Reading]] = {}
         self._held_since: float | None = None
         self._source: str | None = None
@@ -117,8 +117,8 @@ class ScriptMetricsReader:
 
     def _look(self, *, last: bool) -> None:
         now = SystemClock().now()
-        if last or now >= self._files_at:
-            self._files_at = now + _FILES_EVERY_S
+        if self._source not in self._outputs and (last or now >= self._files_at):
+            self._files_at, self._files_every_s = now + self._files_every_s, min(2 * self._files_every_s, 60.0)
             with suppress(psutil.Error):
                 self._pids |= {one.pid for one in psutil.Process().children(recursive=True)}
             self._files |= {path: TrackerFile(kind, path) for kind, path in self._found() if path not in self._files}
