@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import os
 import re
 import struct
@@ -77,12 +78,10 @@ class ScriptMetricsReader:
         self._kinds = {"auto": ("tensorboard", "wandb", "mlflow")}.get(wanted, (wanted,)) if is_first else ()
         self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found()}
         self._files_at, self._files_every_s = 0.0, 1.0
-        self._choice_s = _CHOICE_S if is_first else 2 * _CHOICE_S
+        self._choice_s, self._choice_at = _CHOICE_S if is_first else 2 * _CHOICE_S, math.inf
         self._held: dict[str, list[Reading]] = {}
-        self._held_since: float | None = None
         self._source: str | None = None
-        self._size = 0
-        """Bytes of the record's metrics after the last row of this reader."""
+        self._size = 0  # bytes of the record's metrics after the last row of this reader
         self._is_over, self._is_whole = False, False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
@@ -127,8 +126,8 @@ class ScriptMetricsReader:
         for source, readings in found:
             if readings and self._source in (None, source):
                 self._held.setdefault(source, []).extend(readings)
-                self._held_since = self._held_since or now
-        if self._held and (last or self._source or now - (self._held_since or now) >= self._choice_s):
+                self._choice_at = min(self._choice_at, now + self._choice_s)
+        if self._held and (last or self._source or now >= self._choice_at):
             self._write()
 
     def _write(self) -> None:
@@ -217,8 +216,8 @@ class TrackerFile:
         merged: dict[float, Reading] = {}
         for t, step, values in self._logged():
             merged[step] = merged.get(step, {}) | values | {"t": t}
-        found = ((step, values["t"], reading_of(values)) for step, values in sorted(merged.items()))
-        return [reading | {"step": step, "t": t} for step, t, reading in found if reading]
+        found = ((values["t"], step, reading_of(values)) for step, values in sorted(merged.items()))
+        return [reading | {"step": step, "t": t} for t, step, reading in found if reading]
 
     def _logged(self) -> Iterator[_Logged]:
         for file in [self._path] if self._path.is_file() else filter(Path.is_file, self._path.rglob("*")):

@@ -106,13 +106,12 @@ def _check_pattern(pattern: str) -> str:
 
 
 PATTERN_GROUPS = ("step", "loss", "lr", "grad_norm", "eval_loss", "eval_accuracy")
-MetricsSource = Literal["auto", "output", "tensorboard", "wandb", "mlflow", "none"]
 
 
 class ScriptMetrics(Spec):
     """Metrics of a command: where its record has them from, how long it trains, and when it is good enough."""
 
-    source: MetricsSource = "auto"
+    source: Literal["auto", "output", "tensorboard", "wandb", "mlflow", "none"] = "auto"
     """What is read: the output of the first and the last rank, or the files of a tracker that the program writes; with
     `auto` the first of them that names a loss. `trainworks.log` and a session always count."""
     pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None

@@ -155,8 +155,8 @@ def known_steps(resolved: ResolvedRun, events: Iterable[Event]) -> int | None:
     """Steps of the whole run: planned, or as the run file or the output of a command says them; None if unknown."""
     if resolved.plan is not None:
         return resolved.plan.num_steps
-    counted = [each["num_steps"] for each in of_kind(events, MetricsSourceEvent) if "num_steps" in each]
-    return resolved.run_file.metrics.steps or next(iter(counted), None)
+    counted = (each["num_steps"] for each in of_kind(events, MetricsSourceEvent) if "num_steps" in each)
+    return resolved.run_file.metrics.steps or next(counted, None)
 
 
 def returns_of(events: Iterable[Event]) -> list[tuple[float, int]]:
