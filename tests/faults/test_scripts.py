@@ -105,8 +105,7 @@ def test_weights_and_biases_of_a_script_without_an_account_are_read(program):
 
 @pytest.mark.lane("test")
 def test_a_script_that_is_killed_within_a_line_goes_on_with_its_curve(program):
-    (program.folder / "run.yaml").write_text("name: own\nrun: python train.py\nrecover: {max_restarts: 1}\n")
-    report = report_of(program, RESUMES, "run.yaml")
+    report = report_of(program, RESUMES, "--restarts", "1", "--", "python", "train.py")
     assert points(report) == [(step, round(3 / step, 2)) for step in range(1, 31)]
     assert [(each["first_step"], each["last_step"], each["lost_steps"]) for each in report["attempts"]] == [
         (1, 25, 5),

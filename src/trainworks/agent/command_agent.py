@@ -73,9 +73,9 @@ class _CommandNode:
                 )
             )
         count = self._resolved.processes.starts_on(self._node)
-        numbers = range(self._rank(0), self._rank(0) + count)
+        own = range(self._rank(0), self._rank(0) + count)
         self._run_dir.script_trackers.mkdir(exist_ok=True)
-        metrics = ScriptMetricsReader(self._run_dir, self._resolved, numbers, self._rendezvous.attempt)
+        metrics = ScriptMetricsReader(self._run_dir, self._resolved, own, self._rendezvous.attempt)
         ranks = [self._start(local_rank) for local_rank in range(count)]
         metrics.begin([rank.pid for rank in ranks])
         code = self._wait_for(ranks)

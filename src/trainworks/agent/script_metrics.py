@@ -1,8 +1,7 @@
 """Metrics of a command: what its ranks print, or log with TensorBoard, W&B or MLflow, as steps of the run's record.
 
-The program and its tracker run as they are. TensorBoard's files are found below the working folder by the process id in
-their names; W&B and MLflow write below the run directory, which WANDB_DIR and MLFLOW_TRACKING_URI name. W&B writes its
-file in blocks of 32 KiB, so that its metrics come late.
+TensorBoard's files are found below the working folder by the process id in their names; W&B and MLflow write below the
+run directory, by WANDB_DIR and MLFLOW_TRACKING_URI. W&B writes in blocks of 32 KiB, so that its metrics come late.
 """
 
 from __future__ import annotations
@@ -40,15 +39,11 @@ _OWN_SOURCES = ("trainworks.log", "session")
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..*\.(\d+)\.\d+(?:\.v2)?")
 _MOST_ENTRIES = 20_000  # of the working folder among which event files are looked for, the nearest first
 _BLOCK_BYTES = 32768
-
 _Logged = tuple[float, float, dict[str, float]]  # seconds since the epoch, step and values
 
 
 def tracker_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which W&B and MLflow write below a folder of the run; none of those that are set.
-
-    W&B without an account is offline, where it would refuse to start.
-    """
+    """Variables that are not set, by which W&B and MLflow write below a folder; W&B without an account is offline."""
     found = {"WANDB_DIR": str(folder)}
     netrc = Path(environment.get("NETRC") or Path(environment.get("HOME", "/")) / ".netrc")
     if "WANDB_API_KEY" not in environment and not (netrc.is_file() and "wandb" in netrc.read_text(errors="replace")):

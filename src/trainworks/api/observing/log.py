@@ -46,10 +46,8 @@ def log(
     values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens}
     values |= {"eval_loss": eval_loss, "eval_accuracy": eval_accuracy, "step": step, "t": time.time()}
     run_dir, steps = _run()
-    append_metrics(
-        run_dir.metrics_file,
-        steps.rows([{name: float(value) for name, value in values.items() if value is not None}]),
-    )
+    said = {name: float(value) for name, value in values.items() if value is not None}
+    append_metrics(run_dir.metrics_file, steps.rows([said]))
 
 
 @cache
