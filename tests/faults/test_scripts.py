@@ -169,3 +169,15 @@ def test_a_command_without_metrics_has_no_curve_and_no_folder_of_trackers(progra
     assert not program.run_dir.metrics_file.exists()
     assert not program.run_dir.script_trackers.exists()
     assert not any(event["kind"] == "metrics_source" for event in read_events(program.run_dir.events_file))
+
+
+def test_the_run_file_says_what_is_read(program):
+    text = "name: own\nrun: python train.py\nmetrics: {source: SOURCE}\n"
+    script = f"{LOGGED['mlflow']}\nfor i in range(1, 6): print(f'step {{i}} loss {{i}}')".replace(
+        "os.environ['MLFLOW_TRACKING_URI']", "os.environ.get('MLFLOW_TRACKING_URI', 'mlruns')"
+    )
+    (program.folder / "run.yaml").write_text(text.replace("SOURCE", "mlflow"))
+    assert points(report_of(program, script, "run.yaml")) == FIVE
+    (program.folder / "run.yaml").write_text(text.replace("SOURCE", "none"))
+    assert program.run("run", "run.yaml")[0] == 0
+    assert not program.run_dir.metrics_file.exists()

@@ -70,14 +70,14 @@ class ScriptMetricsReader:
             for rank in dict.fromkeys((0, resolved.processes.world_size - 1))
             if rank in ranks and wanted in ("auto", "output")
         }
-        self._kinds = {"auto": ("tensorboard", "wandb", "mlflow")}.get(wanted, (wanted,)) if is_first else ()
+        self._kinds = [each for each in ("tensorboard", "wandb", "mlflow") if is_first and wanted in ("auto", each)]
         self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found()}
         self._files_at, self._files_every_s = 0.0, 1.0
         self._choice_s, self._choice_at = _CHOICE_S if is_first else 2 * _CHOICE_S, math.inf
         self._held: dict[str, list[Reading]] = {}
         self._source: str | None = None
         self._size = 0  # bytes of the record's metrics after the last row of this reader
-        self._is_over, self._is_whole = False, False
+        self._is_over, self._is_whole = not (self._outputs or self._kinds), False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="metrics", daemon=True)
 
@@ -111,7 +111,7 @@ class ScriptMetricsReader:
 
     def _look(self, *, last: bool) -> None:
         now = SystemClock().now()
-        if self._source not in self._outputs and (last or now >= self._files_at):
+        if self._kinds and self._source not in self._outputs and (last or now >= self._files_at):
             self._files_at, self._files_every_s = now + self._files_every_s, min(2 * self._files_every_s, 60.0)
             with suppress(psutil.Error):
                 self._pids |= {one.pid for one in psutil.Process().children(recursive=True)}
