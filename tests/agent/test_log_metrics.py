@@ -287,6 +287,13 @@ def test_a_counter_that_begins_again_with_every_epoch_goes_on() -> None:
     assert [step for step, _ in steps(whole)] == [50, 100, 150, 200]
 
 
+def test_an_evaluation_without_a_step_follows_the_step_before_it() -> None:
+    text = "Train Epoch: 2 [64/640 (10%)] Loss: 2.5\nTest set: Average loss: 0.5, Accuracy: 98/100 (98%)\n"
+    assert steps(f"Train Epoch: 1 [64/640 (10%)] Loss: 2.6\n{text}") == [(64, 2.6), (704, 2.5), (704, 0.5)]
+    assert steps("step 250: train loss 2.0\niter 251: loss 1.9\nepoch 1: val loss 2.2\n")[-1] == (251, 2.2)
+    assert steps("iter 0: loss 4.2654, time 5023.61ms, mfu -100.00%\n") == [(0, 4.2654)]
+
+
 def test_a_restart_in_a_later_epoch_has_the_steps_of_that_epoch() -> None:
     reader = LogReader()
     assert steps("Train Epoch: 1 [64/640 (10%)] Loss: 2.5\n", reader) == [(64, 2.5)]

@@ -170,10 +170,7 @@ def _place(elements: Iterable[re.Match[str]]) -> Reading:
 
 
 def _bar_reading(text: str) -> tuple[Reading, bool] | None:
-    """Where a progress bar of tqdm stands, with the metrics before and behind it, and whether these name a loss.
-
-    None for a line without a bar, and for a bar of another work than training.
-    """
+    """Where tqdm's bar of a training stands, with the metrics beside it, and whether these name a loss; else None."""
     bar = _BAR.search(_ESCAPES.sub("", text)) if "%|" in text else None
     if bar is None or _OTHER_BAR.search(bar["before"]):
         return None
@@ -196,23 +193,19 @@ class LogReader:
     pattern: str | None = None
     _rest: str = ""
     _bar: Reading | None = None
-    _waiting: Reading | None = None
-    """A reading without a step, until the next progress bar says it: tqdm draws the bar below a line that it prints."""
-    _columns: list[str] = field(default_factory=list)
-    """Header of the table."""
-    _first_epoch: float | None = None
-    """0 or 1: how the program counts epochs, from the first one that it printed."""
-    _is_global: bool = False
-    """Its counter does not begin again with an epoch."""
-    _before: float = 0.0
-    """Steps of the epochs so far, where no line says which epoch it is."""
+    _waiting: Reading | None = None  # without a step, until tqdm draws its bar below the line
+    _columns: list[str] = field(default_factory=list)  # of the table
+    _first_epoch: float | None = None  # 0 or 1, as the program counts epochs
+    _is_global: bool = False  # its counter does not begin again with an epoch
+    _before: float = 0.0  # steps of the epochs so far, where no line says which epoch it is
     _last: Reading = field(default_factory=dict)
     _count: int = 0
+    _at: float = 0.0
 
     def begin(self) -> None:
         """Another start of the program: its counters begin anew, and what was cut off does not count."""
         self._rest, self._bar, self._waiting, self._columns = "", None, None, []
-        self._before, self._last, self._count = 0.0, {}, 0
+        self._before, self._last, self._count, self._at = 0.0, {}, 0, 0.0
 
     def read(self, text: str, *, last: bool = False, whole: bool = True) -> list[Reading]:
         """The readings of complete lines, with their steps; in the `last` call a line without an end may be `whole`."""
@@ -256,7 +249,14 @@ class LogReader:
         return reading_of({name: float(cell) for name, cell in zip(self._columns, cells, strict=True) if cell})
 
     def _placed(self, reading: Reading) -> Reading:
-        """The reading with its step; -1 if it comes late, from another process that prints the same."""
+        """The reading with its step; an evaluation without one has that of the reading before."""
+        is_evaluation = "step" not in reading and "loss" not in reading
+        step = self._at if is_evaluation and self._at else self._step_of(reading)
+        self._at = max(self._at, step)
+        return reading | {"step": step}
+
+    def _step_of(self, reading: Reading) -> float:
+        """The step; -1 of a reading that comes late, from another process that prints the same."""
         last, epoch, step, total = self._last, reading.get("epoch"), reading.get("step"), reading.get("total")
         if epoch is not None and self._first_epoch is None:
             self._first_epoch = min(1.0, float(int(epoch)))
@@ -264,13 +264,13 @@ class LogReader:
         if step is None:
             self._count += 1
             is_numbered = epoch is not None and epoch.is_integer() and epoch != last.get("epoch")
-            return reading | {"step": epoch if is_numbered and epoch is not None else float(self._count)}
+            return epoch if is_numbered and epoch is not None else float(self._count)
         if epoch is not None and epoch.is_integer() and total:
             self._is_global |= epoch > last.get("epoch", epoch) and step > last.get("step", step)
-            return reading | {"step": step if self._is_global else step + (epoch - (self._first_epoch or 0.0)) * total}
+            return step if self._is_global else step + (epoch - (self._first_epoch or 0.0)) * total
         if step < (reached := last.get("step", 0.0)):
             if reached / 2 <= step and reached != last.get("total"):
                 self._last = last
-                return reading | {"step": -1.0}
+                return -1.0
             self._before += last.get("total", reached)  # the counter began again
-        return reading | {"step": step + self._before}
+        return step + self._before
