@@ -113,6 +113,16 @@ FORMS = {
     },
     "I0101 10:00:00.000000 1234 train.py:12] step: 10, loss: 2.5": {"step": 10, "loss": 2.5},
     "Epoch 1/10 - train_loss: 0.5 - val_loss: 0.6": {"epoch": 1, "loss": 0.5, "eval_loss": 0.6},
+    "| epoch   1 |   200/ 2983 batches | lr 20.00 | ms/batch 12.34 | loss  5.67 | ppl   289.12": {
+        "epoch": 1,
+        "step": 200,
+        "total": 2983,
+        "lr": 20,
+        "loss": 5.67,
+    },
+    "| end of epoch   1 | time: 12.34s | valid loss  5.67 | valid ppl   289.12": {"epoch": 1, "eval_loss": 5.67},
+    "iter_dt 120.50ms; iter 100: train loss 2.30123": {"step": 100, "loss": 2.30123},
+    "step   10/100 | train loss 5.3 | norm 1.2 | (12.34 ms | 5678 tok/s)": {"step": 10, "total": 100, "loss": 5.3},
     "Epoch 5 Train Loss 0.5 Train Acc 90% Val Loss 0.6 Val Acc 80%": {
         "epoch": 5,
         "loss": 0.5,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import final
 
 from trainworks.record.metrics import Reading
 
@@ -31,21 +30,22 @@ _STAMP = re.compile(
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d.])|[-+]?(?:nan|inf(?:inity)?)\b"
 _CLOCK = r"\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
 _ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
-_UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples)/s)(?!\w))?"
+_SPACED = r"\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples)/s)(?!\w)"
+_UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:{_SPACED})?"
 _AMOUNT = rf"(?:{_NUMBER}){_UNIT}"
 _NESTED = rf"(?:\s*\(\s*{_AMOUNT}(?:[,;/]\s*{_AMOUNT})*\s*\))?"
 _HELD_OUT = r"val(?:id(?:ation)?)?|eval(?:uation)?|test"
 _KIND = rf"train(?:ing)?|{_HELD_OUT}"
-_WORD = rf"(?:(?:{_KIND}|lm|avg|average|mean|running|total|batch|grad|gradient|learning|global)[ _])?[A-Za-z_][\w@./]*"
+_WORD = rf"(?:end of )?(?:(?:{_KIND}|lm|avg|average|total|batch|grad|gradient|learning|global)[ _])?[A-Za-z_][\w@./]*"
 _ELEMENT = re.compile(
-    r"(?P<gap>(?:[\s,;|•·*\-]|\[[=>.\-# ]+\]|[━╸╺█▏▎▍▌▋▊▉]|:(?=\s))+)"
+    r"(?P<gap>(?:[\s,;|•·*()\-]|\[[=>.\-# ]+\]|[━╸╺█▏▎▍▌▋▊▉]|:(?=\s))+)"
     rf"|(?P<scope>{_KIND})(?: set| loop)?\s*:(?!\s*\d)"
     rf"|(?:(?P<counted>{_WORD})\s*[:=#]?\s*)?[\[(]?\s*(?P<n>\d+)\s*(?:/|\bof\b)\s*(?P<total>\d+)(?![\d.])"
-    r"(?:\s*\(\s*[\d.]+%\s*\))?\s*[\])]?"
+    r"(?:\s*\(\s*[\d.]+%\s*\))?(?:\s*[\])])?(?:\s(?:batches|steps|iterations|samples)\b)?"
     r"|(?:(?P<key>[A-Za-z_|][\w@./|\-]*(?: [A-Za-z_][\w@./\-]*){0,5}(?: \([^()\d]{1,12}\))?)\s*[:=]\s*"
     rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
     rf"|(?P<word>{_WORD})\s*#?\s+(?P<spaced>{_NUMBER})(?P<spaced_unit>{_UNIT}){_NESTED}"
-    rf"|\[(?P<inner>\d+)\]|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}){_UNIT}){_NESTED}",
+    rf"|\[(?P<inner>\d+)\]|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
     re.IGNORECASE,
 )
 _BAR = re.compile(
@@ -61,7 +61,7 @@ _FIELDS = {
     "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)",
     "eval_runtime": rf"{_OF_HELD_OUT}runtime",
     "step": r"(?:train )?(?:global )?step|iter|iteration|it|batch|update|num updates|optimizer step",
-    "epoch": r"(?:train )?epoch|train",
+    "epoch": r"(?:train |end of )?epoch|train",
     "lr": r"(?:train )?(?:lr|learning rate)",
     "grad_norm": r"(?:train )?(?:grad norm|gradient norm|gnorm)|optim total grad norm",
 }
@@ -180,7 +180,6 @@ def _bar_reading(text: str) -> tuple[Reading, bool] | None:
     return found | {"step": float(bar["n"]), "total": float(bar["total"])}, bool(found)
 
 
-@final
 @dataclass(eq=False)
 class LogReader:
     """Reads the output of a program piece by piece, and numbers its readings by step.
