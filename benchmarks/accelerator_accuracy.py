@@ -120,7 +120,7 @@ def train(name: str, workspace: Workspace, *, small: bool) -> Path:
     path = workspace.folder / f"{name}.yaml"
     path.write_text(json.dumps(content, indent=1))  # JSON is YAML
     runs = workspace.runs / name
-    command = [sys.executable, "-m", "trainworks.cli", "run", str(path), "--runs", str(runs)]
+    command = [sys.executable, "-m", "trainworks", "run", str(path), "--runs", str(runs)]
     environment = {**os.environ, "TRAINWORKS_CACHE": str(workspace.cache), "XDG_DATA_HOME": str(runs / "data")}
     subprocess.run(
         command, cwd=workspace.folder, env=environment, capture_output=True, check=True, timeout=LONGEST_RUN_S

@@ -220,7 +220,7 @@ def trainworks(config: PeerConfig, workspace: Workspace) -> Path:
     run_file = workspace.folder / "run.yaml"
     run_file.write_text(json.dumps(run_file_content(config, workspace), indent=2))  # JSON is YAML
     before = set(workspace.runs.glob("*"))
-    _output([sys.executable, "-m", "trainworks.cli", "run", str(run_file)], workspace)
+    _output([sys.executable, "-m", "trainworks", "run", str(run_file)], workspace)
     made = set(workspace.runs.glob("*")) - before
     if len(made) != 1:
         raise ContenderError(f"`trainworks run` made {len(made)} run directories in {workspace.runs}, not 1")

@@ -181,7 +181,7 @@ def measure(name: str, layout: dict[str, Any], changes: dict[str, Any], folder: 
     run_file = folder / "run.yaml"
     run_file.write_text(json.dumps(content))  # JSON is YAML
     before = set((folder / "runs").glob("*"))
-    command = [sys.executable, "-m", "trainworks.cli", "run", str(run_file)]
+    command = [sys.executable, "-m", "trainworks", "run", str(run_file)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}  # calibrations of this hour alone
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False

@@ -111,7 +111,7 @@ def tracked_run(
     run_file.write_text(json.dumps(run_file_content(config, workspace) | {"track": track}))  # JSON is YAML
     before = set(workspace.runs.glob("*"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainworks.cli", "run", str(run_file)],
+        [sys.executable, "-m", "trainworks", "run", str(run_file)],
         cwd=workspace.folder, env=workspace.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     feeder, turns = wait_for_feeder(process), list[float]()

@@ -118,6 +118,11 @@ def readable_text(path: Path) -> str:
         return ""
 
 
+def size_of(file: Path) -> int:
+    """Bytes of a file; 0 for one that does not exist."""
+    return file.stat().st_size if file.exists() else 0
+
+
 def bytes_in(folder: Path) -> int:
     """Size of all files below a folder; links are not followed, and a file that goes meanwhile does not count."""
     size = 0

@@ -15,12 +15,12 @@ import pytest
 from tests.observe_trackers.conftest import RecordedRun
 from tests.observe_trackers.test_feed import manifest
 from tests.ports import free_port
+from trainworks.api.observing.track import tracker_opener
 from trainworks.config.track import MLflow, Track
 from trainworks.errors import EnvironmentProblem
 from trainworks.jobs.state import JobState
 from trainworks.observe.following import follow
 from trainworks.observe.trackers.feed import Feed
-from trainworks.observe.trackers.registry import tracker_opener
 from trainworks.record.manifest import write_manifest
 
 pytest.importorskip("mlflow")

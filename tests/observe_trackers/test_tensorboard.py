@@ -8,11 +8,11 @@ import pytest
 
 from tests.observe_trackers.conftest import RecordedRun
 from trainworks.api.observing.track import track as track_run
+from trainworks.api.observing.track import tracker_opener
 from trainworks.config.track import TensorBoard, Track
 from trainworks.jobs.state import JobState
 from trainworks.observe.trackers.event_file import crc32c
 from trainworks.observe.trackers.feed import Feed
-from trainworks.observe.trackers.registry import tracker_opener
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

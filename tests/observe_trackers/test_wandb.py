@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.observe_trackers.conftest import RecordedRun
+from trainworks.api.observing.track import tracker_opener
 from trainworks.config.track import Track, WeightsAndBiases
 from trainworks.jobs.state import JobState
 from trainworks.observe.trackers.feed import Feed
-from trainworks.observe.trackers.registry import tracker_opener
 
 pytest.importorskip("wandb")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the client's own

@@ -18,6 +18,7 @@ from trainworks.agent.environments.build import BuiltEnvironment, build
 from trainworks.agent.environments.containers import ContainerRuntime, mark
 from trainworks.agent.environments.start import note_failure, record_environment
 from trainworks.agent.launch import run_mark
+from trainworks.agent.script_metrics import ScriptMetricsReader, tracker_environment
 from trainworks.errors import TrainworksError
 from trainworks.files import write_atomic
 from trainworks.host import process
@@ -69,10 +70,19 @@ class _CommandNode:
                     kind="attempt",
                     attempt=self._rendezvous.attempt,
                     world_size=self._resolved.processes.world_size,
-                    resumed_from_step=0,
                 )
             )
-        ranks = [self._start(local_rank) for local_rank in range(self._resolved.processes.starts_on(self._node))]
+        count = self._resolved.processes.starts_on(self._node)
+        own = range(self._rank(0), self._rank(0) + count)
+        self._run_dir.script_trackers.mkdir(exist_ok=True)
+        metrics = ScriptMetricsReader(self._run_dir, self._resolved, own, self._rendezvous.attempt)
+        ranks = [self._start(local_rank) for local_rank in range(count)]
+        metrics.begin([rank.pid for rank in ranks])
+        code = self._wait_for(ranks)
+        metrics.end(whole=code == 0)
+        return code
+
+    def _wait_for(self, ranks: list[process.Child]) -> int:
         follow_usage(
             self._run_dir,
             self._node,
@@ -160,8 +170,10 @@ class _CommandNode:
         ranks = command_environment(
             run_file.framework, self._resolved.processes, self._rendezvous, node=self._node, local_rank=local_rank
         )
-        own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id}
+        own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id, "TRAINWORKS_COMMAND": "1"}
         env = default_environment(self._resolved.processes) | os.environ | ranks | own | run_file.written_envs
+        if run_file.metrics.source not in ("output", "none"):
+            env |= tracker_environment(self._run_dir.script_trackers.resolve(), env)
         return self._environment.variables(env) if self._environment else env
 
     def _shell(self, script: str) -> list[str]:

@@ -129,6 +129,7 @@ class Supervisor:
                 self._enter(End(JobState.RUNNING))
             elif event["kind"] in ("finished", "stopped"):
                 self._done = not self._recovery.is_pausing or event["kind"] == "finished"
+                self._end_command(event)
             elif event["kind"] == "notice" and not self._stop_signals and not self._done:
                 self._answer(event)
             elif event["kind"] == "resized" and self._state is JobState.RUNNING:
@@ -139,6 +140,11 @@ class Supervisor:
             elif event["kind"] == "agent_lost":
                 message = f"the agent of node {event['node']} ended with code {event['exit_code']}"
                 self._recover_from({"cause": Cause.AGENT_LOST, "message": message})
+
+    def _end_command(self, event: Event) -> None:
+        """End a command whose metrics say that it is done; a workload ends by itself."""
+        if event["kind"] == "finished" and not self._resolved.is_workload:
+            self._nodes.ask_to_stop()
 
     def _new_events(self) -> list[Event]:
         """The events since the last look; raises SupersededError if another supervisor has launched the job again."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainworks.config.engines import Idle
+from trainworks.files import size_of
 from trainworks.host.clock import Clock
 from trainworks.record.dev_environment import DevUse
 from trainworks.record.events.job import BusyEvent, IdleEvent, StragglerEvent
@@ -143,8 +144,7 @@ class IdleWatch:
             if sample is not None and (before is None or sample != before.last):
                 self._nodes[node] = quiet_after(before, sample, self._limits, on_accelerators=self._on_accelerators)
                 self._heard_at[node] = now
-        metrics = self._run_dir.metrics_file
-        size = metrics.stat().st_size if metrics.exists() else 0
+        size = size_of(self._run_dir.metrics_file)
         dev_use = self._run_dir.read_dev_use()
         is_used = size != self._metrics_bytes or dev_use != self._dev_use or dev_use.open > 0
         if self._began_at is None or is_used:
@@ -189,7 +189,7 @@ class StragglerWatch:
         self._run_dir = run_dir
         self._ranks_per_node = ranks_per_node
         self._clock = clock
-        self._read = run_dir.metrics_file.stat().st_size if run_dir.metrics_file.exists() else 0
+        self._read = size_of(run_dir.metrics_file)
         self._rows: deque[Any] = deque(maxlen=INTERVALS)
         """Last rows of the last intervals of this attempt."""
         self._attempt = 0

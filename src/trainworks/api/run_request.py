@@ -122,6 +122,7 @@ def read_request(
     *,
     nodes: int | None = None,
     nproc: int | None = None,
+    restarts: int | None = None,
     name: str | None = None,
     env: Sequence[str] = (),
 ) -> AnyRequest:
@@ -132,6 +133,7 @@ def read_request(
             or a command.
         nodes: number of nodes instead of the run file's.
         nproc: ranks per node instead of the run file's.
+        restarts: most automatic restarts instead of the run file's.
         name: name of the run instead of the run file's.
         env: `NAME=VALUE` or `NAME`, in addition to the run file's `envs` or instead of those; see `parse_variables`.
 
@@ -148,7 +150,10 @@ def read_request(
 
     def changed(run: RunRequest) -> RunRequest:
         run_file = run.run_file.with_ranks(nodes, nproc)
-        update = ({"name": _checked(name)} if name else {}) | ({"envs": run_file.envs | variables} if env else {})
+        update: dict[str, object] = {"name": _checked(name)} if name else {}
+        update |= {"envs": run_file.envs | variables} if env else {}
+        if restarts is not None:
+            update["recover"] = run_file.recover.model_copy(update={"max_restarts": restarts})
         run_file = run_file.model_copy(update=update)
         notes = dict.fromkeys((*run.notes, *warnings_about(run_file)))
         return replace(run, run_file=run_file, notes=tuple(notes))

@@ -28,6 +28,7 @@ Target = Annotated[
 ]
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes, each with its own agent.")]
 ProcessesPerNode = Annotated[int | None, typer.Option("--nproc", min=1, help="Ranks per node.")]
+Restarts = Annotated[int | None, typer.Option("--restarts", min=0, help="Most restarts after failures.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run [default: the run file's].")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be started, without starting it.")]
 Recalibrate = Annotated[bool, typer.Option("--recalibrate", help="Measure this machine again before planning.")]
@@ -46,6 +47,7 @@ class StartOptions:
 
     nodes: Nodes = None
     nproc: ProcessesPerNode = None
+    restarts: Restarts = None
     name: Name = None
     env: Env = None
     runs: RunsOption = None
@@ -83,7 +85,8 @@ def wanted(target: list[str], options: StartOptions) -> AnyRequest:
     """Read the run, array or pipeline that the arguments describe, and print remarks on it; see `read_request`."""
     from trainworks.api.run_request import read_request, runs_of
 
-    request = read_request(target, nodes=options.nodes, nproc=options.nproc, name=options.name, env=options.env or ())
+    numbers = {"nodes": options.nodes, "nproc": options.nproc, "restarts": options.restarts}
+    request = read_request(target, **numbers, name=options.name, env=options.env or ())
     for note in dict.fromkeys(note for run in runs_of(request) for note in run.notes):
         say(f"note: {note}", err=True)
     return request

@@ -1,7 +1,4 @@
-"""The run file: what to train or run, where, how, and what to keep.
-
-It has either `workload:` (a model that Trainworks trains) or `run:` (a command), never both.
-"""
+"""The run file: either `workload`, a model to train, or `run`, a command; where, how, and what to keep."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from trainworks.config.quantities import BudgetUsd, DurationS, StepWindowField, 
 from trainworks.config.recovery import Checkpoint, Guard, Recover
 from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import CallbackClass, FieldError, PathText, RunName, Spec
-from trainworks.config.track import Track, TrackerName, trackers_from_list
+from trainworks.config.track import ScriptMetrics, Track, TrackerName, trackers_from_list
 from trainworks.masking import is_secret
 
 
@@ -318,6 +315,8 @@ class RunFile(Spec):
         Track, BeforeValidator(trackers_from_list, json_schema_input_type=Track | TrackerName | list[TrackerName])
     ] = Track()
     """Experiment trackers that a process beside the run feeds from its record."""
+    metrics: ScriptMetrics = ScriptMetrics()
+    """Metrics of a command, read from what its program prints or logs."""
     notify: Annotated[
         Notifications | None,
         BeforeValidator(notifications_from_list, json_schema_input_type=Notifications | str | list[str] | None),
@@ -368,12 +367,13 @@ class RunFile(Spec):
         return self
 
     def _check_workload_keys(self) -> None:
+        if self.workload is not None and self.metrics != ScriptMetrics():
+            raise FieldError("`metrics` needs `run`: a workload measures itself")
         refused = {
             "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
             "`software` needs `workload`: a command is not planned": self.software is not None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
-            "`checkpoint.memory_every` needs `workload`: a session saves to disk": self.checkpoint.memory_every
-            is not None,
+            "`checkpoint.memory_every` needs `workload`": self.checkpoint.memory_every is not None,
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }

@@ -1,7 +1,8 @@
-"""`track`: experiment trackers that receive the parameters, metrics and artifacts of a run."""
+"""`track`: experiment trackers that receive a run; `metrics`: what a command's own program says of its training."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -91,3 +92,41 @@ def trackers_from_list(value: Any) -> Any:
             known = f"known trackers: {', '.join(TRACKERS)}"
             raise FieldError(f"unknown tracker `{str(name)[:100]}`", hint=suggest(str(name), TRACKERS, otherwise=known))
     return {name: {} if each is None else each for name, each in options.items()}
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        names = re.compile(pattern).groupindex.keys()
+    except re.error as error:
+        raise FieldError(f"`metrics.pattern` is not a regular expression: {error}") from None
+    if not names & {"loss", "eval_loss"} or names - set(PATTERN_GROUPS):
+        hint = r"write it like `iter (?P<step>\d+) loss (?P<loss>[\d.]+)`; groups: " + ", ".join(PATTERN_GROUPS)
+        raise FieldError("`metrics.pattern` needs a group `loss` or `eval_loss`, and knows six names", hint=hint)
+    return pattern
+
+
+PATTERN_GROUPS = ("step", "loss", "lr", "grad_norm", "eval_loss", "eval_accuracy")
+
+
+class ScriptMetrics(Spec):
+    """Metrics of a command: where its record has them from, how long it trains, and when it is good enough."""
+
+    source: Literal["auto", "output", "tensorboard", "wandb", "mlflow", "none"] = "auto"
+    """What is read: the output of the first and the last rank, or the files of a tracker that the program writes; with
+    `auto` the first of them that names a loss. `trainworks.log` and a session always count."""
+    pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
+    """Regular expression of an output line, in place of the known forms, with groups: `(?P<step>...)`, `loss`, `lr`,
+    `grad_norm`, `eval_loss`, `eval_accuracy`."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps of the whole training; by default as the output counts them, `10/500`."""
+    objective: Literal["loss", "held-out loss", "held-out accuracy"] = "loss"
+    """What a sweep compares its trials by."""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """End the run, as succeeded, after so many evaluations in a row without an improvement; never by default."""
+    min_delta: Annotated[float, Field(ge=0)] = 0.0
+    """Smallest change that is an improvement."""
+
+    @property
+    def metric(self) -> Literal["loss", "accuracy"]:
+        """Held-out metric that decides which evaluation is better."""
+        return "accuracy" if self.objective == "held-out accuracy" else "loss"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainworks.config.data import Evaluation, Metric
+from trainworks.config.track import ScriptMetrics
 from trainworks.record.events.log import read_events
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import Steps, read_columns
@@ -37,7 +38,7 @@ class Standing:
         return patience is not None and self.num_without_improvement >= patience
 
 
-def standing(evaluations: Iterable[EvaluatedStep], settings: Evaluation) -> Standing:
+def standing(evaluations: Iterable[EvaluatedStep], settings: Evaluation | ScriptMetrics) -> Standing:
     """The standing after a series of evaluations, in the order of their steps.
 
     A value improves on a reference, which is the value of the last improvement, if it is better by more than

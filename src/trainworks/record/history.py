@@ -9,7 +9,9 @@ from itertools import accumulate
 
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import E, Event, of_kind, read_events
+from trainworks.record.events.training import MetricsSourceEvent
 from trainworks.record.metric_columns import Mask, MetricColumns, Steps, read_columns
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import END_STATES, RunStatus
 
@@ -149,12 +151,20 @@ def build_history(
     return History(launches=tuple(launches))
 
 
+def known_steps(resolved: ResolvedRun, events: Iterable[Event]) -> int | None:
+    """Steps of the whole run: planned, or as the run file or the output of a command says them; None if unknown."""
+    if resolved.plan is not None:
+        return resolved.plan.num_steps
+    counted = (each["num_steps"] for each in of_kind(events, MetricsSourceEvent) if "num_steps" in each)
+    return resolved.run_file.metrics.steps or next(counted, None)
+
+
 def returns_of(events: Iterable[Event]) -> list[tuple[float, int]]:
     """Time of every restart and rollback, and the step from which training continued."""
     found = []
     for event in events:
-        if event["kind"] == "attempt":
-            found.append((float(event["t"]), event.get("resumed_from_step") or 0))
+        if event["kind"] == "attempt" and "resumed_from_step" in event:
+            found.append((float(event["t"]), event["resumed_from_step"] or 0))
         elif event["kind"] == "rollback":
             found.append((float(event["t"]), event.get("to_step") or 0))
     return found

@@ -83,8 +83,9 @@ class Ledger(Frozen):
 def build_ledger(history: History) -> Ledger:
     """Put every second between the first launch and the end into one category.
 
-    A step's interval is [t - step_s, t], cut where clocks make it overlap the one before; its terms are scaled to
-    what is left of it. Without any step a launch is all `start`, up to its first failure, and `restart` after it.
+    The interval of a row of n steps is [t - n step_s, t], cut where clocks make it overlap the one before; its terms
+    are scaled to what is left of it. Without any step a launch is all `start`, up to its first failure, and `restart`
+    after it.
     """
     spent = dict.fromkeys((name.removesuffix("_s") for name in Ledger.model_fields), 0.0)
     spent["idle"] = history.idle_s
@@ -100,10 +101,11 @@ def first_start_s(history: History) -> float:
 
 def _spend_launch(spent: dict[str, float], launch: RecordedLaunch) -> None:
     """Spend its steps, and the gaps before, between and after them."""
-    done_at, step_s = launch.steps["t"], np.fmax(launch.steps["step_s"], 0.0)
+    num_steps = np.maximum(launch.steps.num_steps, 1.0)
+    done_at, step_s = launch.steps["t"], np.fmax(launch.steps["step_s"], 0.0) * num_steps
     free_from = np.maximum.accumulate(np.concatenate([[launch.start_at], done_at]))
     begin = np.maximum(free_from[:-1], done_at - step_s)
-    _spend_steps(spent, launch, step_s, free_from[1:] - begin)
+    _spend_steps(spent, launch, step_s, free_from[1:] - begin, num_steps)
     gap_end = np.append(begin, launch.end_at)
     failures = [float(event["t"]) for event in launch.events if event["kind"] in ("failure", "rollback")]
     failed_at = next((t for t in failures if free_from[0] <= t <= gap_end[0]), gap_end[0])
@@ -126,11 +128,13 @@ def _is_restart(launch: RecordedLaunch, failures: Sequence[float], begin: Floats
     return has_failed | is_followed
 
 
-def _spend_steps(spent: dict[str, float], launch: RecordedLaunch, step_s: Floats, seconds: Floats) -> None:
-    """Divide the seconds of every step among its terms."""
+def _spend_steps(
+    spent: dict[str, float], launch: RecordedLaunch, step_s: Floats, seconds: Floats, num_steps: Floats
+) -> None:
+    """Divide the seconds of every row among its terms, which are those of one of its steps."""
     is_lost = launch.lost | launch.steps.is_fault()
     spent["lost"] += seconds[is_lost].sum()
-    terms = {term: np.fmax(launch.steps[f"{term}_s"], 0.0) for term in STEP_TERMS}
+    terms = {term: np.fmax(launch.steps[f"{term}_s"], 0.0) * num_steps for term in STEP_TERMS}
     named_s = np.sum(list(terms.values()), axis=0)
     whole_s = np.maximum(step_s, named_s)
     scale = np.divide(seconds, whole_s, out=np.zeros_like(seconds), where=~is_lost & (whole_s > 0))

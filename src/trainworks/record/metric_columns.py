@@ -24,7 +24,7 @@ SLOWEST_COLUMNS = ("slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
 """Fields of `slowest`, on the last row of a logging interval."""
 CALLBACK_COLUMNS = ("callbacks_longest", "callbacks_longest_s", "callbacks_total_s")
 """Fields of `callbacks`, on the last row of a logging interval."""
-_ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS, "callback_s", *CALLBACK_COLUMNS)
+_ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS, "callback_s", *CALLBACK_COLUMNS, "num_steps")
 """With the reason of a skipped step as its index in `_SKIPPED`."""
 _CHUNK_BYTES = 1 << 20
 """Lines that are decoded at once: their objects take several times the memory of their text."""
@@ -60,6 +60,11 @@ class Steps:
         return Steps(self._columns, np.concatenate([self.rows, *(other.rows for other in others)]))
 
     @property
+    def num_steps(self) -> Floats:
+        """Steps that each row stands for; 0 for an evaluation alone."""
+        return np.where(np.isnan(self["num_steps"]), 1.0, self["num_steps"])
+
+    @property
     def training_s(self) -> Floats:
         """Duration of each step without the evaluation and the callbacks after it."""
         return self["step_s"] - np.nan_to_num(self["evaluation_s"]) - np.nan_to_num(self["callback_s"])
@@ -79,7 +84,7 @@ class Steps:
         Args:
             returns: time of every restart or rollback, and the step from which training continued.
         """
-        step, written_at = self["step"], self["t"]
+        step, written_at = self["step"] + 0.5 * (self.num_steps == 0), self["t"]  # an evaluation follows its step
         limit = np.full(len(step), np.inf)
         if len(step) > 1:
             limit[:-1] = np.minimum.accumulate(step[:0:-1])[::-1]
@@ -88,11 +93,12 @@ class Steps:
             first_again = np.array([[at, to + 1] for at, to in back] + [[np.inf, np.inf]])
             lowest = np.minimum.accumulate(first_again[::-1, 1])[::-1]
             limit = np.minimum(limit, lowest[np.searchsorted(first_again[:, 0], written_at, side="left")])
-        return step >= limit
+        lost: Mask = step >= limit
+        return lost
 
 
 class MetricColumns:
-    """Columns of a metrics file, of 208 bytes a row; empty before the first look.
+    """Columns of a metrics file, of 216 bytes a row; empty before the first look.
 
     Args:
         file: `metrics.jsonl`, which need not exist yet.

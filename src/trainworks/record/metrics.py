@@ -1,4 +1,5 @@
-"""metrics.jsonl: one line per optimizer step, written by rank 0 once per logging interval.
+"""metrics.jsonl: one line per optimizer step, written by rank 0 once per logging interval; of a command's own program
+one line per step that it logs.
 
 A step repeated after a restart or a rollback has several lines; the last one counts, the earlier ones are lost work.
 """
@@ -51,31 +52,36 @@ class EvaluationResult(TypedDict):
     """Mean over all items of the held-out data, or of the part of it that `eval.steps` chooses."""
     accuracy: NotRequired[float]
     """Share of the labels that the model predicts, 0-1; of masked-lm and image-classification."""
-    samples: int
+    samples: NotRequired[int]
     """Sequences, images or samples that it has seen."""
 
 
 class MetricsRow(TypedDict):
-    """One optimizer step. Times are means over the ranks and add up to `step_s`."""
+    """One optimizer step. Times are means over the ranks and add up to `step_s`.
+
+    A row of a command has what its program says: the step, mostly a loss, and its whole time as compute.
+    """
 
     step: int
     attempt: int
     t: float
     """End of the step, seconds since the epoch."""
-    loss: float
-    """Mean over all tokens of the global batch, natural logarithm."""
-    grad_norm: float
+    loss: NotRequired[float]
+    """Mean over all tokens of the global batch, natural logarithm; absent in a row that is an evaluation alone."""
+    grad_norm: NotRequired[float]
     """Norm before clipping."""
-    lr: float
-    tokens: int
+    lr: NotRequired[float]
+    tokens: NotRequired[int]
+    num_steps: NotRequired[int]
+    """Steps since the row before, whose mean this row is; 0 for an evaluation alone. One where it is absent."""
     step_s: float
-    data_s: float
+    data_s: NotRequired[float]
     compute_s: float
-    communication_s: float
-    optimizer_s: float
-    checkpoint_s: float
+    communication_s: NotRequired[float]
+    optimizer_s: NotRequired[float]
+    checkpoint_s: NotRequired[float]
     """Stall of the step for a checkpoint."""
-    other_s: float
+    other_s: NotRequired[float]
     """Logging and all time outside the other terms."""
     callback_s: NotRequired[float]
     """Time of the user's callbacks after this step, as far as nothing was computed meanwhile; absent without any."""
@@ -92,6 +98,51 @@ class MetricsRow(TypedDict):
     """On the last row of an interval, with more than one rank; absent in records of older versions."""
     callbacks: NotRequired[CallbackTimes]
     """On the last row of an interval of a run with callbacks."""
+
+
+Reading = dict[str, float]
+"""What a program says of one step: `step`, `t`, `loss`, `lr`, `grad_norm`, `tokens`, `eval_loss`, `eval_accuracy`,
+`eval_runtime`; and how its output counts: `total` of the counter, `epoch`."""
+
+
+class LoggedSteps:
+    """Rows of the record from what a program says of its steps, every one or some of them.
+
+    A step has the mean time since the step before, as compute; that of the first one is not known. A step that repeats
+    an earlier one of its attempt is left out, and so is an evaluation before the first loss.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._step, self._newest, self._t, self._evaluation_s = -1, -1, 0.0, 0.0
+
+    def rows(self, readings: Iterable[Reading]) -> list[MetricsRow]:
+        """Rows of readings in the order of their times."""
+        return [row for each in readings if (row := self._row(each)) is not None]
+
+    def _row(self, reading: Reading) -> MetricsRow | None:
+        step, t, is_first, trains = int(reading["step"]), reading["t"], self._step < 0, "loss" in reading
+        if step < self._newest or (step == self._step if trains else is_first):
+            return None
+        num_steps = 0 if not trains else 1 if is_first else step - self._step
+        spent_s = t - self._t if not trains and step == self._step else 0.0
+        row = MetricsRow(step=step, attempt=self._attempt, t=t, num_steps=num_steps, step_s=0.0, compute_s=0.0)
+        if "eval_loss" in reading:
+            row["evaluation"] = EvaluationResult(loss=reading["eval_loss"])
+            if "eval_accuracy" in reading:
+                row["evaluation"]["accuracy"] = reading["eval_accuracy"]
+            row["step_s"] = row["evaluation_s"] = reading.get("eval_runtime", spent_s)
+        self._newest = step
+        if not trains:
+            self._evaluation_s += row["step_s"]
+            return row
+        if not is_first:
+            row["compute_s"] = max(0.0, t - self._t - self._evaluation_s - row["step_s"]) / num_steps
+            row["step_s"] += row["compute_s"]
+        self._step, self._t, self._evaluation_s = step, t, 0.0
+        for name in sorted({"loss", "lr", "grad_norm", "tokens"} & reading.keys()):
+            row[name] = reading[name]  # type: ignore[literal-required]
+        return row
 
 
 def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:

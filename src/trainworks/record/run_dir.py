@@ -10,6 +10,7 @@ runs/stdlib-lm-1/
   usage/          node-N.json: resources used by its processes
   environment/    node-N.json: Python and packages of its ranks
   bench/          node-N.json: what a benchmark measured there
+  trackers/       wandb/, mlruns/ of a command's own program
   dev/            server.json, use.json: the ssh server or JupyterLab of `trainworks dev`, with its keys
   observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
 """
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from trainworks.errors import EnvironmentProblem
-from trainworks.files import fsync_folder, naming_full_disk, write_atomic
+from trainworks.files import fsync_folder, naming_full_disk, size_of, write_atomic
 from trainworks.record.events.log import Event, append_event
 
 if TYPE_CHECKING:  # a list of jobs reads no file of a run, and building a model takes milliseconds
@@ -128,6 +129,11 @@ class RunDir:
         return self.path / "environment" / f"node-{node}.json"
 
     @property
+    def script_trackers(self) -> Path:
+        """Files of Weights & Biases and MLflow that the program of a command writes."""
+        return self.path / "trackers"
+
+    @property
     def dev_folder(self) -> Path:
         """Folder of a development environment, with its keys; closed to other users."""
         return self.path / "dev"
@@ -220,7 +226,7 @@ class RunDir:
         """Record when a rank starts, and the offset in its log where the output of this start begins."""
         log = self.rank_log(rank)
         with log.with_suffix(".starts").open("a", encoding="utf-8") as starts:
-            starts.write(f"{log.stat().st_size if log.exists() else 0} {time.time():.6f}\n")
+            starts.write(f"{size_of(log)} {time.time():.6f}\n")
 
     def rank_starts(self, rank: int) -> list[tuple[int, float]]:
         """Offset in the log and time of every start of a rank, the first one first; time 0 in older records."""

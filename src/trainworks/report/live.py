@@ -61,7 +61,7 @@ class LineView:
             self._shown_at = now
             done, total = map(format_bytes, (snapshot.data_done_bytes, snapshot.data_total_bytes))
             self._console.print(f"tokenized {done} of {total}", highlight=False, markup=False)
-        if row is None or row["step"] == self._shown_step or not due:
+        if row is None or row["step"] == self._shown_step or not due or snapshot.is_printed:
             return
         self._shown_at, self._shown_step = now, row["step"]
         figures = _figures(snapshot, row, self._num_steps, self._unit, now)
@@ -128,9 +128,9 @@ def _figures(
     figures = {
         "step": f"{row['step']:,}{of}",
         "loss": f"{row['loss']:.4f}",
-        "throughput": f"{format_count(snapshot.tokens_per_s or 0)} {unit}/s",
+        **({"throughput": f"{format_count(rate)} {unit}/s"} if (rate := snapshot.tokens_per_s) is not None else {}),
         "step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}",
-        "memory": format_bytes(snapshot.memory_peak_bytes or 0),
+        **({"memory": format_bytes(peak)} if (peak := snapshot.memory_peak_bytes) is not None else {}),
         "checkpoint": _checkpoint_age(snapshot, now),
     }
     if snapshot.evaluation is not None:
@@ -155,7 +155,7 @@ def event_line(event: Event) -> str | None:
     match event["kind"]:
         case "data_progress" | "data_ready":
             line = _data_line(event)
-        case "attempt" if event["resumed_from_step"]:
+        case "attempt" if event.get("resumed_from_step"):
             line = f"attempt {event['attempt']}: resumed from step {event['resumed_from_step']:,}"
         case "failure" | "restart_refused":
             line = _failure_line(event)
@@ -253,7 +253,7 @@ def _told(event: Event) -> str | None:
             return f"submitted: {event['nodes']} x {event['processes_per_node']} ranks"
         case "state":
             return ": ".join(filter(None, (event["state"], event.get("message"))))
-        case "attempt" if not event["resumed_from_step"]:
+        case "attempt" if not event.get("resumed_from_step"):
             return f"attempt {event['attempt']}: {event['world_size']} ranks have met"
         case "finished" | "stopped":
             return f"{event['kind']} after step {event['step']:,}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from trainworks.record.ledger import Ledger
+from trainworks.report import wording
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
     FULL_BLOCK,
@@ -34,19 +35,6 @@ from trainworks.report.runs.evaluation import EvaluatedPoint, Evaluations
 from trainworks.report.runs.outcome import OutOfMemory, finding, remedy_lines
 from trainworks.report.runs.part import format_amount, format_percent, format_relative
 from trainworks.report.runs.summary import ProfiledRank, Report
-from trainworks.report.wording import (
-    CATEGORY_MEANINGS,
-    amount_bar,
-    attempt_text,
-    basis_text,
-    comparison_rows,
-    failure_place,
-    failures_of,
-    headline,
-    key_figures,
-    loss_scale_text,
-    processes_text,
-)
 from trainworks.units import format_bytes, format_count, format_duration
 
 _BAR_WIDTH = 24
@@ -65,13 +53,13 @@ to_json.register(Report, model_json)
 @build_document.register
 def document(report: Report) -> Document:
     """The whole report; sections without content are left out."""
-    sentence = headline(report)
+    sentence = wording.headline(report)
     texts = [report.message, f"hint: {report.hint}" if report.hint else None]
     outcome = [*([Text(f"{sentence}.", "bold")] if sentence else []), *(Text(text) for text in texts if text)]
     sections = [
         Section("", _heading(report)),
         Section("", outcome),
-        Section("", [Facts([Fact(*figure) for figure in key_figures(report)], figures=True)]),
+        Section("", [Facts([Fact(*figure) for figure in wording.key_figures(report)], figures=True)]),
         Section("Out of memory", _out_of_memory(report.out_of_memory) if report.out_of_memory else []),
         Section("Loss", _loss(report), only="page"),
         Section("Evaluation", _evaluation(report.evaluations) if report.evaluations else []),
@@ -104,7 +92,7 @@ def _date(at: float) -> str:
 
 def _heading(report: Report) -> list[Block]:
     blocks: list[Block] = []
-    if report.training:
+    if report.training and report.training.model:
         training = report.training
         blocks += [Text(training.model), Text(f"{training.layout}, {training.precision}; {training.data}")]
     if report.command:
@@ -134,7 +122,8 @@ def _loss(report: Report) -> list[Block]:
         return []
     lowest = report.training.loss_lowest
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
-    unit = {"tokens": "Nats per token", "images": "Nats per image"}.get(report.training.unit, "In the unit of the task")
+    by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"From {report.training.source}"}
+    unit = by_unit.get(report.training.unit, "In the unit of the task")
     return _step_chart(
         report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=report.curves.eval_loss
     )
@@ -200,7 +189,11 @@ def _step_chart(
 
 def _marks(report: Report) -> list[Mark]:
     restarts = [
-        Mark(attempt.resumed_from_step, "restart", f"attempt {attempt.number}: {attempt_text(attempt, has_steps=True)}")
+        Mark(
+            attempt.resumed_from_step or attempt.first_step or 0,
+            "restart",
+            f"attempt {attempt.number}: {wording.attempt_text(attempt, has_steps=True)}",
+        )
         for attempt in report.attempts[1:]
     ]
     rollbacks = [
@@ -252,16 +245,16 @@ def _held_out(point: EvaluatedPoint) -> str:
 def _comparison(comparison: Comparison) -> list[Block]:
     terms = comparison.step_time_terms
     bars = [
-        amount_bar("planned", {term.name: term.planned for term in terms}, "s"),
-        amount_bar("measured", {term.name: term.measured for term in terms}, "s"),
+        wording.amount_bar("planned", {term.name: term.planned for term in terms}, "s"),
+        wording.amount_bar("measured", {term.name: term.measured for term in terms}, "s"),
     ]
-    rows = [_difference(item, is_term=is_term) for item, is_term in comparison_rows(comparison)]
+    rows = [_difference(item, is_term=is_term) for item, is_term in wording.comparison_rows(comparison)]
     return [
         Text("One optimizer step, by term.", "dim", only="page"),
         Bars(bars, has_key=False, is_compact=True),
         Table([Column(""), *right("planned", "measured", "difference")], rows, ruled=True),
         *(Text(f"Also: {each}.") for each in comparison.findings[1:]),
-        Text(basis_text(comparison), "dim"),
+        Text(wording.basis_text(comparison), "dim"),
     ]
 
 
@@ -281,7 +274,7 @@ def _memory(comparison: Comparison) -> list[Block]:
     peak = {} if comparison.memory.measured is None else {"peak": comparison.memory.measured}
     planned = {term.name: term.planned for term in comparison.memory_terms}
     text = "Fullest rank at its peak. The plan knows the terms; the measurement is one number."
-    bars = [amount_bar("planned", planned, "bytes"), amount_bar("measured", peak, "bytes")]
+    bars = [wording.amount_bar("planned", planned, "bytes"), wording.amount_bar("measured", peak, "bytes")]
     return [Text(text, "dim"), Bars(bars, is_compact=True)]
 
 
@@ -292,7 +285,9 @@ def _ledger(ledger: Ledger) -> list[Block]:
         share = seconds / whole if whole > 0 else 0.0
         bar = FULL_BLOCK * round(share * _BAR_WIDTH)
         amounts = [format_duration(seconds), format_percent(share), bar]
-        rows.append(Row([Styled(category, swatch=category), *amounts, Styled(CATEGORY_MEANINGS[category], "dim")]))
+        rows.append(
+            Row([Styled(category, swatch=category), *amounts, Styled(wording.CATEGORY_MEANINGS[category], "dim")])
+        )
     rows.append(Row([Styled("wall clock", "bold"), Styled(format_duration(whole), "bold"), "", "", ""]))
     columns = [Column("category"), *right("time", "share"), Column("", only="text"), Column("meaning", wrap=True)]
     formula = "(compute + communication + optimizer + data) / (wall clock - idle)"
@@ -309,7 +304,9 @@ def _attempts(report: Report) -> list[Block]:
     blocks: list[Block] = []
     for attempt in report.attempts:
         again = f" (launch {attempt.launch})" if attempt.launch > 1 else ""
-        blocks.append(Text(f"{attempt.number}{again}: {attempt_text(attempt, has_steps=report.training is not None)}"))
+        blocks.append(
+            Text(f"{attempt.number}{again}: {wording.attempt_text(attempt, has_steps=report.training is not None)}")
+        )
         blocks += _failures(report, attempt)
     blocks += _failures(report, None)
     return blocks or [Text("no attempt was recorded" if report.command else "the ranks never met")]
@@ -317,7 +314,7 @@ def _attempts(report: Report) -> list[Block]:
 
 def _failures(report: Report, attempt: ReportedAttempt | None) -> list[Block]:
     """The first failure in full; a terminal counts the ranks that failed after it, and a page folds them away."""
-    failures = failures_of(report, attempt)
+    failures = wording.failures_of(report, attempt)
     blocks = [block for failure in failures[:1] for block in _failure(failure)]
     if later := failures[1:]:
         text = f"and {len(later)} more after it"
@@ -327,7 +324,7 @@ def _failures(report: Report, attempt: ReportedAttempt | None) -> list[Block]:
 
 
 def _failure(failure: Failure) -> Iterator[Block]:
-    yield Text([Styled(f"failed: {failure.cause}", "bad"), f" ({failure_place(failure)})"], indent=3)
+    yield Text([Styled(f"failed: {failure.cause}", "bad"), f" ({wording.failure_place(failure)})"], indent=3)
     if failure.message:
         yield Text(failure.message, indent=3)
     if failure.traceback:
@@ -357,7 +354,7 @@ def _faults(report: Report) -> Iterator[Block]:
     for index, fault in enumerate(report.faults):
         yield Text(fault.text, "warning", only="page" if index < earlier else None)
     if report.training and report.training.loss_scale_steps:
-        yield Text(loss_scale_text(report.training.loss_scale_steps), "dim")
+        yield Text(wording.loss_scale_text(report.training.loss_scale_steps), "dim")
 
 
 def _profile(profile: ProfiledRank) -> Iterator[Block]:
@@ -397,7 +394,7 @@ def _environment(report: Report) -> Facts:
     machine = f"{host.hostname}: {host.processor}, {host.num_cores} cores, {format_bytes(host.memory_bytes)}"
     system = f"{host.operating_system}, Python {host.python}, trainworks {report.trainworks}"
     facts = {  # without what nodes that ranks never began on have not reported
-        "ranks": f"{processes_text(report)}, {report.processes.device}, {report.processes.backend}",
+        "ranks": f"{wording.processes_text(report)}, {report.processes.device}, {report.processes.backend}",
         "host": machine if host.python else "",
         "accelerators": f"{format_count(len(host.accelerators))} x {', '.join(names)}" if names else "",
         "system": system if host.python else "",

@@ -118,8 +118,9 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
             figures.append(("compile", change, f"{times}; {format_duration(gain.compile_s)} to compile"))
         figures = [
             ("loss", format_loss(done.loss_last), f"from {format_loss(done.loss_first)}" if done.loss_first else ""),
-            ("steps", f"{done.steps_done:,}", f"of {done.num_steps:,}"),
+            ("steps", f"{done.steps_done:,}", f"of {done.num_steps:,}" if done.num_steps else ""),
             *figures,
+            *([] if report.comparison else [("step time", format_amount(done.step_s, "s"), f"from {done.source}")]),
         ]
     return figures
 
@@ -133,11 +134,12 @@ def attempt_text(attempt: ReportedAttempt, *, has_steps: bool) -> str:
     """
     if not has_steps:
         return "started" if attempt.after_s is None else f"started after {format_duration(attempt.after_s)}"
-    begun = f"resumed from step {attempt.resumed_from_step}" if attempt.resumed_from_step else "from scratch"
+    begun = f"resumed from step {attempt.resumed_from_step}, " if attempt.resumed_from_step else "from scratch, "
+    begun = "" if attempt.resumed_from_step is None else begun
     if attempt.first_step is None:
-        return f"{begun}, no step recorded"
+        return f"{begun}no step recorded"
     lost = f", {attempt.lost_steps} of them lost" if attempt.lost_steps else ""
-    return f"{begun}, steps {attempt.first_step} to {attempt.last_step}{lost}"
+    return f"{begun}steps {attempt.first_step} to {attempt.last_step}{lost}"
 
 
 def processes_text(report: Report) -> str:

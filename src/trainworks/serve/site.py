@@ -12,9 +12,8 @@ from typing import TypeVar, cast
 
 from trainworks.api.jobs import current_user
 from trainworks.api.nodes import NodeStatus, clusters_here, nodes
-from trainworks.api.observing.compare import RunComparison, compare_reports
 from trainworks.api.observing.job_board import JobBoard
-from trainworks.api.observing.run_views import RunView, RunViews
+from trainworks.api.observing.run_views import RunComparison, RunView, RunViews, compare_reports
 from trainworks.api.observing.top import MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run

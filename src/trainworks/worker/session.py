@@ -30,7 +30,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import UsageError
 from trainworks.host.network import LOOPBACK
 from trainworks.record.events.job import StoppedEvent
-from trainworks.record.events.training import AttemptEvent
+from trainworks.record.events.training import AttemptEvent, MetricsSourceEvent
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer, CheckpointOrigin
 from trainworks.worker.determinism import seed_step
@@ -158,6 +158,7 @@ class Session:
         self.steps_done = self._resume()
         """Steps of the whole run so far."""
         if dist.get_rank() == 0:
+            run_dir.note(MetricsSourceEvent(kind="metrics_source", source="session"))
             run_dir.note(
                 AttemptEvent(
                     kind="attempt", attempt=attempt, world_size=dist.get_world_size(), resumed_from_step=self.steps_done

@@ -102,7 +102,7 @@ def test_a_trial_that_is_not_finite_ends(rule: str) -> None:
 
 
 def test_training_losses_report_means_over_a_twentieth_of_the_steps() -> None:
-    assert smoothed([float(step) for step in range(1, 21)], 1, 100)[:2] == [(5, 3.0), (10, 8.0)]
+    assert smoothed([*range(1, 21)], [float(step) for step in range(1, 21)], 100)[:2] == [(5, 3.0), (10, 8.0)]
 
 
 def range_test(steps: int = 200) -> tuple[list[float], list[float]]:

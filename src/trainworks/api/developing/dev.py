@@ -70,7 +70,7 @@ def prepare_dev(
     accelerators = f"gpu:{gpus}" if gpus is not None and gpus.isdecimal() else gpus
     resources = _resources(base, {"accelerators": accelerators, "cpus": cpus, "memory": memory})
     kept = {key: value for key in _KEPT if (value := getattr(base, key, None)) is not None}
-    content: dict[str, Any] = kept | {"name": name, "run": _NODE, "resources": resources}
+    content: dict[str, Any] = kept | {"name": name, "run": _NODE, "resources": resources, "metrics": {"source": "none"}}
     if cluster is not None:
         content["cluster"] = named_cluster(cluster) if is_run_description(cluster) else cluster
     if base is not None and (base.num_nodes or base.workload is None):

@@ -6,22 +6,26 @@ RUN_DIR TRACKER` once per tracker.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from trainworks.api.run_handle import find_run
-from trainworks.config.track import TRACKERS, Track, TrackerName
+from trainworks.config.track import TRACKERS, MLflow, TensorBoard, Track, TrackerName, WeightsAndBiases
 from trainworks.errors import ArgumentError, EnvironmentProblem, TrainworksError, UsageError, suggest
 from trainworks.files import closing_handle
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.observe.following import describe, report_beside, try_turn
-from trainworks.observe.trackers.feed import Feed, Sent
-from trainworks.observe.trackers.registry import sent_name, tracker_opener
-from trainworks.observe.trackers.tracker import TrackerContent, TrackReport
+from trainworks.observe.following import TRACKER_LIBRARIES, check_library, describe, report_beside, try_turn
+from trainworks.observe.trackers.feed import Feed, OpenTracker, Sent
+from trainworks.observe.trackers.mlflow import MLflowTracker, strip_user
+from trainworks.observe.trackers.tensorboard import TensorBoardTracker
+from trainworks.observe.trackers.tracker import TrackedRun, Tracker, TrackerContent, TrackReport
+from trainworks.observe.trackers.wandb import WandBTracker
 from trainworks.record.run_dir import RunDir
 from trainworks.report.runs.run_progress import state_of
 
@@ -139,6 +143,39 @@ def main(run_folder: str, name: str) -> int:
         return _feed(run_dir, _checked(name), run_dir.read_resolved().run_file.track, state)
 
     return report_beside(run_dir, name, partial(state_of, run_dir), SystemClock(), start)
+
+
+def tracker_opener(name: TrackerName, options: Track, working_folder: Path) -> OpenTracker:
+    """A function that makes the tracker of a run, whose options name paths relative to the working folder.
+
+    Options of a tracker that is not among them are the defaults.
+    """
+
+    def opened(run: TrackedRun, state: Mapping[str, str | int]) -> Tracker:
+        check_library(TRACKER_LIBRARIES.get(name), name)
+        if name == "tensorboard":
+            return TensorBoardTracker(run, state, options.tensorboard or TensorBoard(), working_folder)
+        if name == "mlflow":
+            return MLflowTracker(run, state, options.mlflow or MLflow())
+        return WandBTracker(run, state, options.wandb or WeightsAndBiases())
+
+    return opened
+
+
+def sent_name(name: TrackerName, options: Track) -> str:
+    """Name under which a run keeps what one server or folder has got: that of the tracker, and a CRC-32 of the address.
+
+    The place that is used without options has the name of the tracker alone.
+
+    >>> sent_name("mlflow", Track.model_validate({"mlflow": {"uri": "http://ml:5000"}}))
+    'mlflow-ab1490b4'
+    """
+    address = {
+        "tensorboard": options.tensorboard.folder if options.tensorboard else None,
+        "mlflow": (options.mlflow.uri if options.mlflow else None) or os.environ.get("MLFLOW_TRACKING_URI"),
+        "wandb": os.environ.get("WANDB_BASE_URL"),
+    }[name]
+    return f"{name}-{crc32(strip_user(address).encode()):08x}" if address else name
 
 
 if __name__ == "__main__":

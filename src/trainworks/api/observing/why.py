@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from trainworks.agent.current_state import current_state
 from trainworks.api.run_handle import Run, as_run
 from trainworks.config.quantities import StepWindow
 from trainworks.errors import QuantityError, RunFailedError, UsageError
 from trainworks.host.clock import SystemClock
-from trainworks.observe.diagnosis.diagnose import diagnose
 from trainworks.observe.diagnosis.layout_prices import LayoutPrices
 from trainworks.observe.diagnosis.lost_time import Diagnosis
 from trainworks.observe.diagnosis.run_facts import NcclTransport, RunFacts, read_transport
+from trainworks.observe.diagnosis.slow_steps import SLOW_STEP_CAUSES
+from trainworks.observe.diagnosis.stops import STOP_CAUSES
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import pricing, run_job
 from trainworks.plan.run.processes import memory_per_rank
@@ -104,6 +107,55 @@ def _prices(resolved: ResolvedRun) -> LayoutPrices | None:
         search=lambda: [one.layout for one in choose_layouts(job, None)],
         support=plan.support,
     )
+
+
+_WORTH = 0.01
+"""Share of the held time from which a cause is listed."""
+
+
+def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
+    """Every cause of lost time in the record of a run, the costliest first.
+
+    What a run pays once, its first start, does not count for the order: in a short run it would hide every cause that
+    lasts.
+
+    Args:
+        facts: of the run.
+        state: of the run, for the heading.
+    """
+    found = [
+        cause for judge in (*SLOW_STEP_CAUSES, *STOP_CAUSES) if (cause := judge(facts)) is not None and cause.lost_s > 0
+    ]
+    found.sort(key=lambda cause: cause.once_s - cause.lost_s)
+    least_s = _WORTH * facts.ledger.held_s
+    return Diagnosis(
+        run_id=facts.resolved.run_id,
+        state=state,
+        held_s=facts.ledger.held_s,
+        runtime_goodput=facts.ledger.runtime_goodput,
+        num_steps=int(facts.rows.num_steps.sum()),
+        step_s=facts.median_of("step_s") if facts.steady else None,
+        causes=tuple(cause for cause in found if cause.lost_s >= least_s),
+        small_s=sum(cause.lost_s for cause in found if cause.lost_s < least_s),
+        notes=tuple(_notes(facts)),
+    )
+
+
+def _notes(facts: RunFacts) -> Iterator[str]:
+    processes = facts.resolved.processes
+    if not facts.rows:
+        yield "No step is recorded: only the start and failures can be judged"
+    elif processes.world_size > 1 and np.isnan(facts.rows["slowest_rank"]).all():
+        yield "The record has no times of single ranks: a slow rank shows as communication"
+    if facts.plan is None:
+        yield "The run has no plan: compute is not held against a prediction"
+    elif facts.prices is None:
+        yield "The ranks were not calibrated: other layouts are not priced"
+    if facts.plan is not None and (facts.others_share or 0.0) > facts.resolved.planned_others_share:
+        share = f"{facts.others_share:.0%} of the cores of a node"
+        yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"
+    if processes.nodes > 1 and processes.backend == "nccl" and facts.nccl.network is None:
+        yield "The logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"
 
 
 _POLL_S = 0.1

@@ -28,6 +28,8 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
 from trainworks.plan.sweeps.pruning import Pruning, Reports, should_stop, smoothed
 from trainworks.plan.sweeps.space import Choice, Space, parse_dimension
+from trainworks.record.events.log import read_events
+from trainworks.record.history import known_steps
 from trainworks.record.metric_columns import MetricColumns
 from trainworks.record.run_dir import RunDir
 from trainworks.record.sweeps.sweep import SweepDefinition, SweepDir, SweepResult, SweepTrial, sweep_dir
@@ -54,12 +56,14 @@ def sweep(
     progress: SweepProgress = lambda ended, queued: None,
     clock: Clock | None = None,
 ) -> SweepResult:
-    """Train a workload with several settings, each as a run of its own in the queue of its cluster.
+    """Train with several settings, each as a run of its own in the queue of its cluster.
+
+    A command gets its settings by `envs`, and its curve is what the record has of its program.
 
     A sweep that was killed continues when it is called again: no trial is trained twice.
 
     Args:
-        target: a run file of a workload, as for `run`.
+        target: a run file, as for `run`.
         space: by key of the run file a list of values, or text: `1e-4,3e-4` or the range `1e-5..1e-2`. `optimizer`,
             `eval` and other keys of the workload may stand without `workload.`.
         search: every combination, independent draws, or Optuna's proposals.
@@ -76,18 +80,16 @@ def sweep(
         The trials; those whose settings no run can have have failed, with the reason.
 
     Raises:
-        UsageError: the target is a command, or the space is not valid, or another process runs this sweep.
+        UsageError: the space is not valid, or another process runs this sweep.
         RunFileError: a problem in the run file.
         MissingExtraError: Optuna is not installed.
     """
     request = read_run(target)
-    if request.run_file.workload is None:
-        raise UsageError("a sweep trains a workload, and the run file has a command", hint="see `submit --array`")
     if pruning is not None and not shares_files(request.run_file.cluster.engine):
         hint = "leave out `--prune`: this cluster shows what a run measured at its end"
         raise UsageError("a sweep ends trials early by their curves, which have to be there meanwhile", hint=hint)
     dimensions = {full_key(key): parse_dimension(key, written) for key, written in space.items()}
-    objective = _objective(request.run_file.workload)
+    objective = _objective(request.run_file)
     chosen = make_search(search, dimensions, num_trials=trials, seed=seed, maximize=objective == "held-out accuracy")
     if not 1 <= chosen.num_trials <= _MOST_TRIALS:
         raise UsageError(f"a sweep has 1 to {_MOST_TRIALS:,} trials, not {chosen.num_trials:,}")
@@ -130,8 +132,10 @@ def full_key(key: str) -> str:
     raise UsageError(f"the run file has no key `{key}`", hint=hint)
 
 
-def _objective(workload: Workload) -> str:
-    return "loss" if workload.eval is None else f"held-out {workload.eval.metric}"
+def _objective(run_file: RunFile) -> str:
+    if run_file.workload is None:
+        return run_file.metrics.objective
+    return "loss" if run_file.workload.eval is None else f"held-out {run_file.workload.eval.metric}"
 
 
 def _described(space: Space, key: str) -> Any:
@@ -294,9 +298,9 @@ class TrialRun:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole trial; 0 while its nodes have not planned it."""
-        plan = self.run.resolved.plan
-        return plan.num_steps if plan else 0
+        """Steps of the whole trial; 0 while they are not known, at its end those that it has trained."""
+        known = known_steps(self.run.resolved, read_events(self.run.run_dir.events_file))
+        return known or (self.steps_done if self.run.state.is_final else 0)
 
     @property
     def steps_done(self) -> int:
@@ -309,9 +313,9 @@ class TrialRun:
         recorded = self._columns.steps()
         steps = recorded.where(~recorded.is_lost())
         if self._objective == "loss":
-            if not len(steps) or not self.num_steps:
-                return []
-            return smoothed(steps["loss"].tolist(), int(steps["step"][0]), self.num_steps)
+            trained = steps.where(steps.num_steps > 0)
+            done = trained["step"].astype(int).tolist()
+            return smoothed(done, trained["loss"].tolist(), self.num_steps) if self.num_steps else []
         name, sign = ("eval_accuracy", -1.0) if self._objective == "held-out accuracy" else ("eval_loss", 1.0)
         evaluated = steps.where(np.isfinite(steps["evaluation_s"]))
         return [(int(s), sign * v) for s, v in zip(evaluated["step"].tolist(), evaluated[name].tolist(), strict=True)]

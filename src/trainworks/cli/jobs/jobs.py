@@ -35,7 +35,7 @@ def ps_command(
 ) -> None:
     """Newest first: waiting and running jobs, or all. The jobs of an array share a line."""
     from trainworks.api.jobs import JobState
-    from trainworks.api.observing.job_details import array_states, costs_so_far, missing_runs
+    from trainworks.api.observing.job_board import array_states, costs_so_far, missing_runs
     from trainworks.report import jobs as view
 
     states = None if everything else [each for each in JobState if not each.is_final]
@@ -72,7 +72,7 @@ def _warn_of_missing(folder: Path, missing: list[str]) -> None:
 
 def describe_command(job: JobArgument, as_json: AsJson = False) -> None:
     """After a failure it shows the first failing rank, its host and the end of its log."""
-    from trainworks.api.observing.job_details import first_failure_lines
+    from trainworks.api.observing.job_board import first_failure_lines
     from trainworks.report import jobs as view
 
     found, attempts = trainworks.describe(job, notify=warn)

@@ -1,16 +1,55 @@
-"""`trainworks why`, `compare`, `usage` and `profile`."""
+"""`trainworks top`, `why`, `compare`, `usage`, `profile` and `track`."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, warn
+from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, option_errors, runs_folder, warn, wide_console
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
+
+if TYPE_CHECKING:
+    from trainworks.api.observing.top import Overview
+
+
+def top_command(
+    runs: RunsOption = None,
+    every: Annotated[float, typer.Option("--every", min=0.2, metavar="SECONDS", help="Time between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Shows runs that wait or run, the nodes of this machine's queue, and accelerators; Ctrl-C ends it.
+
+    Without a terminal it prints once. A running run whose last step is old is marked.
+    """
+    from trainworks.api.observing.top import LiveRuns
+
+    live = LiveRuns(runs_folder(runs))
+    if once or as_json or not sys.stdout.isatty():
+        show(live.look(), as_json=as_json)
+        return
+    _watch(live.follow(every))
+
+
+def _watch(overviews: Iterator[Overview]) -> None:
+    """Replace the picture in place until Ctrl-C."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from trainworks.report.rendering.renderer import build_document
+    from trainworks.report.rendering.text import render_text
+
+    console = wide_console()
+    with Live(console=console, screen=True, auto_refresh=False) as picture:
+        for overview in overviews:
+            text = render_text(build_document(overview), width=console.width)
+            picture.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
 def why_command(
@@ -76,3 +115,30 @@ def profile_command(
     for line in profile_lines(folder):
         say(line)
     say("open a trace at https://ui.perfetto.dev, or in chrome://tracing", err=True)
+
+
+def track_command(
+    run: OptionalRun = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="TRACKER", help="tensorboard, mlflow or wandb. [default: those of the run file]"),
+    ] = None,
+    uri: Annotated[str | None, typer.Option(help="Tracking server of MLflow. [default: $MLFLOW_TRACKING_URI]")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Experiment of MLflow, project of W&B. [default: name of the run file]")
+    ] = None,
+    register_as: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Registered model of MLflow that gets the newest checkpoint.")
+    ] = None,
+    runs: RunsOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sends what the tracker lacks, of a run of the past or of a live one, and continues where the last call stopped.
+
+    A run with `track:` in its run file is sent while it runs; this sends what could not be sent then.
+    """
+    with option_errors():
+        report = trainworks.track(
+            run, to or (), uri=uri, experiment=experiment, register_as=register_as, folder=runs_folder(runs)
+        )
+    show(report, as_json=as_json)

@@ -36,9 +36,9 @@ def sweep_command(
 ) -> None:
     """Each combination of the values is a run in the queue of its cluster, or so many random or proposed ones.
 
-    The objective is the best evaluation if the run file has `workload.eval`, else the training loss at the end. Repeat
-    the command to continue a sweep that was killed or interrupted: trials in the queue do not need it, and none is
-    trained twice.
+    The objective is the best evaluation if the run file has `workload.eval`, else the training loss at the end; of a
+    command, which gets `--set envs.LR=...`, what `metrics.objective` says. Repeat the command to continue a sweep that
+    was killed or interrupted: trials in the queue do not need it, and none is trained twice.
     """
     from trainworks.api.sweeping.lr_range import learning_rate_range
 

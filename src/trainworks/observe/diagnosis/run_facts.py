@@ -13,7 +13,7 @@ import numpy as np
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.ledger import Ledger
-from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Steps
+from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Mask, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
@@ -135,7 +135,7 @@ class RunFacts:
     @cached_property
     def rows(self) -> Steps:
         """Effective steps that updated the weights."""
-        return self.history.effective.where(~self.history.effective.is_fault())
+        return self.history.effective.where(_updates(self.history.effective))
 
     @cached_property
     def steady(self) -> Steps:
@@ -149,8 +149,8 @@ class RunFacts:
         return ledger.data_s + ledger.compute_s + ledger.communication_s + ledger.optimizer_s
 
     def median_of(self, term: str) -> float:
-        """Median seconds of one term over the steady steps; 0 without any."""
-        return float(np.median(self.steady[term])) if len(self.steady) else 0.0
+        """Median seconds of one term over the steady steps; 0 without any, and where the record does not have it."""
+        return float(np.nan_to_num(np.median(self.steady[term]))) if len(self.steady) else 0.0
 
     @property
     def planned(self) -> StepTimeGroups | None:
@@ -239,10 +239,14 @@ class RunFacts:
         )
 
 
+def _updates(steps: Steps) -> Mask:
+    return ~steps.is_fault() & (steps.num_steps > 0)
+
+
 def _launch_columns(launch: RecordedLaunch, fields: Sequence[str]) -> Floats:
     """What the last row of its logging interval says of every effective step without a fault."""
     ends = np.flatnonzero(np.isfinite(launch.steps[fields[0]]))
-    nth = np.searchsorted(ends, np.flatnonzero(~(launch.lost | launch.steps.is_fault())))
+    nth = np.searchsorted(ends, np.flatnonzero(~launch.lost & _updates(launch.steps)))
     named = np.array([np.append(launch.steps[field][ends], np.nan) for field in fields])
     return np.take(named, nth, axis=1)
 

@@ -213,21 +213,26 @@ def lost_to_restarts(facts: RunFacts) -> LostTime | None:
 
 def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     """Time of steps whose work was thrown away."""
-    lost_s, repeated = facts.ledger.lost_s, len(facts.history.lost)
+    lost_s, repeated = facts.ledger.lost_s, int(facts.history.lost.num_steps.sum())
     if lost_s <= 0:
         return None
-    mttf_s, source = _time_to_failure(facts)
+    title = "Steps were thrown away and trained again"
+    undone = f"{repeated:,} steps were undone by restarts or rollbacks"
     saved = facts.history.of_kind(training.CheckpointEvent)
+    if facts.plan is None and not saved:
+        remedy = "Let the program save its state more often: a restart repeats the steps since then."
+        return LostTime(name="lost_steps", title=title, lost_s=lost_s, evidence=(undone,), remedy=remedy)
+    mttf_s, source = _time_to_failure(facts)
     stall_s = facts.ledger.checkpoint_s / len(saved) if saved else 0.0
     best_s = optimal_interval_s(stall_s=max(stall_s, 1e-3), mttf_s=mttf_s)
     every_s = facts.steps_s / max(1, len(saved))
     is_too_rare = every_s > _RARER * best_s
     return LostTime(
         name="lost_steps",
-        title="Steps were thrown away and trained again",
+        title=title,
         lost_s=lost_s,
         evidence=(
-            f"{repeated:,} steps were undone by restarts or rollbacks",
+            undone,
             f"a checkpoint every {format_duration(every_s)} of training; with a failure every "
             f"{format_duration(mttf_s)} ({source}) the best interval is {format_duration(best_s)}",
         ),
@@ -250,7 +255,7 @@ def lost_to_gaps(facts: RunFacts) -> LostTime | None:
         lost_s=lost_s,
         evidence=(f"a step spends {format_duration(facts.median_of('other_s'))} outside its terms (median)",),
         remedy="Profile some steps, and look at what Python does between them.",
-        setting="profile: 20:25",
+        setting=None if facts.plan is None else "profile: 20:25",
     )
 
 

@@ -90,17 +90,20 @@ def _cost_at(reports: Reports, rung: int) -> float | None:
     return cost if cost is None or math.isfinite(cost) else math.inf
 
 
-def smoothed(losses: Sequence[float], first_step: int, num_steps: int) -> list[tuple[int, float]]:
-    """Reports from training losses: means over windows of a twentieth of the steps.
+def smoothed(steps: Sequence[int], losses: Sequence[float], num_steps: int) -> list[tuple[int, float]]:
+    """Reports from training losses: means over windows of a twentieth of the steps; a window ends with a loss.
 
     Args:
-        losses: of consecutive steps.
-        first_step: step of the first one.
+        steps: whose losses are known, ascending.
+        losses: of these steps.
         num_steps: of a whole trial.
 
-    >>> smoothed([4.0, 2.0, 3.0, 1.0, 9.0], 1, 40)
+    >>> smoothed([1, 2, 3, 4, 5], [4.0, 2.0, 3.0, 1.0, 9.0], 40)
     [(2, 3.0), (4, 2.0)]
     """
-    window = max(1, num_steps // 20)
-    ends = range(window, len(losses) + 1, window)
-    return [(first_step + end - 1, sum(losses[end - window : end]) / window) for end in ends]
+    window, reports, first, begun = max(1, num_steps // 20), [], 0, steps[0] - 1 if steps else 0
+    for index, step in enumerate(steps):
+        if step - begun >= window:
+            reports.append((step, sum(losses[first : index + 1]) / (index + 1 - first)))
+            first, begun = index + 1, step
+    return reports

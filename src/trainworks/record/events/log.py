@@ -33,6 +33,7 @@ Event: TypeAlias = (
     | training.DataReadyEvent
     | training.CompiledEvent
     | training.AttemptEvent
+    | training.MetricsSourceEvent
     | job.FailureEvent
     | job.RestartRefusedEvent
     | training.CheckpointEvent

@@ -63,13 +63,23 @@ class AttemptEvent(Stamp):
     kind: Literal["attempt"]
     attempt: int
     world_size: int
-    resumed_from_step: int
-    """0 is from scratch."""
+    resumed_from_step: NotRequired[int]
+    """0 is from scratch; absent for a command, whose program may have resumed by itself."""
     layout: NotRequired[Mapping[str, int | str | list[int] | None] | str]
     """Fields of `ResolvedLayout`; its description in records of older versions."""
     pids: NotRequired[list[int]]
     """Process ids by rank."""
     rendezvous: NotRequired[str]
+
+
+class MetricsSourceEvent(Stamp):
+    """The record of a command has its metrics from here, also in later attempts."""
+
+    kind: Literal["metrics_source"]
+    source: str
+    """`rank-N.log`, `tensorboard`, `wandb`, `mlflow`, `trainworks.log` or `session`."""
+    num_steps: NotRequired[int]
+    """Steps of the whole training, where the program counts them: `10/500`."""
 
 
 class CheckpointEvent(Stamp):

@@ -40,8 +40,8 @@ class ReportedAttempt(ReportPart):
     after_s: float | None
     """When training was about to start, since the first launch; None if the ranks never met."""
     world_size: int | None
-    resumed_from_step: int
-    """0 is from scratch."""
+    resumed_from_step: int | None
+    """0 is from scratch; None where the program of a command alone knows."""
     first_step: int | None
     last_step: int | None
     """Recorded; None before the first step."""
@@ -73,15 +73,16 @@ def _attempt(launch: RecordedLaunch, number: int, index: int, start_at: float) -
     is_own = launch.steps["attempt"] == number
     steps = launch.steps["step"][is_own]
     told = [event for event in of_kind(launch.events, AttemptEvent) if event.get("attempt") == number]
+    said = [event["resumed_from_step"] or 0 for event in told if "resumed_from_step" in event]
     return ReportedAttempt(
         number=number,
         launch=index,
         after_s=float(told[0]["t"]) - start_at if told else None,
         world_size=told[0].get("world_size") if told else None,
-        resumed_from_step=max((int(event.get("resumed_from_step") or 0) for event in told), default=0),
+        resumed_from_step=max(said, default=None if told else 0),
         first_step=int(steps[0]) if len(steps) else None,
         last_step=int(steps[-1]) if len(steps) else None,
-        lost_steps=int(launch.lost[is_own].sum()),
+        lost_steps=int(launch.steps.num_steps[is_own & launch.lost].sum()),
     )
 
 

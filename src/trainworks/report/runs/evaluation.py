@@ -46,16 +46,19 @@ class Evaluations(ReportPart):
 
 def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | None:
     """The evaluations of the effective steps; None if there are none yet."""
-    workload = resolved.run_file.workload
+    workload, script = resolved.run_file.workload, resolved.run_file.metrics
+    settings = workload.eval if workload else script
     steps = history.effective.where(np.isfinite(history.effective["evaluation_s"]))
-    if workload is None or workload.eval is None or not len(steps):
+    if settings is None or not len(steps):
         return None
-    found = standing(evaluated_steps(steps, workload.eval.metric), workload.eval)
+    found = standing(evaluated_steps(steps, settings.metric), settings)
     points = [
         EvaluatedPoint(
             step=int(step),
             loss=loss,
-            perplexity=math.exp(min(loss, 700.0)) if workload.has_perplexity and math.isfinite(loss) else None,
+            perplexity=math.exp(min(loss, 700.0))
+            if workload and workload.has_perplexity and math.isfinite(loss)
+            else None,
             accuracy=accuracy if math.isfinite(accuracy) else None,
         )
         for step, loss, accuracy in zip(
@@ -67,7 +70,7 @@ def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | 
     return Evaluations(
         count=len(points),
         planned_count=planned.count if planned else None,
-        metric=workload.eval.metric,
+        metric=settings.metric,
         last=points[-1],
         best=next((point for point in points if found.best and point.step == found.best.step), None),
         measured_s=median(steps["evaluation_s"].tolist()),

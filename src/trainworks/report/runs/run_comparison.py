@@ -131,7 +131,7 @@ def _flat(value: object, name: str = "") -> dict[str, str]:
 def _figures(first: Report, second: Report) -> Iterator[ComparedFigure]:
     a, b = first.comparison, second.comparison
     yield ComparedFigure(name="planned step", unit="s", first=_planned(a), second=_planned(b))
-    yield ComparedFigure(name="step time", unit="s", first=_step(a), second=_step(b))
+    yield ComparedFigure(name="step time", unit="s", first=_step(first), second=_step(second))
     mine, others = _terms(a), _terms(b)
     for name in dict.fromkeys([*mine, *others]):
         yield ComparedFigure(name=name, unit="s", first=mine.get(name), second=others.get(name), is_term=True)
@@ -148,8 +148,10 @@ def _planned(comparison: Comparison | None) -> float | None:
     return comparison.step_time.planned if comparison else None
 
 
-def _step(comparison: Comparison | None) -> float | None:
-    return comparison.step_time.measured if comparison else None
+def _step(report: Report) -> float | None:
+    if report.comparison:
+        return report.comparison.step_time.measured
+    return report.training.step_s if report.training else None
 
 
 def _terms(comparison: Comparison | None) -> dict[str, float | None]:
@@ -163,11 +165,13 @@ def _finding(figures: Sequence[ComparedFigure], first: str, second: str) -> str:
     if abs(step.relative) < _CLOSE:
         return f"the steps of both runs take the same time within {_CLOSE:.0%}"
     terms = [figure for figure in figures if figure.is_term]
+    longer = "longer" if step.relative > 0 else "shorter"
+    whole = f"a step of {second} takes {abs(step.relative):.0%} {longer} than one of {first}"
+    if not terms:
+        return whole
     # The term that moved furthest in the direction in which the whole step moved.
     cause = max(terms, key=lambda term: ((term.second or 0.0) - (term.first or 0.0)) * (1 if step.relative > 0 else -1))  # type: ignore[operator]
-    longer = "longer" if step.relative > 0 else "shorter"
     change = f"{format_amount(cause.first, 's')} and {format_amount(cause.second, 's')}"
-    whole = f"a step of {second} takes {abs(step.relative):.0%} {longer} than one of {first}"
     return f"{whole}; most by {cause.name}: {change}"
 
 

@@ -45,6 +45,8 @@ class Progress:
     damaged_checkpoints: dict[int, CheckpointDamagedEvent] = field(default_factory=dict)
     """The `checkpoint_damaged` event of every step that was not saved again since."""
     data_done_bytes: int = 0
+    is_printed: bool = False
+    """Whether the steps were read from what the ranks print."""
     data_total_bytes: int = 0
     """0 unless the data is being prepared now."""
 
@@ -60,9 +62,10 @@ class Progress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Throughput over the recent steps."""
-        seconds = sum(row["step_s"] for row in self.recent)
-        return sum(row["tokens"] for row in self.recent) / seconds if seconds else None
+        """Throughput over the recent steps; None where their tokens are not known."""
+        counted = [row for row in self.recent if "tokens" in row]
+        seconds = sum(row["step_s"] for row in counted)
+        return sum(row["tokens"] for row in counted) / seconds if seconds else None
 
     def deadline_at(self, goal: Goal) -> float | None:
         """Latest acceptable time of the last step: `goal.deadline` after the first launch, also of a resumed run."""
@@ -111,6 +114,8 @@ class RunFollower:
             progress.launched_at = event["t"] if progress.launched_at is None else progress.launched_at
         elif event["kind"] == "data_progress":
             progress.data_done_bytes, progress.data_total_bytes = event["done_bytes"], event["total_bytes"]
+        elif event["kind"] == "metrics_source":
+            progress.is_printed = event["source"].startswith("rank-")
         elif event["kind"] == "data_ready":
             progress.data_total_bytes = 0
 
@@ -130,7 +135,8 @@ class RunFollower:
             if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
                 self._recent.clear()
                 self._progress.slowest = None
-            self._recent.append(row)
+            if row.get("num_steps") != 0:
+                self._recent.append(row)
             self._progress.slowest = row.get("slowest", self._progress.slowest)
             if "evaluation" in row:
                 self._progress.evaluation = row["step"], row["evaluation"]

@@ -13,24 +13,15 @@ from trainworks.catalog.prices import known_accelerator
 from trainworks.config.run_file import Workload
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import HostFacts
+from trainworks.record.events import training
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import read_events
-from trainworks.record.events.training import (
-    CheckpointDamagedEvent,
-    CheckpointEvent,
-    CheckpointFailedEvent,
-    CompiledEvent,
-    DataReadyEvent,
-    ProfileEvent,
-    RollbackEvent,
-    SampleEvent,
-    SkippedEvent,
-)
 from trainworks.record.faults import describe_fault
-from trainworks.record.history import History, build_history
+from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
+from trainworks.record.metrics import warmup_steps
 from trainworks.record.processes import Processes
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
@@ -57,7 +48,8 @@ class ProfiledRank(ReportPart):
 def build_profiles(run_dir: RunDir, history: History) -> tuple[ProfiledRank, ...]:
     """Every window that was recorded, in the order of recording; one whose files are gone is left out."""
     folders = dict.fromkeys(
-        run_dir.profile(int(event["first_step"]), int(event["last_step"])) for event in history.of_kind(ProfileEvent)
+        run_dir.profile(int(event["first_step"]), int(event["last_step"]))
+        for event in history.of_kind(training.ProfileEvent)
     )
     return tuple(
         ProfiledRank(summary=summary, trace=str(trace_file(folder, summary.rank).relative_to(run_dir.path)))
@@ -74,31 +66,35 @@ class LossPoint(ReportPart):
 
 
 class Training(ReportPart):
-    """What was trained, and how far it came."""
+    """What was trained, and how far it came; of a command, whose model is not known, what its program says."""
 
-    model: str
-    num_parameters: int
-    layout: str
-    precision: str
-    unit: str
+    model: str = ""
+    num_parameters: int | None = None
+    layout: str = ""
+    precision: str = ""
+    unit: str = ""
     """What throughput counts: tokens, images or samples."""
-    data: str
+    data: str = ""
     """Source and sequence length."""
-    data_tokens: int | None
+    source: str
+    """Where the figures of the steps are from."""
+    step_s: float | None = None
+    """Median duration of the steady steps."""
+    data_tokens: int | None = None
     """Tokens of the data set; None until it is ready."""
-    data_seconds: float | None
+    data_seconds: float | None = None
     """What preparing it took."""
-    data_cached: bool
-    num_steps: int
-    """Planned."""
+    data_cached: bool = False
+    num_steps: int | None
+    """Planned; of a command as said by its run file or its output, None where neither does."""
     steps_done: int
     tokens: int
     """Trained on by the effective steps."""
     lost_steps: int
     """Steps that were done and then thrown away by a restart or a rollback."""
-    compiled: Compiled | None
+    compiled: Compiled | None = None
     """None where blocks are not compiled."""
-    loss_scale_steps: int
+    loss_scale_steps: int = 0
     """Steps that fp16's loss scaling left out, because its scale was too high; no faults."""
     loss_first: LossPoint | None
     loss_last: LossPoint | None
@@ -156,7 +152,7 @@ class Sample(ReportPart):
 
 
 class Report(ReportPart, Result):
-    """One run. A command has no training or comparison, and ledger and curves only if its loop records steps."""
+    """One run. A command has no comparison, and training, ledger and curves if its steps are recorded."""
 
     format_version: int = 1
     run_id: str
@@ -259,27 +255,40 @@ def _standing(status: RunStatus, states: Sequence[StateEvent]) -> RunStatus:
 
 def _training(resolved: ResolvedRun, history: History) -> Training | None:
     plan, workload = resolved.plan, resolved.run_file.workload
+    trained = history.effective.where(history.effective.num_steps > 0)
     if plan is None or workload is None:
-        return None
-    steps = history.effective
+        return _reached(resolved, history, trained) if workload is None and len(trained) else None
+    ready = next(iter(reversed(history.of_kind(training.DataReadyEvent))), None)
+    return _reached(resolved, history, trained).model_copy(
+        update={
+            "model": _describe_model(plan, workload),
+            "num_parameters": plan.model.num_parameters,
+            "layout": f"{plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
+            "precision": workload.precision,
+            "unit": workload.unit,
+            "data": _describe_data(workload),
+            "data_tokens": ready.get("num_tokens") if ready else None,
+            "data_seconds": ready.get("seconds") if ready else None,
+            "data_cached": bool(ready and ready.get("cached")),
+            "compiled": _compiled(history),
+            "loss_scale_steps": int(trained.is_skipped("loss_scale").sum()),
+        }
+    )
+
+
+def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
+    """What the record says of the steps, of a workload and of a command."""
     finite = steps.where(np.isfinite(steps["loss"]))
-    ready = next(iter(reversed(history.of_kind(DataReadyEvent))), None)
+    steady = steps.training_s[warmup_steps(len(steps)) :]
+    sources = history.of_kind(training.MetricsSourceEvent)
+    known, done = known_steps(resolved, history.events), int(steps["step"][-1]) if len(steps) else 0
     return Training(
-        model=_describe_model(plan, workload),
-        num_parameters=plan.model.num_parameters,
-        layout=f"{plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
-        precision=workload.precision,
-        unit=workload.unit,
-        data=_describe_data(workload),
-        data_tokens=ready.get("num_tokens") if ready else None,
-        data_seconds=ready.get("seconds") if ready else None,
-        data_cached=bool(ready and ready.get("cached")),
-        num_steps=plan.num_steps,
-        steps_done=int(steps["step"][-1]) if len(steps) else 0,
-        tokens=int(np.nansum(steps["tokens"][~steps.is_skipped()])),
-        lost_steps=len(history.lost),
-        compiled=_compiled(history),
-        loss_scale_steps=int(steps.is_skipped("loss_scale").sum()),
+        source=printable(sources[-1]["source"]) if sources else "record of the ranks",
+        step_s=float(np.median(steady)) if len(steady) else None,
+        num_steps=known if known is None or known >= done else None,  # a counter of one epoch
+        steps_done=done,
+        tokens=int(np.nansum((steps["tokens"] * steps.num_steps)[~steps.is_skipped()])),
+        lost_steps=int(history.lost.num_steps.sum()),
         loss_first=_loss_point(steps, 0),
         loss_last=_loss_point(steps, -1),
         loss_lowest=_loss_point(finite, int(finite["loss"].argmin())) if len(finite) else None,
@@ -287,7 +296,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
 
 
 def _compiled(history: History) -> Compiled | None:
-    events = history.of_kind(CompiledEvent)
+    events = history.of_kind(training.CompiledEvent)
     if not events:
         return None
     return Compiled(**{name: float(events[-1][name]) for name in ("compile_s", "compiled_s", "eager_s")})
@@ -349,13 +358,13 @@ def _comparison(
 
 
 def _checkpoints(history: History) -> Checkpoints:
-    written = history.of_kind(CheckpointEvent)
+    written = history.of_kind(training.CheckpointEvent)
     sizes = [int(event["bytes"]) for event in written if event.get("bytes") is not None]
     write_times = [float(event["write_s"]) for event in written if event.get("write_s") is not None]
     return Checkpoints(
         steps=tuple(int(event["step"]) for event in written),
-        failed_steps=tuple(int(event["step"]) for event in history.of_kind(CheckpointFailedEvent)),
-        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind(CheckpointDamagedEvent)),
+        failed_steps=tuple(int(event["step"]) for event in history.of_kind(training.CheckpointFailedEvent)),
+        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind(training.CheckpointDamagedEvent)),
         size_bytes=sizes[-1] if sizes else None,
         stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
         write_s=median(write_times) if write_times else None,
@@ -364,9 +373,9 @@ def _checkpoints(history: History) -> Checkpoints:
 
 def _faults(history: History) -> tuple[Fault, ...]:
     """Every `skipped` event, in the words of the rollback that answered it if there was one."""
-    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind(RollbackEvent)}
+    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind(training.RollbackEvent)}
     faults = []
-    for skipped in history.of_kind(SkippedEvent):
+    for skipped in history.of_kind(training.SkippedEvent):
         rollback = rollbacks.get((skipped.get("attempt"), skipped.get("step")))
         fault = Fault(
             step=int(skipped["step"]),
@@ -382,7 +391,7 @@ def _faults(history: History) -> tuple[Fault, ...]:
 
 
 def _sample(history: History) -> Sample | None:
-    events = history.of_kind(SampleEvent)
+    events = history.of_kind(training.SampleEvent)
     if not events:
         return None
     last = events[-1]

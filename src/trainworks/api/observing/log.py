@@ -1,0 +1,57 @@
+"""Metrics that a program of your own writes to the record of its run."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import SupportsFloat
+
+from trainworks.record.events.training import MetricsSourceEvent
+from trainworks.record.metrics import LoggedSteps, append_metrics
+from trainworks.record.run_dir import RunDir
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "SLURM_PROCID")
+
+
+def log(
+    *,
+    step: int,
+    loss: SupportsFloat | None = None,
+    lr: SupportsFloat | None = None,
+    grad_norm: SupportsFloat | None = None,
+    tokens: int | None = None,
+    eval_loss: SupportsFloat | None = None,
+    eval_accuracy: SupportsFloat | None = None,
+) -> None:
+    """Record metrics of one step of a command; outside of a run, and on other ranks than the first, do nothing.
+
+    The row is on its way to the disk when the call returns, whole or not at all, so a killed program loses none.
+
+    Args:
+        step: optimizer step, which grows; a step that was recorded before is left out.
+        loss: of training; a tensor, too, which is waited for.
+        lr: learning rate.
+        grad_norm: before clipping.
+        tokens: tokens or samples per step, of all ranks together.
+        eval_loss: on held-out data, after this step.
+        eval_accuracy: 0-1, beside `eval_loss`.
+
+    >>> log(step=10, loss=2.31)
+    """
+    rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
+    if "TRAINWORKS_COMMAND" not in os.environ or rank != "0" or (loss is None and eval_loss is None):
+        return
+    values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens}
+    values |= {"eval_loss": eval_loss, "eval_accuracy": eval_accuracy, "step": step, "t": time.time()}
+    run_dir, steps = _run()
+    said = {name: float(value) for name, value in values.items() if value is not None}
+    append_metrics(run_dir.metrics_file, steps.rows([said]))
+
+
+@cache
+def _run() -> tuple[RunDir, LoggedSteps]:
+    run_dir = RunDir(Path(os.environ["TRAINWORKS_RUN_DIR"]))
+    run_dir.note(MetricsSourceEvent(kind="metrics_source", source="trainworks.log"))
+    return run_dir, LoggedSteps(int(os.environ.get("TRAINWORKS_ATTEMPT", "1")))

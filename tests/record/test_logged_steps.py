@@ -1,0 +1,61 @@
+"""What a program says of its steps, as rows of the record."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainworks.record.metric_columns import read_columns
+from trainworks.record.metrics import LoggedSteps, append_metrics
+
+
+def test_a_step_has_the_mean_time_since_the_one_before() -> None:
+    rows = LoggedSteps(2).rows([{"step": 10, "t": 5.0, "loss": 3.0}, {"step": 20, "t": 7.0, "loss": 2.0, "lr": 0.5}])
+    assert rows[0] == {"step": 10, "attempt": 2, "t": 5.0, "num_steps": 1, "step_s": 0.0, "compute_s": 0.0, "loss": 3.0}
+    assert rows[1]["num_steps"] == 10 and rows[1]["lr"] == 0.5
+    assert rows[1]["step_s"] == rows[1]["compute_s"] == pytest.approx(0.2)
+
+
+def test_an_evaluation_follows_its_step_and_its_time_is_no_training() -> None:
+    said = [
+        {"step": 10, "t": 5.0, "loss": 3.0},
+        {"step": 10, "t": 8.0, "eval_loss": 2.5, "eval_accuracy": 0.5},
+        {"step": 20, "t": 10.0, "loss": 2.0},
+    ]
+    _, evaluated, after = LoggedSteps(1).rows(said)
+    assert evaluated["num_steps"] == 0 and evaluated["evaluation_s"] == evaluated["step_s"] == 3.0
+    assert evaluated["evaluation"] == {"loss": 2.5, "accuracy": 0.5}
+    assert after["compute_s"] == pytest.approx(0.2)
+
+
+def test_an_evaluation_of_the_same_line_has_the_time_that_the_program_says() -> None:
+    said = [{"step": 1, "t": 1.0, "loss": 3.0}]
+    said += [{"step": 11, "t": 4.0, "loss": 2.0, "eval_loss": 2.5, "eval_runtime": 1.0}]
+    row = LoggedSteps(1).rows(said)[1]
+    assert row["compute_s"] == pytest.approx(0.2) and row["step_s"] == pytest.approx(1.2)
+    assert row["evaluation_s"] == 1.0
+
+
+def test_a_repeated_step_and_an_evaluation_before_the_first_loss_are_left_out() -> None:
+    said = [{"step": 0, "t": 1.0, "eval_loss": 3.0}, {"step": 5, "t": 2.0, "loss": 3.0}]
+    said += [
+        {"step": 5, "t": 3.0, "loss": 9.0},
+        {"step": 4, "t": 3.0, "loss": 9.0},
+        {"step": 4, "t": 3.0, "eval_loss": 9.0},
+    ]
+    assert [row["step"] for row in LoggedSteps(1).rows(said)] == [5]
+
+
+def test_an_evaluation_does_not_undo_its_step_and_a_restart_undoes_both(tmp_path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    first, second = LoggedSteps(1), LoggedSteps(2)
+    said = [
+        {"step": 10, "t": 1.0, "loss": 3.0},
+        {"step": 20, "t": 2.0, "loss": 2.5},
+        {"step": 20, "t": 3.0, "eval_loss": 3.0},
+    ]
+    append_metrics(file, first.rows(said))
+    steps = read_columns(file).steps()
+    assert steps.num_steps.tolist() == [1, 10, 0]
+    assert steps.is_lost().tolist() == [False, False, False]
+    append_metrics(file, second.rows([{"step": 20, "t": 9.0, "loss": 2.4}]))
+    assert read_columns(file).steps().is_lost().tolist() == [False, True, True, False]
