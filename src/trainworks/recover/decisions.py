@@ -238,7 +238,7 @@ _MET = ("attempt", "submitted", "resized")
 def restart_verdict(failure: FailureEvent, before: Sequence[Event], since: Sequence[Event]) -> Verdict:
     """Decide on the failure of a rank from the record: events `before` its ranks started last, and `since` then."""
     launch = latest_launch_events(before)
-    resumed_from = [event["resumed_from_step"] for event in of_kind(since, AttemptEvent)]
+    resumed_from = [event.get("resumed_from_step", 0) for event in of_kind(since, AttemptEvent)]
     finished_a_step = bool(resumed_from) and (failure.get("step") or 0) > resumed_from[-1] + 1
     return decide_restart(
         _rank_failure(failure),

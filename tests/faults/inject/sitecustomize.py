@@ -113,7 +113,7 @@ def is_first_attempt():
 
 def steps_done():
     """Of the checkpoint that this attempt resumed from."""
-    resumed = [event["resumed_from_step"] for event in events() if event["kind"] == "attempt"]
+    resumed = [event.get("resumed_from_step", 0) for event in events() if event["kind"] == "attempt"]
     return resumed[-1] if resumed else 0
 
 

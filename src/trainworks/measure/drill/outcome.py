@@ -122,7 +122,7 @@ def _steps_lost(
     written = [row["step"] for row in rows if row["t"] < met["t"]]
     failed_in = [event["step"] - 1 for event in of_kind(since, FailureEvent) if event.get("step")]
     last: int = max([injection.step, *written[-1:], *failed_in])
-    return max(0, last - int(met["resumed_from_step"]))
+    return max(0, last - met.get("resumed_from_step", 0))
 
 
 @dataclass(frozen=True, slots=True)
