@@ -232,13 +232,7 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
 
 
 _FUSED_LOSS = {"loss_bytes": 2.0, "loss_parallel": True}
-_IN_16_BITS = {
-    "weight_bytes": 2,
-    "gradient_bytes": 2,
-    "sent_gradient_bytes": 4,
-    "optimizer_bytes": 4.0,
-    "autocast": False,
-}
+_IN_16_BITS = {"weight_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 4.0, "autocast": False}
 _SAVINGS: tuple[dict[str, Any], ...] = (_FUSED_LOSS, _FUSED_LOSS | _IN_16_BITS)
 """What PyTorch programs do beyond others and tables do not print: a loss in one kernel, of each rank's part of the
 vocabulary (FlashAttention, Liger); and weights, gradients and moments in 16 bits (torchtune, LitGPT's `bf16-true`)."""

@@ -140,6 +140,9 @@ class Software:
         eager_loss = family == "torchtitan" and not (fused and year > _COMPILED_SINCE)
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         reentrant = bool(USUALLY_EAGER.search(framework))
+        sent = usual.sent_gradient_bytes
+        if gradient_bytes:  # ranks send no wider ones than they keep
+            sent = min(sent or gradient_bytes, gradient_bytes)
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
         return replace(
             usual,
@@ -153,9 +156,7 @@ class Software:
             overlap=year >= _FUSED_SINCE,
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
-            sent_gradient_bytes=min(usual.sent_gradient_bytes or 4, gradient_bytes)
-            if gradient_bytes
-            else usual.sent_gradient_bytes,
+            sent_gradient_bytes=sent,
             selective=selective or usual.selective,
             repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
             by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
