@@ -16,7 +16,7 @@ from trainworks.api.run_handle import Run
 from trainworks.api.run_request import RunRequest
 from trainworks.api.sweeping import sweep as sweeping
 from trainworks.api.sweeping.search import OptunaSearch
-from trainworks.api.sweeping.sweep import full_key, start_trial, sweep
+from trainworks.api.sweeping.sweep import start_trial, sweep
 from trainworks.config.load import parse_run_file
 from trainworks.errors import UsageError
 from trainworks.files import take_lock
@@ -209,14 +209,6 @@ def test_a_sweep_of_another_process_is_refused(sweep_with: SweepNow, tmp_path: P
     with pytest.raises(UsageError, match="run by another process"):
         sweep_with(Trainer(tmp_path))
     os.close(lock)
-
-
-def test_keys_of_a_workload_need_no_prefix_and_a_misspelt_one_is_guessed() -> None:
-    assert full_key("optimizer.lr") == "workload.optimizer.lr"
-    assert full_key("layout.tp") == "layout.tp"
-    with pytest.raises(UsageError) as caught:
-        full_key("optimzer.lr")
-    assert caught.value.hint == "did you mean `optimizer.lr`?"
 
 
 def test_a_resume_guesses_the_misspelt_key() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeClock, resolved_command
-from trainworks.api.resuming.changes import with_settings
 from trainworks.backends.backend import Backend
 from trainworks.backends.editing import edit_job, finish_interrupted_edit
 from trainworks.backends.local.backend import LocalBackend
 from trainworks.backends.local.launcher import _resolved_for
+from trainworks.config.load import with_settings
 from trainworks.config.run_file import RunFile
 from trainworks.errors import NotOwnerError, TrainworksError, UsageError
 from trainworks.host.users import this_host

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.config.load import LATER, parse_run_file
+from trainworks.cli.options import read_settings
+from trainworks.config.load import LATER, parse_run_file, with_settings
 from trainworks.config.run_description import load_tasks
+from trainworks.config.run_file import RunFile
 from trainworks.config.skypilot_task import NOT_A_JOB
-from trainworks.errors import LayoutError, RunFileError, UsageError
+from trainworks.errors import LayoutError, RunFileError, TrainworksError, UsageError
 
 GOOD = """\
 name: stdlib-lm
@@ -288,3 +290,88 @@ def test_ranks_from_the_command_line_have_the_limits_of_the_run_file() -> None:
     run_file, _ = parse_run_file(GOOD, name="run.yaml")
     with pytest.raises(UsageError, match="processes_per_node is 5,000, above the limit of 4,096"):
         run_file.with_ranks(None, 5000)
+
+
+def with_set(*texts: str, text: str = GOOD) -> RunFile:
+    return parse_run_file(text, name="run.yaml", settings=read_settings(list(texts)))[0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "same_as"),
+    [
+        (["optimizer.lr=1e-4"], GOOD.replace("lr: 3e-4", "lr: 1e-4")),
+        (["workload.optimizer.lr=1e-4", "optimizer.lr=2e-4"], GOOD.replace("lr: 3e-4", "lr: 2e-4")),
+        (["cluster.nodes=4"], GOOD.replace("cluster: local", "cluster: {engine: local, nodes: 4}")),
+        (["layout.tp=2"], GOOD.replace("layout: auto", "layout: {tp: 2}")),
+        (["goal.deadline=null"], GOOD.replace("goal: {deadline: 3h}", "goal: {}")),
+        (["job.team=20:25"], GOOD + "job: {team: 20:25}\n"),
+        (["checkpoint={keep: 2}"], GOOD.replace("{every: auto, keep: 3}", "{keep: 2}")),
+        (["recover.max_restarts=1", "recover={max_restarts: 2}"], GOOD.replace("max_restarts: 3", "max_restarts: 2")),
+    ],
+)
+def test_a_setting_is_what_the_file_could_have_said(texts: list[str], same_as: str) -> None:
+    assert with_set(*texts) == parse_run_file(same_as, name="run.yaml")[0]
+    before = parse_run_file(GOOD, name="run.yaml")[0]
+    assert with_settings(before, read_settings(texts)) == with_set(*texts), "also of a run file as an object"
+
+
+def test_a_setting_gives_a_key_that_the_file_lacks() -> None:
+    assert with_set("train_for=7 steps", text=GOOD.replace("  train_for: 300 steps\n", "")).workload is not None
+
+
+def test_a_pattern_with_colons_and_braces_is_quoted_once() -> None:
+    run = with_set(r'metrics={pattern: "L=(?P<loss>\\d{1,3})"}', text="name: mine\nrun: python train.py\n")
+    assert run.metrics.pattern == r"L=(?P<loss>\d{1,3})"
+
+
+@pytest.mark.parametrize(
+    ("texts", "message", "place", "hint"),
+    [
+        (["optimzer.lr=1"], "unknown key `optimzer`", "--set optimzer.lr", "did you mean `optimizer.lr`?"),
+        (["optimizer.lrr=1"], "unknown key `lrr`", "--set workload.optimizer.lrr", "did you mean `lr`?"),
+        (
+            ["workload.learning_rate=1"],
+            "unknown key `learning_rate`",
+            "--set workload.learning_rate",
+            "did you mean `workload.optimizer.lr`?",
+        ),
+        (["tp=2"], "unknown key `tp`", "--set tp", "did you mean `layout.tp`?"),
+        (["layout={tp: 0}"], "`tp` must be at least 1, got `0`", "--set layout.tp", None),
+        (["name.first=a"], "`name` must be text, got `{'first': 'a'}`", "--set name.first", None),
+        (["train_for=null"], "`train_for` is missing", "--set workload.train_for", None),
+        (["layout={"], "`{` is not a value of YAML", "--set layout", None),
+        (["nonsense"], "`nonsense` is not a setting", "--set", "write it like `--set optimizer.lr=1e-4`"),
+        (
+            ["callbacks.0=x"],
+            "`callbacks` is a list",
+            "--set workload.callbacks.0",
+            "set the whole list: `--set 'workload.callbacks=[...]'`",
+        ),
+        (
+            ["data.sequence_length=1"],
+            "a text task needs `data.sequence_length` of at least 2, and no `image_size`",
+            "run.yaml:2  workload, --set workload.data.sequence_length",
+            None,
+        ),
+    ],
+)
+def test_an_error_of_a_setting_has_its_place(texts: list[str], message: str, place: str, hint: str | None) -> None:
+    with pytest.raises(TrainworksError) as caught:
+        with_set(*texts, text=GOOD.replace("  optimizer:", "  callbacks: [a:B]\n  optimizer:"))
+    problem = caught.value.problems[0] if isinstance(caught.value, RunFileError) else caught.value
+    assert (problem.message, problem.place, problem.hint) == (message, place, hint)
+
+
+def test_the_settings_are_for_every_kind_of_file(tmp_path: Path) -> None:
+    files = {
+        "job.sbatch": "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
+        "task.yaml": "num_nodes: 2\nrun: echo hello\n",
+        "two.yaml": "name: a\nrun: echo a\n---\nname: b\nrun: echo b\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        tasks = load_tasks(tmp_path / name, {"job.priority": 7, "envs.SEED": "3"})
+        assert [(task.job.priority, task.envs["SEED"]) for task, _ in tasks] == [(7, "3")] * len(tasks)
+        with pytest.raises(RunFileError) as caught:
+            load_tasks(tmp_path / name, {"job.priority": "high"})
+        assert caught.value.problems[0].place == "--set job.priority"

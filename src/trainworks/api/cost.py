@@ -13,6 +13,7 @@ from trainworks.api.inputs import (
     RunInput,
     argument,
     check_number,
+    check_settings,
     cluster_argument,
     described_run,
     quantity,
@@ -22,6 +23,7 @@ from trainworks.catalog.catalog import assumption, find_row, load_catalog
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.catalog.prices import PriceTable, parse_prices
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import Goal
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.jobs.described_nodes import described_cluster
@@ -42,6 +44,7 @@ USUAL_HOURS_PER_YEAR = 5000.0
 def cost(
     run: RunInput | None = None,
     *,
+    settings: Settings = NO_SETTINGS,
     on: str | None = None,
     prices: Path | str | None = None,
     hours_per_year: float | None = None,
@@ -59,6 +62,7 @@ def cost(
 
     Args:
         run: a run file, or its path; a year on the cluster `on` without one.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         on: description of the cluster.
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
         hours_per_year: hours of training in a year on an owned cluster; 5,000 when left out.
@@ -93,7 +97,8 @@ def cost(
     with argument("grid"):
         grid_row = find_row(grid or AVERAGE_GRID, "grids")
     table, yearly = read_prices(prices), _hours_per_year(hours_per_year)
-    paid = None if run is None else _paid_run(run, on)
+    check_settings(run, settings)
+    paid = None if run is None else _paid_run(run, on, settings)
     if paid is None and on is None:
         raise UsageError("nothing to price: no run file and no cluster", hint='describe a cluster: `--on "DGX H100"`')
     cluster = paid.cluster if paid else cluster_argument(on or "")
@@ -157,8 +162,8 @@ class _PaidRun:
     """An hour of an accelerator of it by the run file."""
 
 
-def _paid_run(run: RunInput, on: str | None) -> _PaidRun:
-    run_file, source = described_run(run, on, task="a run is priced")
+def _paid_run(run: RunInput, on: str | None, settings: Settings) -> _PaidRun:
+    run_file, source = described_run(run, on, task="a run is priced", settings=settings)
     plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source)
     best, workload = plan.best[0], run_file.workload
     low_s, median_s, high_s = simulated_finish(plan.job, best, plan.work, run_file)

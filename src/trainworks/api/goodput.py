@@ -6,6 +6,7 @@ from trainworks.api.inputs import (
     Progress,
     Quantity,
     RunInput,
+    check_settings,
     cluster_argument,
     described_run,
     no_progress,
@@ -13,6 +14,7 @@ from trainworks.api.inputs import (
     share,
 )
 from trainworks.api.planning.described import plan_cluster
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
@@ -30,6 +32,7 @@ _SHORTEST_S = 60.0
 def goodput(
     run: RunInput | None = None,
     *,
+    settings: Settings = NO_SETTINGS,
     on: str | None = None,
     work: Quantity | None = None,
     deadline: Quantity | None = None,
@@ -57,6 +60,7 @@ def goodput(
 
     Args:
         run: a run file, or its path; `on` and `work` without one.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         on: description of a cluster, which replaces that of the run file.
         work: time on all nodes, without failures.
         deadline: for the chance of meeting it.
@@ -109,14 +113,15 @@ def goodput(
         trials=trials,
         seed=seed,
     )
-    return forecast(_job(run, on, work), options, progress)
+    check_settings(run, settings)
+    return forecast(_job(run, on, work, settings), options, progress)
 
 
-def _job(run: RunInput | None, on: str | None, work: Quantity | None) -> GoodputJob:
+def _job(run: RunInput | None, on: str | None, work: Quantity | None, settings: Settings) -> GoodputJob:
     if run is not None:
         if work is not None:
             raise ArgumentError("the work of a run file is planned; `--work` needs a cluster alone", argument="work")
-        return _planned_job(*described_run(run, on, task="failures are forecast"))
+        return _planned_job(*described_run(run, on, task="failures are forecast", settings=settings))
     work_s = seconds("work", work)
     if on is None or work_s is None:
         raise UsageError(

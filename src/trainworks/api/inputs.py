@@ -11,6 +11,7 @@ from typing import TypeVar
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.explaining import explaining_names
 from trainworks.catalog.stack_cluster import read_cluster
+from trainworks.config.load import NO_SETTINGS, Settings, with_settings
 from trainworks.config.run_description import is_run_description, load_tasks
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.config.source import Source
@@ -47,32 +48,42 @@ def argument(name: str) -> Iterator[None]:
         raise ArgumentError(error.message, argument=name, hint=error.hint) from None
 
 
-def read_tasks(path: Path) -> list[tuple[RunFile, Source]]:
-    """Read a file of any kind that describes runs: one task, or those of a pipeline.
+def read_tasks(path: Path, settings: Settings = NO_SETTINGS) -> list[tuple[RunFile, Source]]:
+    """Read a file of any kind that describes runs: one task, or those of a pipeline; the settings are for each.
 
     Raises:
         UsageError: the file cannot be read.
         RunFileError: the file has problems.
     """
     with explaining_names():
-        return load_tasks(path)
+        return load_tasks(path, settings)
 
 
-def load_run(run: RunInput) -> tuple[RunFile, Source | None]:
-    """Read a file that describes one run; an object is returned as it is.
+def load_run(run: RunInput, settings: Settings = NO_SETTINGS) -> tuple[RunFile, Source | None]:
+    """Read a file that describes one run, with its settings; an object is returned with them.
 
     Raises:
         UsageError: the file cannot be read, or is a pipeline.
         RunFileError: the file has problems.
     """
     if isinstance(run, RunFile):
-        return run, None
-    first, *others = read_tasks(Path(run))
+        return with_settings(run, settings), None
+    first, *others = read_tasks(Path(run), settings)
     if others:
         raise UsageError(
             f"`{run}` is a pipeline of {1 + len(others)} tasks", hint="write the task to a file of its own"
         )
     return first
+
+
+def check_settings(run: RunInput | None, settings: Settings) -> None:
+    """Refuse settings without a run file that they change.
+
+    Raises:
+        ArgumentError: there are some.
+    """
+    if settings and run is None:
+        raise ArgumentError("settings change a run file, and none is given", argument="set", hint="name a run file")
 
 
 def named_cluster(text: str) -> Cluster:
@@ -111,18 +122,21 @@ def cluster_argument(on: str) -> ClusterDescription:
         return read_cluster(on)
 
 
-def described_run(run: RunInput, on: str | None, *, task: str) -> tuple[RunFile, Source | None]:
+def described_run(
+    run: RunInput, on: str | None, *, task: str, settings: Settings = NO_SETTINGS
+) -> tuple[RunFile, Source | None]:
     """Read a run file whose cluster, or its replacement, is a described one.
 
     Args:
         run: a run file.
         on: replaces its cluster.
         task: subject of the error, such as `storage is planned`.
+        settings: other values by key of the run file.
 
     Raises:
         UsageError: the run file has no described cluster, and `on` is missing.
     """
-    run_file, source = load_run(run)
+    run_file, source = load_run(run, settings)
     run_file = on_cluster(run_file, on)
     if run_file.cluster.of is None:
         raise UsageError(

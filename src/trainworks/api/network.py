@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from trainworks.api.inputs import Quantity, RunInput, cluster_argument, load_run, quantity
+from trainworks.api.inputs import Quantity, RunInput, check_settings, cluster_argument, load_run, quantity
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, QuantityError, UsageError
@@ -29,6 +30,7 @@ from trainworks.units import parse_usd
 def network(
     run: RunInput | None = None,
     *,
+    settings: Settings = NO_SETTINGS,
     on: str | None = None,
     topology: str = "auto",
     oversubscription: Quantity | None = None,
@@ -45,6 +47,7 @@ def network(
 
     Args:
         run: a run file, whose messages are timed; usual messages without one.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         on: description of the cluster; that of the run file when left out.
         topology: name of a topology, or `auto`.
         oversubscription: links down over links up of a leaf, at most: `"2:1"` or 2; that of the cluster when left out.
@@ -67,7 +70,8 @@ def network(
     if switch_power is not None and not (math.isfinite(switch_power) and switch_power >= 0):
         raise ArgumentError(f"{switch_power:g} is not a power in watts", argument="switch_power")
     ratio = quantity("oversubscription", oversubscription, _parse_ratio)
-    run_file, source = (None, None) if run is None else load_run(run)
+    check_settings(run, settings)
+    run_file, source = (None, None) if run is None else load_run(run, settings)
     cluster = _cluster(run_file, source, on)
     if ratio is not None and cluster.oversubscription not in (1.0, ratio):
         message = f"`{cluster.name}` has an oversubscription of {cluster.oversubscription:g}:1, not {ratio:g}:1"

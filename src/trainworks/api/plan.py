@@ -8,6 +8,7 @@ from typing import overload
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
 from trainworks.api.notices import Notify, silent
 from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster, planned_shape
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
@@ -35,6 +36,7 @@ def plan(
     run: RunInput,
     *,
     on: str | None = None,
+    settings: Settings = NO_SETTINGS,
     sizes: bool = False,
     nodes: int | None = None,
     nproc: int | None = None,
@@ -50,6 +52,7 @@ def plan(
     run: RunInput,
     *,
     on: str | None = None,
+    settings: Settings = NO_SETTINGS,
     sizes: bool = False,
     nodes: int | None = None,
     nproc: int | None = None,
@@ -64,6 +67,7 @@ def plan(
     Args:
         run: a run file, or its path.
         on: description of a cluster, which replaces that of the run file.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         sizes: plan for fewer nodes, too; a described cluster only.
         nodes: nodes on this machine.
         nproc: ranks per node on this machine.
@@ -81,7 +85,7 @@ def plan(
     >>> planned.job.cluster.num_accelerators, planned.steps
     (16, 6104)
     """
-    run_file, source = load_run(run)
+    run_file, source = load_run(run, settings)
     run_file = on_cluster(run_file.with_ranks(nodes, nproc), on)
     if run_file.cluster.of is not None:
         sizes_of_job = {"nodes": nodes, "nproc": nproc} if run_file.cluster.engine == "described" else {}
@@ -113,13 +117,16 @@ def plan(
     return resolved
 
 
-def compare_layout(run: RunInput, layout: str, *, on: str | None = None) -> LayoutComparison:
+def compare_layout(
+    run: RunInput, layout: str, *, on: str | None = None, settings: Settings = NO_SETTINGS
+) -> LayoutComparison:
     """Plan one layout on a described cluster, beside the proposed one.
 
     Args:
         run: a run file, or its path.
         layout: such as `tp=8,pp=4,micro_batch=1`; fields that are left out stay open.
         on: description of a cluster, which replaces that of the run file.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
 
     Raises:
         UsageError: the layout cannot be read, or the run file cannot be planned.
@@ -129,20 +136,21 @@ def compare_layout(run: RunInput, layout: str, *, on: str | None = None) -> Layo
     >>> comparison.this.best[0].step_time_s > comparison.proposed.best[0].step_time_s
     True
     """
-    run_file, source = described_run(run, on, task="a layout is explained")
+    run_file, source = described_run(run, on, task="a layout is explained", settings=settings)
     with argument("explain"):
         chosen = parse_layout(layout)
     proposed = plan_cluster(run_file, source)
     return LayoutComparison(plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, layout=chosen), proposed)
 
 
-def hand_over(run: RunInput, target: str, *, on: str | None = None) -> Handover:
+def hand_over(run: RunInput, target: str, *, on: str | None = None, settings: Settings = NO_SETTINGS) -> Handover:
     """Plan a run on a described cluster, and write the proposed layout as the configuration of another program.
 
     Args:
         run: a run file, or its path.
         target: `torchtitan`, `megatron` or `deepspeed`.
         on: description of a cluster, which replaces that of the run file.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
 
     Raises:
         UsageError: the target is unknown, the run file cannot be planned, or the program cannot run the plan.
@@ -153,7 +161,7 @@ def hand_over(run: RunInput, target: str, *, on: str | None = None) -> Handover:
     """
     if target not in _RENDERERS:
         raise ArgumentError(f"`{target}` is not a target", argument="target", hint=f"known are {', '.join(_RENDERERS)}")
-    run_file, source = described_run(run, on, task="a plan is handed over")
+    run_file, source = described_run(run, on, task="a plan is handed over", settings=settings)
     return _RENDERERS[target](HandedJob.of(run_file, plan_cluster(run_file, source)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from trainworks.agent.environments.files import with_image
 from trainworks.api.inputs import read_tasks
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import name_from
+from trainworks.config.load import NO_SETTINGS, Settings, name_from, with_settings
 from trainworks.config.run_description import is_run_description, parse_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.config.skypilot_task import changed_elsewhere
@@ -125,23 +125,24 @@ def read_request(
     restarts: int | None = None,
     name: str | None = None,
     env: Sequence[str] = (),
+    settings: Settings = NO_SETTINGS,
 ) -> AnyRequest:
     """Read and check the run, the array or the pipeline that a target describes.
 
     Args:
-        target: a run file or a manifest of Kubernetes (`*.yaml`), a batch script (`*.sbatch`), a run file as an object,
-            or a command.
+        target: a run file or manifest (`*.yaml`), a batch script (`*.sbatch`), a run file as an object, or a command.
         nodes: number of nodes instead of the run file's.
         nproc: ranks per node instead of the run file's.
         restarts: most automatic restarts instead of the run file's.
         name: name of the run instead of the run file's.
         env: `NAME=VALUE` or `NAME`, in addition to the run file's `envs` or instead of those; see `parse_variables`.
+        settings: other values by key of the run file; the arguments above win.
 
     Raises:
         UsageError: the target is neither a run file nor a command, or `env` is invalid or for a workload.
         RunFileError: a problem in the run file.
     """
-    request = _read(target, name)
+    request = _read(target, name, settings)
     if isinstance(request, PipelineRequest) and (nodes or nproc or name):
         raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
     variables = parse_variables(env)
@@ -155,39 +156,45 @@ def read_request(
         if restarts is not None:
             update["recover"] = run_file.recover.model_copy(update={"max_restarts": restarts})
         run_file = run_file.model_copy(update=update)
-        notes = dict.fromkeys((*run.notes, *warnings_about(run_file)))
-        return replace(run, run_file=run_file, notes=tuple(notes))
+        return replace(run, run_file=run_file, notes=tuple(dict.fromkeys((*run.notes, *warnings_about(run_file)))))
 
-    if isinstance(request, PipelineRequest):
-        return PipelineRequest(tuple(map(changed, request.tasks)))
-    return replace(request, run=changed(request.run)) if isinstance(request, ArrayRequest) else changed(request)
+    return _each(request, changed)
 
 
 def read_run(
-    target: RunTarget, *, nodes: int | None = None, nproc: int | None = None, name: str | None = None
+    target: RunTarget,
+    *,
+    nodes: int | None = None,
+    nproc: int | None = None,
+    name: str | None = None,
+    settings: Settings = NO_SETTINGS,
 ) -> RunRequest:
     """Read and check a target that describes one run; arguments and errors are those of `read_request`.
 
     Raises:
         UsageError: the target is an array or a pipeline.
     """
-    return one_run(read_request(target, nodes=nodes, nproc=nproc, name=name))
+    return one_run(read_request(target, nodes=nodes, nproc=nproc, name=name, settings=settings))
 
 
-def _read(target: RunTarget, name: str | None) -> AnyRequest:
+def _each(request: AnyRequest, change: Callable[[RunRequest], RunRequest]) -> AnyRequest:
+    if isinstance(request, PipelineRequest):
+        return PipelineRequest(tuple(map(change, request.tasks)))
+    return replace(request, run=change(request.run)) if isinstance(request, ArrayRequest) else change(request)
+
+
+def _read(target: RunTarget, name: str | None, settings: Settings) -> AnyRequest:
     if isinstance(target, AnyRequest):
-        return target
-    if isinstance(target, RunFile):
-        return RunRequest(target)
-    if isinstance(target, Mapping):
-        return RunRequest(RunFile.model_validate(target))
+        return _each(target, lambda run: replace(run, run_file=with_settings(run.run_file, settings, run.source)))
+    if isinstance(target, RunFile | Mapping):
+        return RunRequest(with_settings(RunFile.model_validate(target), settings))
     words = [str(target)] if isinstance(target, str | Path) else [str(word) for word in target]
     if len(words) == 1 and is_run_description(words[0]):
-        return _request_of(read_tasks(Path(words[0])))
+        return _request_of(read_tasks(Path(words[0]), settings))
     if words[0].endswith((".yaml", ".yml")) and Path(words[0]).is_file():
         raise UsageError(
             f"a run file is the only argument, and `{words[1]}` follows `{words[0]}`",
-            hint=f"set the value in `{words[0]}`; `trainworks sweep` tries several: `--set optimizer.lr=1e-4,3e-4`",
+            hint="set a value of it with `--set optimizer.lr=1e-4`; `trainworks sweep` tries several: `1e-4,3e-4`",
         )
     if shutil.which(words[0]) is None:
         hint = "trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py"
@@ -196,7 +203,8 @@ def _read(target: RunTarget, name: str | None) -> AnyRequest:
         raise UsageError(message, hint=hint)
     # `train` for `python train.py --lr 1`: the first argument that looks like a script, else the program
     script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-    return RunRequest(RunFile(name=_checked(name or name_from(Path(script).stem)), run=" ".join(words)), command=words)
+    run_file = RunFile(name=_checked(name or name_from(Path(script).stem)), run=" ".join(words))
+    return RunRequest(with_settings(run_file, settings), command=None if "run" in settings else words)
 
 
 def _request_of(tasks: Sequence[tuple[RunFile, Source]]) -> AnyRequest:

@@ -6,11 +6,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainworks.agent.environments.files import changed_since
 from trainworks.agent.launch import supervised, take_run
@@ -26,6 +26,7 @@ from trainworks.backends.local.attached import AttachedBackend
 from trainworks.backends.ownership import is_private
 from trainworks.backends.registry import backend_of_run
 from trainworks.backends.store_place import store_url
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.job_spec import Dependency
@@ -146,6 +147,7 @@ def run(
     nodes: int | None = None,
     nproc: int | None = None,
     name: str | None = None,
+    settings: Settings = NO_SETTINGS,
     folder: Path | str | None = None,
     tune: int = 0,
     review: bool = True,
@@ -158,6 +160,7 @@ def run(
         nodes: number of nodes instead of the run file's.
         nproc: ranks per node instead of the run file's.
         name: name of the run instead of the run file's.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         folder: folder of all runs, instead of the run file's `checkpoint.to`.
         tune: layouts to train for a few steps each on this machine, of which the fastest runs.
         review: warn of what a review finds in the run and its scripts, and refuse a run that would end before its
@@ -177,7 +180,7 @@ def run(
         >>> str(run(["true"], folder=tempfile.mkdtemp()).state)
         'SUCCEEDED'
     """
-    request = read_run(target, nodes=nodes, nproc=nproc, name=name)
+    request = read_run(target, nodes=nodes, nproc=nproc, name=name, settings=settings)
     launch = _launch(request, folder, queued=False, review=review, planning=Planning(tune=tune))
     launch.start()
     return _ended(launch.run) if wait else launch.run
@@ -194,6 +197,7 @@ def submit(
     nodes: int | None = None,
     nproc: int | None = None,
     name: str | None = None,
+    settings: Settings = NO_SETTINGS,
     folder: Path | str | None = None,
     review: bool = True,
 ) -> Run:
@@ -206,18 +210,27 @@ def submit(
         >>> str(submit(["true"], folder=tempfile.mkdtemp()).wait())
         'SUCCEEDED'
     """
-    launch = _launch(read_run(target, nodes=nodes, nproc=nproc, name=name), folder, queued=True, review=review)
+    launch = _launch(
+        read_run(target, nodes=nodes, nproc=nproc, name=name, settings=settings), folder, queued=True, review=review
+    )
     launch.start()
     return launch.run
 
 
-def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path | str | None = None) -> list[Run]:
+def submit_array(
+    target: RunTarget,
+    indexes: str | None = None,
+    *,
+    settings: Settings = NO_SETTINGS,
+    folder: Path | str | None = None,
+) -> list[Run]:
     """Submit one job per index: the same command, which finds its index in TRAINWORKS_ARRAY_INDEX; or a pipeline.
 
     Args:
         target: a command, a run file or a batch script, as for `run`; or a pipeline of SkyPilot tasks.
         indexes: `8` for 0 to 7, `3-10`, `0-20:4`, `1,3,5-7`, or `0-99%8` to run 8 at once; by default those of the
             batch script.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         folder: folder of all runs.
 
     Raises:
@@ -229,7 +242,7 @@ def submit_array(target: RunTarget, indexes: str | None = None, *, folder: Path 
         ['SUCCEEDED', 'SUCCEEDED']
     """
     runs: list[Run] = []
-    for job in jobs_of(read_request(target), indexes):
+    for job in jobs_of(read_request(target, settings=settings), indexes):
         launch = _launch(chain_after(job, runs), folder, queued=True, review=not runs or job.needs_success)
         launch.start()
         runs.append(launch.run)
@@ -283,7 +296,7 @@ def resume(
     *,
     nodes: int | None = None,
     nproc: int | None = None,
-    changes: Mapping[str, Any] | None = None,
+    settings: Settings = NO_SETTINGS,
     folder: Path | str = "runs",
     background: bool = False,
     wait: bool = True,
@@ -296,8 +309,8 @@ def resume(
         name: id or path of the run; the newest run of the folder when None.
         nodes: another number of nodes.
         nproc: another number of ranks per node.
-        changes: other values by key of the run file: `{"optimizer.lr": 1e-4, "train_for": "600 steps"}`. A run that has
-            finished continues with a longer `train_for`.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`. A run that has finished continues with
+            a longer `train_for`.
         folder: folder of all runs.
         background: put the run into its queue, so that it survives this process.
         wait: return when the run has ended; ignored in the background.
@@ -316,7 +329,7 @@ def resume(
         >>> str(resume(failed.id, folder=folder, wait=False).wait())
         'FAILED'
     """
-    wanted = ResumeChanges(nodes=nodes, nproc=nproc, settings=changes or {})
+    wanted = ResumeChanges(nodes=nodes, nproc=nproc, settings=settings)
     launch = prepare_resume(find_run(name, folder), wanted, background=background)
     launch.start()
     return _ended(launch.run) if wait and not background else launch.run

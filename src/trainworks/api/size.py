@@ -30,6 +30,7 @@ from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
 from trainworks.catalog.facts import PYTORCH_VENDORS
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
@@ -76,6 +77,7 @@ def size(run: list[Any], **options: Any) -> SharedCapacity: ...
 def size(  # type: ignore[misc]  # the overloads leave the options to this signature
     run: RunInput | list[Any],
     *,
+    settings: Settings = NO_SETTINGS,
     deadline: Quantity | None = None,
     budget: Quantity | None = None,
     confidence: Quantity = 0.9,
@@ -97,6 +99,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
 
     Args:
         run: a run file, or its path; a list of them shares one cluster.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         deadline: time until the run is done; the goal of the run file when left out.
         budget: USD for the run; the goal of the run file when left out.
         confidence: least chance of meeting the deadline.
@@ -167,9 +170,9 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):
-        loaded = [_on_scheduler(*load_run(each), engine) for each in run]
+        loaded = [_on_scheduler(*load_run(each, settings), engine) for each in run]
         return share_capacity([(request(run_file, source), source) for run_file, source in loaded], progress)
-    run_file, source = _on_scheduler(*load_run(run), engine)
+    run_file, source = _on_scheduler(*load_run(run, settings), engine)
     return _propose(request(run_file, source), source, progress)
 
 
@@ -208,7 +211,11 @@ def _propose(request: SizingRequest, source: Source | None, progress: Progress) 
         raise _unmet(sized.alternatives, request.goal)
     plan = plans.exactly(chosen.candidate.cluster(chosen.num_nodes))
     details = details_of(chosen, sized.runs[chosen.candidate.node, chosen.num_nodes], plan, request, plans)
-    written = source.parse() if source else request.run_file.model_dump(mode="json", exclude_unset=True)
+    written = (
+        source.parse()
+        if source and not source.settings
+        else request.run_file.model_dump(mode="json", exclude_unset=True)
+    )
     return Proposal(request, chosen, sized, details, smallest_clusters(request, plans), written)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trainworks.api.inputs import Quantity, RunInput, described_run, quantity, seconds
 from trainworks.api.planning.described import plan_cluster
+from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError
 from trainworks.plan.assumptions import GIVEN
@@ -25,6 +26,7 @@ def storage(
     run: RunInput,
     *,
     on: str | None = None,
+    settings: Settings = NO_SETTINGS,
     dataset_size: Quantity | None = None,
     files: Quantity | None = None,
     stall: Quantity | None = None,
@@ -35,6 +37,7 @@ def storage(
     Args:
         run: a run file, or its path.
         on: description of a cluster, which replaces that of the run file.
+        settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         dataset_size: bytes of the data as stored.
         files: number of files that hold the data.
         stall: share of the time that saves may stop the training; None for saves in the background.
@@ -48,7 +51,7 @@ def storage(
     >>> [verdict.name for verdict in planned.verdicts if verdict.enough][:1]
     ['NFS']
     """
-    run_file, source = described_run(run, on, task="storage is planned")
+    run_file, source = described_run(run, on, task="storage is planned", settings=settings)
     dataset_bytes = quantity("dataset_size", dataset_size, parse_bytes)
     num_files = quantity("files", files, parse_count)
     stall_share = quantity("stall", stall, _parse_stall)

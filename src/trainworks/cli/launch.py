@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainworks.cli.options import Env, RunsOption, announce, runs_folder, warn
+from trainworks.cli.options import Env, RunsOption, Settings, announce, read_settings, runs_folder, warn
 from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
 
@@ -49,6 +49,7 @@ class StartOptions:
     nproc: ProcessesPerNode = None
     restarts: Restarts = None
     name: Name = None
+    settings: Settings = None
     env: Env = None
     runs: RunsOption = None
     dry_run: DryRun = False
@@ -86,7 +87,8 @@ def wanted(target: list[str], options: StartOptions) -> AnyRequest:
     from trainworks.api.run_request import read_request, runs_of
 
     numbers = {"nodes": options.nodes, "nproc": options.nproc, "restarts": options.restarts}
-    request = read_request(target, **numbers, name=options.name, env=options.env or ())
+    settings = read_settings(options.settings)
+    request = read_request(target, **numbers, name=options.name, env=options.env or (), settings=settings)
     for note in dict.fromkeys(note for run in runs_of(request) for note in run.notes):
         say(f"note: {note}", err=True)
     return request

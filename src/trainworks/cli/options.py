@@ -53,6 +53,27 @@ Assume = Annotated[
     list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
 ]
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value of the run file, repeatable: `optimizer.lr=1e-4`."),
+]
+
+
+def read_settings(texts: list[str] | None, example: str = "optimizer.lr=1e-4") -> dict[str, str]:
+    """The settings of `--set KEY=VALUE`, by key; later ones win.
+
+    Raises:
+        UsageError: a text is not KEY=VALUE; the hint shows `example`.
+    """
+    settings: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"`{text}` is not a setting", place="--set", hint=f"write it like `--set {example}`")
+        settings.pop(key, None)  # a later one also wins over keys inside it
+        settings[key] = value
+    return settings
+
 
 def runs_folder(option: Path | None, written: str = "runs") -> Path:
     """Where runs are kept: the option or $TRAINWORKS_RUNS, else what the run file says."""

@@ -1,40 +1,53 @@
-"""Read a run file from YAML; all of its errors are reported at once, each with file, line and field."""
+"""Read a run file from YAML, and values set beside it; all errors are reported at once, each with its place."""
 
 from __future__ import annotations
 
 import re
 import types
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from trainworks.config.limits import above_limit
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
-from trainworks.config.source import FieldPath, Source, read_text
+from trainworks.config.source import FieldPath, Source, parse_value, read_text
 from trainworks.config.spec import FieldError
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)
+Settings = Mapping[str, Any]
+"""Values by dotted key of the run file, `optimizer.lr` or `workload.optimizer.lr`: they replace those of the file, or
+add to them; text is read as YAML, and None removes the key. Later ones win."""
+NO_SETTINGS: Final[Settings] = types.MappingProxyType({})
 LATER = ("recover.warm_spares",)
 """Keys of the design that are not implemented yet."""
 
 _MISTAKEN = {"env": "variables are keys of `envs`; packages are an `environment`"}
 """Keys that users write for another one, and which one."""
+_OTHER_NAMES = {
+    **dict.fromkeys(("learning_rate", "learning-rate"), "lr"),
+    **dict.fromkeys(("batch_size", "batch"), "global_batch"),
+    **dict.fromkeys(("steps", "max_steps", "num_steps", "epochs", "tokens"), "train_for"),
+}
+"""Names that other programs have for a key of the run file."""
 
 
-def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
-    """Check the text of a run file.
+def parse_run_file(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> tuple[RunFile, Source]:
+    """Check the text of a run file, with other values where there are settings.
 
     Raises:
-        RunFileError: every problem in it, each with its line.
+        RunFileError: every problem in it, each with its line, or with its `--set`.
+        UsageError: a setting that the run file has no key for, or that is not YAML.
     """
     source = Source(name, text)
     data = source.parse()
     if not isinstance(data, dict):
         raise RunFileError([UsageError("a run file must be a mapping of keys to values", place=f"{name}:1")])
+    source.settings = _set(data, settings)
     if is_task(data):
         data.setdefault("name", name_from(Path(name).stem))
     data, moves = read_task(data)
@@ -50,6 +63,93 @@ def parse_run_file(text: str, *, name: str) -> tuple[RunFile, Source]:
         ignored = [(source.place(origin), reason) for origin, reason in ignored_keys(moves)]
         source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]
     return run_file, source
+
+
+def with_settings(run_file: RunFile, settings: Settings, source: Source | None = None) -> RunFile:
+    """The run file with other values by key.
+
+    Args:
+        run_file: that was read before.
+        settings: the values.
+        source: of the run file, which learns where they are from.
+
+    Raises:
+        RunFileError: a key that does not exist, or a value that is not valid, at its `--set`.
+        UsageError: a first key that does not exist, or a text that is not YAML.
+    """
+    if not settings:
+        return run_file
+    data, source = run_file.model_dump(mode="json", exclude_unset=True), source or Source("", "")
+    source.settings = _set(data, settings)
+    try:
+        return RunFile.model_validate(data)
+    except ValidationError as error:
+        raise RunFileError(list(problems_of(error, data, source))) from None
+
+
+def full_key(key: str) -> str:
+    """The key with `workload.` before those of a workload.
+
+    Raises:
+        UsageError: the run file has no such key.
+
+    >>> full_key("optimizer.lr"), full_key("layout.tp")
+    ('workload.optimizer.lr', 'layout.tp')
+    """
+    first, dot, rest = key.partition(".")
+    if first in RunFile.model_fields:
+        return key
+    if first in Workload.model_fields:
+        return f"workload.{key}"
+    known = [*Workload.model_fields, *RunFile.model_fields]
+    otherwise = _elsewhere(first) or "name a key of the run file, such as `optimizer.lr`"
+    hint = suggest(first, known, form=f"{{}}{dot}{rest}", otherwise=otherwise)
+    raise UsageError(f"unknown key `{first}`", place=f"--set {key}", hint=hint)
+
+
+def yaml_value(key: str, value: Any) -> Any:
+    """The value of a setting; text, also inside a mapping, is read as YAML.
+
+    Raises:
+        UsageError: it is not YAML.
+    """
+    if isinstance(value, Mapping):
+        return {name: yaml_value(f"{key}.{name}", item) for name, item in value.items()}
+    try:
+        return parse_value(value) if isinstance(value, str) else value
+    except RunFileError:
+        raise UsageError(f"`{value}` is not a value of YAML", place=f"--set {key}") from None
+
+
+def _set(data: dict[str, Any], settings: Settings) -> dict[tuple[str, ...], str]:
+    """Set values in the data of a run file; returns the fields that are there by a setting, each with its key."""
+    found: dict[tuple[str, ...], str] = {}
+    for written, text in settings.items():
+        key, value = full_key(written), yaml_value(written, text)
+        path, inner = tuple(key.split(".")), data
+        for depth, part in enumerate(path[:-1]):
+            held = _long_form(inner.get(part), path[:depth], part)
+            if isinstance(held, list):
+                hint = f"set the whole list: `--set '{'.'.join(path[: depth + 1])}=[...]'`"
+                raise UsageError(f"`{part}` is a list", place=f"--set {key}", hint=hint)
+            if not isinstance(held, dict):
+                held = {}
+                found[path[: depth + 1]] = key
+            inner[part] = inner = held
+        found[path] = key
+        inner[path[-1]] = value
+        if value is None:
+            del inner[path[-1]]
+    return found
+
+
+def _long_form(value: Any, parents: FieldPath, key: str) -> Any:
+    """The mapping or list that a short form such as `cluster: slurm` stands for; any other value as it is."""
+    model = None if value is None or isinstance(value, dict) else _model_at(RunFile, parents)
+    for each in model.model_fields[key].metadata if model and key in model.model_fields else ():
+        with suppress(FieldError):  # the value of the file is refused at its own line
+            value = each.func(value) if isinstance(each, BeforeValidator) else value  # type: ignore[call-arg]
+    return value
 
 
 def load_model(path: Path, model: type[Model], what: str) -> tuple[Model, Source]:
@@ -110,10 +210,24 @@ def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | No
         return f"`{key}` is not supported yet", None
     if model is RunFile and dotted in NOT_A_JOB:
         return NOT_A_JOB[dotted]
-    known = _fields_at(model, path[:-1])
+    inner = _model_at(model, path[:-1])
+    known = list(inner.model_fields) if inner else []
     if model is RunFile and dotted in _MISTAKEN:
         return f"unknown key `{key}`", _MISTAKEN[dotted]
-    return f"unknown key `{key}`", suggest(str(key), known, otherwise=f"known keys: {', '.join(known)}")
+    otherwise = _elsewhere(str(key)) if model is RunFile else None
+    hint = suggest(str(key), known, otherwise=otherwise or f"known keys: {', '.join(known)}")
+    return f"unknown key `{key}`", hint
+
+
+def _elsewhere(key: str) -> str | None:
+    """A hint with the keys of the run file that are called so, inside of any mapping."""
+    name, found = _OTHER_NAMES.get(key, key), list[str]()
+    rest: list[tuple[tuple[str, ...], type[BaseModel]]] = [((), RunFile)]
+    for path, model in rest:
+        found += [".".join((*path, name))] if name in model.model_fields else []
+        inner = ((field, _inner_model(info.annotation)) for field, info in model.model_fields.items())
+        rest += [((*path, field), of) for field, of in inner if of is not None]
+    return f"did you mean {' or '.join(f'`{path}`' for path in found)}?" if 0 < len(found) <= 3 else None
 
 
 def invalid_value(detail: Any, path: FieldPath) -> tuple[str, str | None]:
@@ -190,15 +304,16 @@ def _path_in_file(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
     return tuple(path)
 
 
-def _fields_at(model: type[BaseModel], path: FieldPath) -> list[str]:
+def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
+    """The model of the mapping at a path; None where there is none."""
     for part in path:
         if isinstance(part, int):  # an item of a list: the list's model is that of its items
             continue
         inner = _inner_model(model.model_fields[str(part)].annotation) if str(part) in model.model_fields else None
         if inner is None:
-            return []
+            return None
         model = inner
-    return list(model.model_fields)
+    return model
 
 
 def _inner_model(annotation: Any) -> type[BaseModel] | None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.load import name_from, parse_run_file, problems_of
+from trainworks.config.load import NO_SETTINGS, Settings, name_from, parse_run_file, problems_of, with_settings
 from trainworks.config.manifests.kinds import read_jobset, read_pytorchjob, read_trainjob
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
 from trainworks.config.manifests.pod import OWN_LABELS
@@ -42,17 +42,20 @@ def is_run_description(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) or is_batch_script(Path(text))
 
 
-def load_tasks(path: Path) -> list[tuple[RunFile, Source]]:
-    """Read and check a file of any kind; the source of a batch script is a `BatchSource`.
+def load_tasks(path: Path, settings: Settings = NO_SETTINGS) -> list[tuple[RunFile, Source]]:
+    """Read and check a file of any kind, each task with the settings; the source of a batch script is a `BatchSource`.
 
     Raises:
         UsageError: the file does not exist or cannot be read.
         RunFileError: every problem in it, each with its line; or its tasks run at the same time.
     """
-    return [load_batch_script(path)] if is_batch_script(path) else parse_tasks(read_text(path), name=str(path))
+    if is_batch_script(path):
+        run_file, source = load_batch_script(path)
+        return [(with_settings(run_file, settings, source), source)]
+    return parse_tasks(read_text(path), name=str(path), settings=settings)
 
 
-def parse_tasks(text: str, *, name: str) -> list[tuple[RunFile, Source]]:
+def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> list[tuple[RunFile, Source]]:
     """Check the text of a run file, of a manifest or of a pipeline; its tasks are in the order of the file.
 
     Raises:
@@ -60,7 +63,7 @@ def parse_tasks(text: str, *, name: str) -> list[tuple[RunFile, Source]]:
     """
     parts = [] if is_manifest(text) else list(split_documents(text))
     if len(parts) < 2:
-        return [parse_run_file(text, name=name) if parts else parse_manifest(text, name=name)]
+        return [(parse_run_file if parts else parse_manifest)(text, name=name, settings=settings)]
     sources = [Source(name, part) for part in parts]
     documents = [(source, found) for source in sources if (found := source.parse()) is not None]
     first = documents[0][1] if len(documents) > 1 else None
@@ -71,7 +74,7 @@ def parse_tasks(text: str, *, name: str) -> list[tuple[RunFile, Source]]:
     read, problems = list[tuple[RunFile, Source]](), list[TrainworksError]()
     for source in tasks or sources[:1]:
         try:
-            read.append(parse_run_file(source.text, name=name))
+            read.append(parse_run_file(source.text, name=name, settings=settings))
         except RunFileError as error:
             problems += error.problems
     if problems:
@@ -111,8 +114,8 @@ def is_manifest(text: str) -> bool:
     return all(re.search(rf"""^["']?{key}["']?[ \t]*:""", text, re.MULTILINE) for key in ("apiVersion", "kind"))
 
 
-def parse_manifest(text: str, *, name: str) -> tuple[RunFile, ManifestSource]:
-    """Check the text of a manifest.
+def parse_manifest(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> tuple[RunFile, Source]:
+    """Check the text of a manifest, with other values where there are settings.
 
     Raises:
         RunFileError: every problem in it, each with its line.
@@ -140,7 +143,7 @@ def parse_manifest(text: str, *, name: str) -> tuple[RunFile, ManifestSource]:
     if reading.problems:
         raise RunFileError(reading.problems)
     try:
-        return RunFile.model_validate(reading.data), source
+        return with_settings(RunFile.model_validate(reading.data), settings, source), source
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, reading.data, source))) from None
 

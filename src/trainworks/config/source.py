@@ -58,6 +58,8 @@ class Source:
         self.text = text
         self.unused: list[str] = []
         """Keys without effect on the engine of the run, each with its line."""
+        self.settings: dict[tuple[str, ...], str] = {}
+        """Key of the option `--set` by the field that it sets instead of the file."""
         self._lines: dict[tuple[str, ...], int] = {}
 
     def move(self, moves: Mapping[FieldPath, FieldPath]) -> None:
@@ -69,8 +71,20 @@ class Source:
             self._lines |= {new: line, (*new, start[-1]): line} | {(*new, *path): at for path, at in inner.items()}
 
     def place(self, field: FieldPath) -> str:
-        """`file:line  a.b.c`; a field that the file lacks points at its nearest parent in the file."""
-        return f"{self.name}:{self.line(field)}  {'.'.join(str(part) for part in field)}".rstrip()
+        """`file:line  a.b.c`, or `--set a.b.c`; a field that is in neither points at its nearest parent there."""
+        path = tuple(map(str, field))
+        parents = (path[:length] for length in range(len(path), 0, -1))
+        key = next((self.settings[parent] for parent in parents if parent in self.settings), None)
+        if key is None:  # a mapping that is not valid may be so by what is set inside
+            inside = dict.fromkeys(key for at, key in self.settings.items() if at[: len(path)] == path)
+            return ", ".join([self.place_in_file(field), *(f"--set {key}" for key in inside)])
+        dotted = ".".join(path)
+        return f"--set {dotted if dotted.startswith(f'{key}.') else key}"
+
+    def place_in_file(self, field: FieldPath) -> str:
+        """`file:line  a.b.c`; of an object, which has no lines, the field alone."""
+        dotted = ".".join(map(str, field))
+        return f"{self.name}:{self.line(field)}  {dotted}".rstrip() if self.name else dotted
 
     def line(self, field: FieldPath) -> int:
         """Line of a field, or of its nearest parent in the file."""
@@ -133,6 +147,18 @@ class Source:
             problem = f"more than {_MOST_FIELDS:,} fields"
         if problem:
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def parse_value(text: str) -> Any:
+    """The value that a text is as YAML, read as the values of a run file are.
+
+    Raises:
+        RunFileError: the text is not YAML.
+
+    >>> parse_value("20:25"), parse_value("{a: [1, 2]}")
+    ('20:25', {'a': [1, 2]})
+    """
+    return Source("", text).parse()
 
 
 def split_documents(text: str) -> Iterator[str]:

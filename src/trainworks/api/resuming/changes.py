@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from trainworks.api.launching.resolve import resolve
-from trainworks.config.load import problems_of
-from trainworks.config.run_file import RunFile, Workload
-from trainworks.config.source import FieldPath, Source
-from trainworks.errors import RunFileError, UsageError, suggest
+from trainworks.config.load import full_key, with_settings, yaml_value
+from trainworks.errors import UsageError
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -34,8 +31,6 @@ CHANGEABLE = (
     "checkpoint.keep",
 )
 """Keys of a run file that a resumed run may have otherwise: model, data, batch and seed make another run."""
-_SHORT = ("optimizer", "train_for", "eval")
-"""Keys that may be written without `workload.`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class ResumeChanges:
     nodes: int | None = None
     nproc: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Values by key of the run file; `optimizer` and `train_for` may stand for those of `workload`."""
+    """Values by key of the run file; keys of the workload may stand without `workload.`."""
 
     @property
     def extends(self) -> bool:
@@ -72,9 +67,10 @@ class ResumeChanges:
         """
         found = {}
         for written, value in self.settings.items():
-            key = f"workload.{written}" if written.partition(".")[0] in _SHORT else written
+            key = full_key(written)
             if not any(key == known or key.startswith(f"{known}.") for known in CHANGEABLE):
-                raise UsageError(f"`{written}` cannot change in a resumed run", hint=_hint(written))
+                hint = f"change {', '.join(f'`{name}`' for name in CHANGEABLE)}, or start another run"
+                raise UsageError(f"`{written}` cannot change in a resumed run", place=f"--set {written}", hint=hint)
             found[key] = yaml_value(written, value)
         return found
 
@@ -124,72 +120,6 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     if changes.extends:
         _check_steps(run_dir, resolved)
     return resolved, _differences(before, resolved)
-
-
-def _hint(written: str) -> str:
-    """The key that was meant, if its first word is one misspelt and not another key of the run file."""
-    known = f"change {', '.join(f'`{name}`' for name in CHANGEABLE)}, or start another run"
-    first, dot, rest = written.removeprefix("workload.").partition(".")
-    if first in RunFile.model_fields or first in Workload.model_fields:
-        return known
-    names = [*_SHORT, *(name.partition(".")[0] for name in CHANGEABLE if not name.startswith("workload."))]
-    return suggest(first, names, form=f"{{}}{dot}{rest}", otherwise=known) or known
-
-
-def key_and_value(text: str, example: str = "optimizer.lr=1e-4") -> tuple[str, str]:
-    """Split the text of one `--set`.
-
-    Raises:
-        UsageError: it is not KEY=VALUE; the hint shows `example`.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"`{text}` is not a setting", place="--set", hint=f"write it like `--set {example}`")
-    return key, value
-
-
-def yaml_value(key: str, value: Any) -> Any:
-    """The value of a setting; text, also inside a mapping, is read as YAML.
-
-    Raises:
-        UsageError: it is not YAML.
-    """
-    if isinstance(value, Mapping):
-        return {name: yaml_value(f"{key}.{name}", item) for name, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise UsageError(f"`{value}` is not a value of YAML", place=f"--set {key}") from None
-
-
-class _Settings(Source):
-    """The places of settings: the options that set them."""
-
-    def place(self, field: FieldPath) -> str:
-        return f"--set {'.'.join(map(str, field))}"
-
-
-def with_settings(run_file: RunFile, settings: Mapping[str, Any]) -> RunFile:
-    """The run file with other values by key.
-
-    Raises:
-        RunFileError: a key that does not exist, or a value that is not valid, at its `--set`.
-    """
-    data = run_file.model_dump(mode="json", exclude_unset=True)
-    for key, value in settings.items():
-        *parents, last = key.split(".")
-        inner = data
-        for parent in parents:
-            if not isinstance(inner.get(parent), dict):
-                inner[parent] = {}
-            inner = inner[parent]
-        inner[last] = value
-    try:
-        return RunFile.model_validate(data)
-    except ValidationError as error:
-        raise RunFileError(list(problems_of(error, data, _Settings("", "")))) from None
 
 
 def _replan(before: ResolvedRun, planned: ResolvedRun, *, keeps_layout: bool, has_new_length: bool) -> ResolvedRun:

@@ -8,8 +8,9 @@ from typing import Any
 
 from trainworks.api.jobs import Job, find_job, is_array_id, jobs_of_array
 from trainworks.api.notices import Notify, warn
-from trainworks.api.resuming.changes import RunChange, changes_between, with_settings, yaml_value
+from trainworks.api.resuming.changes import RunChange, changes_between
 from trainworks.backends.editing import EDITABLE
+from trainworks.config.load import with_settings, yaml_value
 from trainworks.errors import UsageError, suggest
 
 _INSTEAD = {"job.hold": "use `trainworks hold JOB` and `trainworks release JOB`"}
@@ -61,7 +62,7 @@ def _check_key(key: str) -> None:
         known = ", ".join(f"`{name}`" for name in EDITABLE)
         otherwise = _INSTEAD.get(key) or f"stop the job and submit it again; a waiting job can change {known}"
         hint = suggest(key, EDITABLE, otherwise=otherwise, cutoff=0.8)
-        raise UsageError(f"`{key}` cannot change in a waiting job", place="--set", hint=hint)
+        raise UsageError(f"`{key}` cannot change in a waiting job", place=f"--set {key}", hint=hint)
 
 
 def _edited(job: Job, values: Mapping[str, Any]) -> EditedJob:

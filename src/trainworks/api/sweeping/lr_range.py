@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainworks.api.resuming.changes import with_settings
 from trainworks.api.run_request import RunTarget, read_run
 from trainworks.api.runs import submit
+from trainworks.config.load import with_settings
 from trainworks.errors import RunFailedError, UsageError
 from trainworks.plan.sweeps.range_test import RangeTestResult, has_diverged, read_range_test
 from trainworks.record.metric_columns import MetricColumns, Steps

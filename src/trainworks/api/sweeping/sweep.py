@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trainworks.api.resuming.changes import with_settings
 from trainworks.api.run_handle import Run, backend_poller
 from trainworks.api.run_request import RunRequest, RunTarget, read_run
 from trainworks.api.runs import submit
 from trainworks.api.sweeping.search import Search, SearchName, make_search
 from trainworks.backends.registry import shares_files
-from trainworks.config.load import parse_run_file
-from trainworks.config.run_file import RunFile, Workload
+from trainworks.config.load import full_key, parse_run_file, with_settings
+from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
-from trainworks.errors import TrainworksError, UsageError, suggest
+from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
@@ -113,23 +112,6 @@ def sweep(
         result = runner.result()
         result.write_html(place.page)
         return result
-
-
-def full_key(key: str) -> str:
-    """The key with `workload.` before those of a workload.
-
-    Raises:
-        UsageError: the run file has no such key.
-    """
-    first = key.partition(".")[0]
-    if first in RunFile.model_fields:
-        return key
-    if first in Workload.model_fields:
-        return f"workload.{key}"
-    known = [*Workload.model_fields, *RunFile.model_fields]
-    rest = key[len(first) :]
-    hint = suggest(first, known, form=f"{{}}{rest}", otherwise="name a key of the run file, such as `optimizer.lr`")
-    raise UsageError(f"the run file has no key `{key}`", hint=hint)
 
 
 def _objective(run_file: RunFile) -> str:

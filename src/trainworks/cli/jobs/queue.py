@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import JobArgument, warn
+from trainworks.cli.options import JobArgument, read_settings, warn
 from trainworks.report.rendering.printable import say
 
 
@@ -34,9 +34,7 @@ def edit_command(
     `job.depends_on`, `recover.max_restarts` and `recover.restart_window`. Of an array, by its id, all waiting jobs
     change.
     """
-    from trainworks.api.resuming.changes import key_and_value
-
-    values = dict(key_and_value(text, example="job.priority=90") for text in settings)
+    values = read_settings(settings, example="job.priority=90")
     for edited in trainworks.edit(job, values, notify=warn):
         changed = ", ".join(map(str, edited.changes)) or "nothing changed"
         say(f"{edited.job.run_id}: {changed}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
+from trainworks.cli.options import AsJson, Assume, Prices, Settings, check_writable, option_errors, read_settings
 from trainworks.cli.output import show
 
 
@@ -16,6 +16,7 @@ def cost_command(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; a year when left out.")
     ] = None,
+    settings: Settings = None,
     on: Annotated[
         str | None, typer.Option(metavar="CLUSTER", help="Cluster, e.g. `DGX H100` or `8x p5.48xlarge`.")
     ] = None,
@@ -54,6 +55,7 @@ def cost_command(
     with option_errors():
         report = trainworks.cost(
             run_file,
+            settings=read_settings(settings),
             on=on,
             prices=prices,
             hours_per_year=hours_per_year,

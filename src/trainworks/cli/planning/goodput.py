@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.options import AsJson, Settings, check_writable, option_errors, read_settings
 from trainworks.cli.output import show
 from trainworks.report.rendering.progress_bar import waiting
 
@@ -23,6 +23,7 @@ def goodput_command(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file; or --on and --work.")
     ] = None,
+    settings: Settings = None,
     on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Cluster, e.g. `2048 nodes of DGX H100`.")] = None,
     work: Annotated[str | None, _time(help="Failure-free time on all nodes, instead of a run file.")] = None,
     deadline: Annotated[str | None, _time(help="Print the chance of meeting it.")] = None,
@@ -70,6 +71,7 @@ def goodput_command(
     with option_errors(), waiting("simulating") as progress:
         forecast = trainworks.goodput(
             run_file,
+            settings=read_settings(settings),
             on=on,
             work=work,
             deadline=deadline,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, check_writable, option_errors
+from trainworks.cli.options import AsJson, Settings, check_writable, option_errors, read_settings
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 
@@ -19,6 +19,7 @@ def network_command(
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN_FILE]", help="YAML run file, whose messages are timed.")
     ] = None,
+    settings: Settings = None,
     on: Annotated[str | None, typer.Option(metavar="CLUSTER", help="Cluster, e.g. `16 nodes of DGX A100`.")] = None,
     topology: Annotated[
         str,
@@ -82,6 +83,7 @@ def network_command(
     with option_errors():
         plan = trainworks.network(
             run_file,
+            settings=read_settings(settings),
             on=on,
             topology=topology,
             oversubscription=oversubscription,

@@ -14,9 +14,11 @@ from trainworks.cli.options import (
     On,
     RunFilePath,
     RunsOption,
+    Settings,
     announce,
     check_writable,
     option_errors,
+    read_settings,
     refuse_unused,
 )
 from trainworks.cli.output import show, show_findings, show_handover
@@ -31,6 +33,7 @@ _NO_WEIGHTS = (
 def plan_command(
     run_file: RunFilePath,
     on: On = None,
+    settings: Settings = None,
     explain: Annotated[
         str | None,
         typer.Option(metavar="LAYOUT", help="Compare this layout with the proposed one: `tp=8,pp=4,micro_batch=1`."),
@@ -64,22 +67,24 @@ def plan_command(
         "--without-learning": without_learning,
         "--tune": tune,
     }
+    values = read_settings(settings)
     with option_errors():
         if plot is not None:
             from trainworks.api.inputs import described_run
 
-            described_run(run_file, on, task="a page is drawn")
+            described_run(run_file, on, task="a page is drawn", settings=values)
         if target is not None:
             refuse_unused("--as", {"--explain": explain, "--plot": plot, **of_a_plan})
-            show_handover(trainworks.hand_over(run_file, target, on=on), as_json=as_json)
+            show_handover(trainworks.hand_over(run_file, target, on=on, settings=values), as_json=as_json)
             return
         if explain is not None:
             refuse_unused("--explain", of_a_plan)
-            show(trainworks.compare_layout(run_file, explain, on=on), as_json=as_json, plot=plot)
+            show(trainworks.compare_layout(run_file, explain, on=on, settings=values), as_json=as_json, plot=plot)
             return
         result = trainworks.plan(
             run_file,
             on=on,
+            settings=values,
             sizes=sizes,
             nodes=nodes,
             nproc=nproc,
@@ -94,7 +99,7 @@ def plan_command(
         from trainworks.api.inputs import load_run
         from trainworks.report.rendering.console import SafeConsole
 
-        show_findings(*load_run(run_file), SafeConsole(stderr=True), refuse=False)
+        show_findings(*load_run(run_file, values), SafeConsole(stderr=True), refuse=False)
     from trainworks.api.plan import ResolvedRun
     from trainworks.api.planning.described import weights_note
 

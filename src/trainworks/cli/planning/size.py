@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors
+from trainworks.cli.options import AsJson, Assume, Prices, Settings, check_writable, option_errors, read_settings
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
@@ -19,6 +19,7 @@ def size_command(
         list[Path],
         typer.Argument(metavar="RUN_FILE...", help="YAML run files; several files are teams that share a cluster."),
     ],
+    settings: Settings = None,
     deadline: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Time until the run is done; the goal of the run file when left out."),
@@ -101,6 +102,7 @@ def size_command(
     with option_errors(), waiting("planning") as progress:
         result = trainworks.size(
             run_files if len(run_files) > 1 else run_files[0],
+            settings=read_settings(settings),
             deadline=deadline,
             budget=budget,
             confidence=confidence,

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, RunFilePath, option_errors
+from trainworks.cli.options import AsJson, RunFilePath, Settings, option_errors, read_settings
 from trainworks.cli.output import show
 
 
 def storage_command(
     run_file: RunFilePath,
+    settings: Settings = None,
     on: Annotated[
         str | None, typer.Option(metavar="CLUSTER", help="Plan for this cluster: `16 nodes of DGX H100`.")
     ] = None,
@@ -32,5 +33,13 @@ def storage_command(
 ) -> None:
     """Computes read and checkpoint rates and the needs of each node, and rates every kind of storage."""
     with option_errors():
-        plan = trainworks.storage(run_file, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart)
+        plan = trainworks.storage(
+            run_file,
+            settings=read_settings(settings),
+            on=on,
+            dataset_size=dataset_size,
+            files=files,
+            stall=stall,
+            restart=restart,
+        )
     show(plan, as_json=as_json, figure=explain)

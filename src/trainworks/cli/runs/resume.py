@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.options import OptionalRun, RunsOption, find
+from trainworks.cli.options import OptionalRun, RunsOption, Settings, find, read_settings
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.report.rendering.printable import say
 
@@ -24,10 +24,7 @@ def resume_command(
     layout: Annotated[
         str | None, typer.Option("--layout", metavar="auto|KEY=N,...", help="Train with another layout: `tp=2,pp=2`.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Another value of the run file: `optimizer.lr=1e-4`."),
-    ] = None,
+    settings: Settings = None,
     nonfinite: Annotated[
         OnNonfinite | None, typer.Option("--nonfinite", help="Change the answer to steps that are not finite.")
     ] = None,
@@ -42,16 +39,16 @@ def resume_command(
     `--set` changes `optimizer`, `guard`, `recover`, `goal`, `checkpoint.every` and `checkpoint.keep`. The schedule of
     the learning rate follows the new length of the run.
     """
-    from trainworks.api.resuming.changes import ResumeChanges, key_and_value
+    from trainworks.api.resuming.changes import ResumeChanges
     from trainworks.api.runs import prepare_resume
     from trainworks.cli.runs.watch import watch_to_the_end
     from trainworks.report.rendering.console import SafeConsole
 
-    wanted: dict[str, object] = dict(map(key_and_value, settings or ()))
+    wanted: dict[str, object] = dict(read_settings(settings))
     wanted |= {} if train_for is None else {"train_for": train_for}
     if layout is not None:  # `auto`, or a mapping from `tp=2,pp=2`
         parts = layout.split(",") if "=" in layout else ()
-        wanted["layout"] = dict(key_and_value(part.strip()) for part in parts) or layout
+        wanted["layout"] = read_settings([part.strip() for part in parts]) or layout
     wanted |= {} if nonfinite is None else {"guard.nonfinite": nonfinite}
     wanted |= {} if spike is None else {"guard.spike": spike}
     changes = ResumeChanges(nodes=nodes, nproc=nproc, settings=wanted)

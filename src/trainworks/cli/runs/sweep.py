@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, RunFilePath, RunsOption
+from trainworks.cli.options import AsJson, RunFilePath, RunsOption, read_settings
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
@@ -54,7 +54,7 @@ def sweep_command(
         raise UsageError("a sweep needs settings", hint="write them like `--set optimizer.lr=1e-4,3e-4`")
     result = trainworks.sweep(
         run_file,
-        dict(map(_pair, settings)),
+        read_settings(settings, example="optimizer.lr=1e-4,3e-4"),
         search="random" if random else "optuna" if optuna else "grid",
         trials=random or optuna,
         seed=seed,
@@ -68,15 +68,6 @@ def sweep_command(
     say(f"page: {result.path / 'sweep.html'}", err=True)
     if result.best is None:
         raise typer.Exit(1)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, values = text.partition("=")
-    if not equals or not key:
-        raise UsageError(
-            f"`{text}` is not a setting", place="--set", hint="write it like `--set optimizer.lr=1e-4,3e-4`"
-        )
-    return key, values
 
 
 def _ends(text: str) -> tuple[float, float]:

@@ -25,7 +25,7 @@ class ManifestSource(Source):
         self.renamed: list[tuple[FieldPath, FieldPath]] = []
         """Start of keys as a reader sees them, and as they are in the file; the first that fits counts."""
 
-    def place(self, field: FieldPath) -> str:
+    def place_in_file(self, field: FieldPath) -> str:
         """`file:line  spec.trainer.image`; the first line for a field that no key set."""
         return self.place_of(self._origin(field))
 

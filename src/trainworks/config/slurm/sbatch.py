@@ -57,7 +57,7 @@ class BatchSource(Source):
         self.array: str | None = None
         """Indexes of `--array`: `0-9`, `1,3,5-7%2`."""
 
-    def place(self, field: FieldPath) -> str:
+    def place_in_file(self, field: FieldPath) -> str:
         """`file:line  --option`; the first line for a field without an option."""
         option = self._option(field)
         return option.place if option else f"{self.name}:1  {'.'.join(str(part) for part in field)}"

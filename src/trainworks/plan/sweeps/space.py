@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import yaml
 
-from trainworks.errors import UsageError
+from trainworks.config.source import parse_value
+from trainworks.errors import RunFileError, UsageError
 
 _RANGE = re.compile(r"\s*(\S+?)\s*\.\.\s*(\S+)\s*")
 _LOG_RATIO = 10.0
@@ -72,8 +72,8 @@ def parse_dimension(key: str, written: Any) -> Dimension:
     if match := _RANGE.fullmatch(written):
         return _range(key, match[1], match[2])
     try:
-        values = yaml.safe_load(f"[{written}]")
-    except yaml.YAMLError:
+        values = parse_value(f"[{written}]")
+    except RunFileError:
         raise UsageError(f"`{written}` is not a list of values", place=f"--set {key}") from None
     return _choice(key, tuple(values))
 
