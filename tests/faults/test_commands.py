@@ -77,7 +77,10 @@ def test_a_command_is_restarted_as_often_as_asked_and_ends_with_a_report(program
     )
     code, stdout, stderr = program.run("run", "run.yaml")
     assert (code, set(stdout.splitlines())) == (0, {"hello"})
-    report = stderr.partition("again-1  SUCCEEDED\n")[2]
+    report = stderr.partition("again-1  SUCCEEDED after ")[2]
+    assert "trainworks report again-1" in report and len(report.splitlines()) <= 10
+    assert "restarts  2  rank 0 user_error" in report
+    report = program.run("report", "again-1")[1]
     assert "$ echo hello; test $TRAINWORKS_ATTEMPT = 3" in report
     assert [line[:2] for line in report.splitlines() if ": started after" in line] == ["1:", "2:", "3:"]
     assert program.run_dir.report_file.is_file()

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from trainworks.report.rendering.renderer import build_document
-from trainworks.report.rendering.text import print_document
+from trainworks.report.rendering.text import print_document, render_text
+from trainworks.report.run_report import brief
 from trainworks.report.runs.summary import Report
 
 RunStart = Callable[..., Any]
@@ -79,3 +80,31 @@ def test_a_command_is_shown_without_plan_and_ledger(start_run: RunStart) -> None
     assert "$ torchrun train.py" in text
     assert "Planned and measured" not in text
     assert "Where the time went" not in text
+
+
+def brief_lines(report: Report) -> list[str]:
+    return render_text(brief(report, f"runs/{report.run_id}", f"trainworks report {report.run_id}"), width=80).split(
+        "\n"
+    )
+
+
+def test_a_run_ends_with_a_verdict_and_at_most_ten_lines(finished_run: Any, golden: Callable[[str, str], None]) -> None:
+    lines = brief_lines(finished_run.report())
+    assert len(lines) <= 10 and lines[0] == "stdlib-lm-1  SUCCEEDED after 58 s, 300 of 300 steps"
+    assert max(map(len, lines)) <= 80
+    golden("brief.txt", "\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def test_the_end_of_a_failed_run_names_who_failed_and_the_restarts_before(start_run: RunStart) -> None:
+    run = start_run().launch().steps(5).fail(rank=1).attempt().steps(5).fail(cause="out of memory", rank=3)
+    lines = brief_lines(run.status("FAILED").report())
+    assert lines[:2] == ["stdlib-lm-1  FAILED after 4.19 s, 10 of 300 steps", "Rank 3 failed: out of memory."]
+    (restarts,) = [line for line in lines if line.startswith("restarts")]
+    assert restarts.endswith("1  rank 1 killed")
+
+
+def test_the_end_of_a_command_without_steps_is_its_verdict_and_its_record(start_run: RunStart) -> None:
+    run = start_run(command="torchrun train.py").event("submitted").wait(5.0).status("SUCCEEDED")
+    first, *_, last = brief_lines(run.report())
+    assert first == "stdlib-lm-1  SUCCEEDED after 5 s"
+    assert last == "record: runs/stdlib-lm-1, page: report.html; more: trainworks report stdlib-lm-1"

@@ -86,6 +86,19 @@ def document(report: Report) -> Document:
     )
 
 
+def brief(report: Report, record: str, command: str) -> Document:
+    """The end of a run in at most ten lines of 80 columns: a verdict, what was planned and measured, and the record."""
+    sentence = wording.headline(report)
+    steps = next(
+        (f", {f'{done} {of}'.strip()} steps" for name, done, of in wording.key_figures(report) if name == "steps"), ""
+    )
+    verdict = f"{report.run_id}  {report.state} after {format_duration(report.wall_clock_s)}{steps}"
+    figures = [Fact(*figure) for figure in wording.brief_figures(report)]
+    rest = Text(f"record: {record}, page: report.html; more: {command}", only="text")
+    blocks = [Text(verdict, "bold"), *([Text(f"{sentence}.")] if sentence else []), Facts(figures, figures=True), rest]
+    return Document(report.run_id, "report", [Section("", blocks)], max_width=_MAX_WIDTH)
+
+
 def _date(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from trainworks.report.rendering.plots import Bar, Segment
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
+from trainworks.report.runs.evaluation import EvaluatedPoint
 from trainworks.report.runs.part import MISSING, format_amount, format_percent, format_relative
-from trainworks.report.runs.summary import LossPoint, Report
+from trainworks.report.runs.summary import LossPoint, Report, Training
 from trainworks.units import format_duration
 
 CATEGORY_MEANINGS = {
@@ -117,12 +118,37 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
             times = f"{format_duration(gain.compiled_s)} forward and backward, {format_duration(gain.eager_s)} without"
             figures.append(("compile", change, f"{times}; {format_duration(gain.compile_s)} to compile"))
         figures = [
-            ("loss", format_loss(done.loss_last), f"from {format_loss(done.loss_first)}" if done.loss_first else ""),
+            ("loss", format_loss(done.loss_last), _loss_remark(done)),
             ("steps", f"{done.steps_done:,}", f"of {done.num_steps:,}" if done.num_steps else ""),
             *figures,
             *([] if report.comparison else [("step time", format_amount(done.step_s, "s"), f"from {done.source}")]),
         ]
     return figures
+
+
+_BRIEF = ("loss", "step time", "memory peak")
+"""Key figures at the end of a run, beside its throughput."""
+
+
+def brief_figures(report: Report) -> list[tuple[str, str, str]]:
+    """Label, value and remark of the numbers at the end of a run: those of steps, of memory and of restarts."""
+    throughput = report.comparison.tokens_per_s.name if report.comparison else None
+    figures = [figure for figure in key_figures(report) if figure[0] in (*_BRIEF, throughput)]
+    if (held_out := report.evaluations) is not None:
+        best = held_out.best
+        name, last = held_out.metric, format_metric(held_out.metric, held_out.last)
+        remark = f"best {format_metric(name, best)} after step {best.step:,}" if best else "no finite value"
+        figures.insert(1, (f"held-out {name}", last, remark))
+    if restarts := len(report.attempts) - len({attempt.launch for attempt in report.attempts}):
+        roots = [failure for failure in report.failures if failure.is_root][:restarts]
+        why = ", ".join(dict.fromkeys(f"{_who(failure)} {failure.cause}" for failure in roots[-2:]))
+        figures.append(("restarts", f"{restarts:,}", f"at last {why}" if restarts > 2 else why))
+    return figures
+
+
+def format_metric(metric: str, point: EvaluatedPoint) -> str:
+    """The held-out loss with three decimals, or the accuracy in percent."""
+    return f"{point.loss:.3f}" if metric == "loss" or point.accuracy is None else f"{point.accuracy:.2%}"
 
 
 def attempt_text(attempt: ReportedAttempt, *, has_steps: bool) -> str:
@@ -172,12 +198,20 @@ def basis_text(comparison: Comparison) -> str:
     return f"{basis}Difference = (measured - planned) / planned. Peak FLOP/s of the MFU: {comparison.peak_source}."
 
 
+def _who(failure: Failure) -> str:
+    return f"node {failure.node}" if failure.rank is None else f"rank {failure.rank}"
+
+
 def _failure_headline(report: Report) -> str:
     roots = [failure for failure in report.failures if failure.is_root]
     if not roots:
         return f"The run failed: {report.cause or 'no cause was recorded'}"
-    who = f"Node {roots[-1].node}" if roots[-1].rank is None else f"Rank {roots[-1].rank}"
-    return f"{who} failed: {roots[-1].cause}"
+    return f"{_who(roots[-1]).capitalize()} failed: {roots[-1].cause}"
+
+
+def _loss_remark(done: Training) -> str:
+    lowest = f", lowest {format_loss(done.loss_lowest)} at step {done.loss_lowest.step:,}" if done.loss_lowest else ""
+    return f"from {format_loss(done.loss_first)}{lowest}" if done.loss_first else ""
 
 
 def _planned(item: Difference) -> str:

@@ -80,14 +80,26 @@ def report_command(
         print_report(found, html=html)
 
 
-def print_report(run: Run, console: Console | None = None, *, html: bool = True) -> None:
-    """Print the report to a console, stdout by default, and write the page beside the record."""
+def print_brief(run: Run, console: Console) -> None:
+    """Print how a run ended in at most ten lines, and write its page beside the record."""
+    from trainworks.api.run_handle import resume_command
+    from trainworks.report.rendering.text import print_document
+    from trainworks.report.run_report import brief
+
+    report = run.report()
+    print_document(brief(report, str(run.path), resume_command(run.run_dir, "report")), console)
+    report.write_html(run.run_dir.report_file)
+    say_pending_copies(run)
+
+
+def print_report(run: Run, *, html: bool = True) -> None:
+    """Print the report to stdout, and write the page beside the record."""
     from trainworks.report.rendering.console import SafeConsole
     from trainworks.report.rendering.renderer import build_document
     from trainworks.report.rendering.text import print_document
 
     report, page = run.report(), run.run_dir.report_file
-    print_document(build_document(report), console or SafeConsole())
+    print_document(build_document(report), SafeConsole())
     if html:
         report.write_html(page)
         say(f"page: {page}", err=True)

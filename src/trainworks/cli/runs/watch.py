@@ -13,13 +13,14 @@ from rich.console import Console
 from trainworks.api.observing.logs import RunLogs
 from trainworks.api.run_handle import JobState, Run, resume_command
 from trainworks.api.runs import Launch
-from trainworks.cli.runs.record import format_line, print_report
+from trainworks.cli.runs.record import format_line, print_brief
 from trainworks.report.live import LineView, LiveView
+from trainworks.report.rendering.console import SafeConsole
 from trainworks.report.rendering.printable import say
 
 
 def watch_to_the_end(launch: Launch, talk: Console) -> None:
-    """Start a run, show it until it has ended, print its report, and end the program as the run did.
+    """Start a run, show it until it has ended, print a short report, and end the program as the run did.
 
     Ctrl-C asks the run to stop; a second one ends it at once. One that comes while the run is being started is kept
     until there is something to stop.
@@ -29,7 +30,8 @@ def watch_to_the_end(launch: Launch, talk: Console) -> None:
         typer.Exit: the run was stopped, with 130.
     """
     state = _print_remote_output(launch) if launch.run.has_remote_output else _watch(launch, talk)
-    print_report(launch.run, None if launch.run.resolved.is_workload else talk)  # stdout is the command's own output
+    # stdout is a command's own output
+    print_brief(launch.run, SafeConsole() if launch.run.resolved.is_workload else talk)
     launch.run.check()
     if state is JobState.STOPPED:
         _exit_stopped(launch.run, talk)

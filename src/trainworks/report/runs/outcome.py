@@ -244,7 +244,7 @@ def _resume_hint(run_dir: RunDir, events: list[Event]) -> str | None:
     return f"the checkpoint of step {steps[-1]:,} is complete; {then}: {resume_command(run_dir)}"
 
 
-def resume_command(run_dir: RunDir) -> str:
-    """The command that resumes a run, from the current folder."""
+def resume_command(run_dir: RunDir, name: str = "resume") -> str:
+    """The command that resumes a run, or another one of that name, from the current folder."""
     is_default_folder = (Path("runs") / run_dir.run_id).absolute() == run_dir.path.absolute()
-    return f"trainworks resume {run_dir.run_id if is_default_folder else run_dir.path}"
+    return f"trainworks {name} {run_dir.run_id if is_default_folder else run_dir.path}"
