@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from tests.worker.harness import TinyRun, events, make_run, write_corpus
 from trainworks.errors import UsageError
 from trainworks.record.events.log import append_event
 from trainworks.record.exit_code import ExitCode
+from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import STEP_PARTS
+from trainworks.report.runs.summary import build_report
 from trainworks.worker.callbacks import load_callbacks
 
 WATCH = """
@@ -38,6 +42,21 @@ class Watch:
     def on_end(self, state):
         self.rows.append(["end", state.step, sum(p.numel() for part in state.parts for p in part.parameters())])
         Path(__file__).with_name(f"rows-{state.rank}-of-{state.world_size}.json").write_text(json.dumps(self.rows))
+"""
+ASKS = """
+import json
+import time
+from pathlib import Path
+
+class Asks:
+    def on_step(self, state):
+        asked = json.loads(Path(__file__).with_name("asked.json").read_text())
+        if state.rank == 1 and str(state.step) in asked:
+            getattr(state, asked[str(state.step)])()
+
+    def on_end(self, state):
+        while Path(__file__).with_name("hold").exists():
+            time.sleep(0.01)
 """
 FAILS = """
 class Fails:
@@ -95,6 +114,93 @@ def test_an_exception_ends_the_run_with_its_file_and_line(with_callback):
     assert ExitCode.USER_ERROR in run.train()
     failure = next(event for event in events(run, "failure") if event["cause"] == "user_error")
     assert failure["message"].endswith("watching.py:5: ValueError: no value at step 2")
+
+
+@pytest.fixture
+def asking(with_callback, tmp_path):
+    """A function: a run of 24 steps on two ranks, of which rank 1 asks for this after these steps."""
+
+    def make(**asked: str) -> TinyRun:
+        changes = {"workload__train_for": "24 steps", "workload__eval": {"split": 0.3, "every": "24 steps", "steps": 1}}
+        run = with_callback(ASKS, "Asks", **changes, layout={"dp_shard": 2})
+        ask(tmp_path, **asked)
+        return run
+
+    return make
+
+
+def ask(folder, **asked):
+    steps = {step.removeprefix("step"): what for step, what in asked.items()}
+    (folder / "runs" / "mine" / "asked.json").write_text(json.dumps(steps))
+
+
+def test_one_rank_asks_and_all_ranks_save_evaluate_and_stop(asking):
+    run = asking(step2="save", step12="evaluate", step15="stop")
+    log_every = run.run_dir.read_resolved().plan.log_every_steps
+    agreed = {step: -(-step // log_every) * log_every for step in (2, 12, 15)}
+    assert run.train() == [0, 0]
+    assert [event["step"] for event in events(run, "callback_stop")] == [agreed[15]]
+    saved = {event["step"] for event in events(run, "checkpoint")}
+    assert {agreed[2] + 1, agreed[15]} <= saved
+    assert [row["step"] for row in run.rows() if "evaluation" in row] == [agreed[12] + 1]
+    assert run.rows()[-1]["step"] == agreed[15] < 24
+    (end,) = events(run, "finished")
+    assert (end["step"], end["asked"]) == (agreed[15], True)
+    report = build_report(run.run_dir, time.time())
+    assert report.training is not None and report.training.ended_by_callback
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_an_agreed_stop_survives_a_kill_and_needs_no_second_wish(asking, tmp_path, has_checkpoint):
+    run = asking(step15="stop")
+    (hold := tmp_path / "runs" / "mine" / "hold").touch()
+    stop = lambda: [event["step"] for event in events(run, "callback_stop")]  # noqa: E731
+    assert run.train(until=lambda: bool(stop()) and run.run_dir.checkpoint(stop()[0]) in complete(run)) != [0, 0]
+    assert not events(run, "finished")
+    hold.unlink()
+    ask(tmp_path)  # nothing
+    before = run.curve()
+    if not has_checkpoint:
+        shutil.rmtree(run.run_dir.checkpoint(stop()[0]))
+    assert run.train() == [0, 0]
+    (end,) = events(run, "finished")
+    assert end["step"] == run.rows()[-1]["step"] == stop()[0] < 24
+    assert run.curve() == before
+
+
+def test_a_longer_run_goes_on_behind_the_stop_of_a_callback(asking, tmp_path):
+    run = asking(step3="stop")
+    assert run.train() == [0, 0]
+    append_event(run.run_dir.events_file, {"kind": "changed", "changes": []})
+    ask(tmp_path)
+    assert run.train() == [0, 0]
+    assert [event["step"] for event in events(run, "finished")][-1] == 24
+
+
+def test_an_evaluation_without_held_out_data_is_refused_in_the_line_that_asks(with_callback, tmp_path):
+    run = with_callback(ASKS, "Asks", layout={"dp_shard": 2})
+    ask(tmp_path, step1="evaluate")
+    assert ExitCode.USER_ERROR in run.train()
+    failure = next(event for event in events(run, "failure") if event["cause"] == "user_error")
+    assert failure["message"].endswith("watching.py:10: the run has no held-out data to evaluate on")
+
+
+def complete(run):
+    return [folder for _, folder in complete_checkpoints(run.run_dir)]
+
+
+def test_a_checkpoint_before_an_exception_is_valid_and_resumes_as_if_nothing_had_happened(with_callback, tmp_path):
+    changes = {"checkpoint__every": "2 steps", "layout": {"dp_shard": 2}, "workload__train_for": "8 steps"}
+    fails = FAILS.replace("state.step == 2", "state.rank == 1 and state.step == 5")
+    run = with_callback(fails, "Fails", **changes)
+    assert ExitCode.USER_ERROR in run.train()
+    assert max(manifest.step for manifest, _ in complete_checkpoints(run.run_dir)) in (2, 4)
+    (tmp_path / "runs" / "mine" / "watching.py").write_text(fails.replace("raise ValueError", "pass;(lambda x: 0)"))
+    assert run.train() == [0, 0]
+    assert {each["resumed_from_step"] for each in events(run, "attempt")[1:]} <= {2, 4}
+    undisturbed = with_callback(FAILS.replace("state.step == 2", "False"), "Fails", **changes)
+    assert undisturbed.train() == [0, 0]
+    assert run.curve() == undisturbed.curve()
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,14 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
         figures = [
             ("loss", format_loss(done.loss_last), _loss_remark(done)),
             ("steps", f"{done.steps_done:,}", f"of {done.num_steps:,}" if done.num_steps else ""),
+            *([("ended", "early", "a callback asked for it")] if done.ended_by_callback else []),
             *figures,
             *([] if report.comparison else [("step time", format_amount(done.step_s, "s"), f"from {done.source}")]),
         ]
     return figures
 
 
-_BRIEF = ("loss", "step time", "memory peak")
+_BRIEF = ("ended", "loss", "step time", "memory peak")
 """Key figures at the end of a run, beside its throughput."""
 
 

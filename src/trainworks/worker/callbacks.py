@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,22 @@ from trainworks.worker.tasks.user_module import import_user_module
 _HOOKS = ("on_step", "on_eval", "on_checkpoint", "on_end")
 
 
+@dataclass(slots=True)
+class Wishes:
+    """What the callbacks of this rank ask the loop for; the ranks agree on it with the metrics."""
+
+    stop: bool = False
+    save: bool = False
+    evaluate: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class CallbackState:
-    """What a callback sees: this rank's own state after a step."""
+    """What a callback sees: this rank's own state after a step. Its methods ask the loop of all ranks for something.
+
+    One rank may ask alone: all ranks do what any of them asked for. They agree when they exchange metrics, every
+    `log_every_steps` of the plan, and after an evaluation or a checkpoint.
+    """
 
     step: int
     """Optimizer steps done."""
@@ -37,6 +50,30 @@ class CallbackState:
     """Learning rate of the last step."""
     parts: Sequence[nn.Module]
     """The model, or this rank's pipeline stages; parameters may be sharded (`DTensor`)."""
+    evaluates: bool = False
+    """Whether the run has held-out data."""
+    wishes: Wishes = field(default_factory=Wishes, repr=False)
+
+    def stop(self) -> None:
+        """Ask for the end of the run: after a checkpoint of the step that the ranks agree on, the run has succeeded.
+
+        A run that fails between the agreement and its end stops after the same step when it is restarted.
+        """
+        self.wishes.stop = True
+
+    def save(self) -> None:
+        """Ask for a checkpoint on disk, after the next step that the ranks agree on."""
+        self.wishes.save = True
+
+    def evaluate(self) -> None:
+        """Ask for an evaluation on held-out data, after the next step that the ranks agree on.
+
+        Raises:
+            UsageError: the run has no `workload.eval`.
+        """
+        if not self.evaluates:
+            raise UsageError("the run has no held-out data to evaluate on", hint="set `workload.eval`")
+        self.wishes.evaluate = True
 
 
 class Callbacks:
@@ -45,6 +82,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[object] = ()) -> None:
         self._callbacks = callbacks
         self._seconds = [0.0] * len(callbacks)
+        self.wishes = Wishes()
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -53,6 +91,11 @@ class Callbacks:
         """Time of each class's methods since the last call, on the host."""
         seconds, self._seconds = self._seconds, [0.0] * len(self._callbacks)
         return seconds
+
+    def take_wishes(self) -> Wishes:
+        """What was asked for since the last call."""
+        wishes, self.wishes = self.wishes, Wishes()
+        return wishes
 
     def on_step(self, state: CallbackState) -> None:
         """After every optimizer step."""

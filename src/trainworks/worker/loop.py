@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -68,6 +68,8 @@ class Trainer:
     """Evaluations so far that led to the present weights."""
     batches_left_out: int = 0
     """Batches skipped by rollbacks: step s trains on batch s - 1 + batches_left_out."""
+    finish_at: int | None = None
+    """Step after which callbacks end the run, once the ranks have agreed on it."""
     _fault: SkippedStep | None = None
     """The skipped step that asks for a rollback."""
     _last: tuple[Tensor, Tensor] | None = None
@@ -90,10 +92,10 @@ class Trainer:
         reader = self.read_from(steps_done + self.batches_left_out)
         self._begin(steps_done)
         step = steps_done
-        while step < self.plan.num_steps and not self.has_stalled:
+        while not self.is_finished(step):
             step += 1
             marks = self._train_step(step, reader)
-            evaluated = self._evaluate(step, marks)
+            evaluated = self._evaluate(step, marks, asked=agreed.evaluate)
             saved = self._save_if_due(step, agreed, asked=save_due or (evaluated and self._best_step == step))
             save_due = False
             marks.end = self.timeline.mark()
@@ -148,6 +150,8 @@ class Trainer:
             grad_norm=grad_norm,
             lr=self.optimizer.lr,
             parts=self.parallel.parts,
+            evaluates=self.evaluator is not None,
+            wishes=self.callbacks.wishes,
         )
 
     def _begin(self, steps_done: int) -> None:
@@ -182,15 +186,19 @@ class Trainer:
         self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks)
         return marks
 
-    def _evaluate(self, step: int, marks: StepMarks) -> bool:
-        """Evaluate after this step if it is due; returns whether it was."""
-        if self.evaluator is None or not self.evaluator.settings.is_due(step, self.plan.num_steps):
+    def _evaluate(self, step: int, marks: StepMarks, *, asked: bool) -> bool:
+        """Evaluate after this step if it is due or asked for; returns whether it was."""
+        if self.evaluator is None or not (asked or self.evaluator.settings.is_due(step, self.plan.num_steps)):
             return False
         result = self._result = self.evaluator.evaluate(step)
         marks.evaluated = self.timeline.mark()
         self.telemetry.add_evaluation(result)
         self.evaluations.append(EvaluatedStep(step, result.get(self.evaluator.settings.metric, math.nan)))
         return True
+
+    def is_finished(self, step: int) -> bool:
+        """Whether training ends after this step: the plan, an early stop or a callback says so."""
+        return step >= min(self.plan.num_steps, self.finish_at or self.plan.num_steps) or self.has_stalled
 
     @property
     def has_stalled(self) -> bool:
@@ -236,16 +244,21 @@ class Trainer:
     def _flush(self, step: int) -> Agreement:
         self.heartbeat.mark(Phase.COMMUNICATION, step)
         waited_s = time.monotonic() - self._last_save_at
+        wishes = self.callbacks.take_wishes()
         due = self.stop.take_save_request() or (self.interval is not None and waited_s >= self.interval.seconds)
         failed = self.checkpointer.failure is not None
         try:
             saving = self.checkpointer.is_saving or self.checkpointer.memory.problem is not None
-            agreed = self.telemetry.flush(Agreement(bool(self.stop), due, failed, self.profiler.is_wanted(), saving))
+            mine = Agreement(bool(self.stop), due or wishes.save, failed, self.profiler.is_wanted(), saving)
+            agreed = self.telemetry.flush(replace(mine, evaluate=wishes.evaluate, finish=wishes.stop))
             self._fault = self._apply_fault_policy(agreed.skipped)
         finally:
             self.checkpointer.allow_completion()
         if agreed.profile:
             self.profiler.take(step)
+        if agreed.finish and self.finish_at is None:
+            self.finish_at = step
+            self.telemetry.note_finish(step)
         gc.collect(1)
         if agreed.failed:
             self.checkpointer.wait()

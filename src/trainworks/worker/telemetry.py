@@ -1,7 +1,7 @@
 """Metrics of the training loop: once per logging interval, in one collective and one write.
 
 The same collective carries what all ranks must agree on, at no extra cost: a stop request, a due checkpoint, a failed
-checkpoint, a request to profile.
+checkpoint, a request to profile, what callbacks ask for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.host import memory
+from trainworks.record.events.training import CallbackStopEvent
 from trainworks.record.fence import AttemptFence
 from trainworks.record.metrics import CallbackTimes, EvaluationResult, MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
@@ -38,6 +39,14 @@ class Agreement:
     saving: bool = False
     skipped: tuple[SkippedStep, ...] = ()
     """The steps of the interval that did not touch the weights."""
+    evaluate: bool = False
+    """A callback asks for an evaluation."""
+    finish: bool = False
+    """A callback asks for the end of the run."""
+
+    def flags(self) -> list[bool]:
+        """Every flag, in the order in which ranks exchange them."""
+        return [self.stop, self.checkpoint, self.failed, self.profile, self.saving, self.evaluate, self.finish]
 
 
 @dataclass(slots=True)
@@ -86,7 +95,7 @@ class Telemetry:
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
         durations, callbacks = self._durations(elapsed_s)
-        flags = torch.tensor([mine.stop, mine.checkpoint, mine.failed, mine.profile, mine.saving], dtype=torch.float64)
+        flags = torch.tensor(mine.flags(), dtype=torch.float64)
         world = dist.get_world_size()
         data_s, compute_s = durations[:, 1:3].mean(0).tolist()
         mine_now = (peak_memory_bytes(self.device), data_s, compute_s, *callbacks.mean(0).tolist())
@@ -107,8 +116,14 @@ class Telemetry:
             append_metrics(self.run_dir.metrics_file, rows)
         skipped = self._with_losses_by_rank(skipped, losses)
         self._steps.clear()
-        stop, checkpoint, failed, profile, saving = (bool(flag) for flag in flags)
-        return Agreement(stop, checkpoint, failed, profile, saving, skipped)
+        stop, checkpoint, failed, profile, saving, evaluate, finish = (bool(flag) for flag in flags)
+        return Agreement(stop, checkpoint, failed, profile, saving, skipped, evaluate, finish)
+
+    def note_finish(self, step: int) -> None:
+        """Record (rank 0) that callbacks end the run after this step, before its last checkpoint is written."""
+        if dist.get_rank() == 0:
+            self._fence.check()
+            self.run_dir.note(CallbackStopEvent(kind="callback_stop", step=step))
 
     def _durations(self, elapsed_s: float) -> tuple[Tensor, Tensor]:
         """Seconds of this rank's interval by step: its parts [steps, _DURATIONS], and its callbacks [steps, callbacks].

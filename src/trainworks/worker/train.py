@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,8 +28,8 @@ from trainworks.errors import PortInUseError
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with
 from trainworks.record.events.job import StoppedEvent
-from trainworks.record.events.log import read_events
-from trainworks.record.events.training import AttemptEvent, FinishedEvent, SampleEvent
+from trainworks.record.events.log import Event, of_kind, read_events
+from trainworks.record.events.training import AttemptEvent, CallbackStopEvent, FinishedEvent, SampleEvent
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.memory_checkpoints import place_of_node
@@ -70,6 +71,8 @@ class _Rank:
     """Number of this start of the ranks."""
     rollbacks: int
     """So far, over all attempts."""
+    finish_at: int | None
+    """Step after which callbacks have agreed to end the run, in an attempt that did not reach its end."""
     device: torch.device
     run_dir: RunDir
     data: DataFolders
@@ -146,13 +149,35 @@ def _join(run_dir: RunDir, data: DataFolders, node: int, state: RankState) -> _R
         silence_s = HangLimits().step_limit_s([plan.step_time.total_s])
     timeout = max(_TIMEOUT, timedelta(seconds=3 * silence_s))
     join_group(resolved.processes.backend, address, store, rank=rank, world_size=world_size, timeout=timeout)
-    kinds = Counter(event["kind"] for event in read_events(run_dir.events_file))
-    seen = [1 + kinds["attempt"], kinds["rollback"]]
+    events = read_events(run_dir.events_file)
+    kinds = Counter(event["kind"] for event in events)
+    seen: list[Any] = [1 + kinds["attempt"], kinds["rollback"], _finish_at(events)]
     dist.broadcast_object_list(seen, src=0)  # rank 0 counts in its record, as another node may see an older one
-    attempt, rollbacks = seen
+    attempt, rollbacks, finish_at = seen
     return _Rank(
-        rank, world_size, node, attempt, rollbacks, device, run_dir, data, resolved, plan, workload, stop, state
+        rank,
+        world_size,
+        node,
+        attempt,
+        rollbacks,
+        finish_at,
+        device,
+        run_dir,
+        data,
+        resolved,
+        plan,
+        workload,
+        stop,
+        state,
     )
+
+
+def _finish_at(events: list[Event]) -> int | None:
+    """The step after which callbacks end the run; a resume with changes, such as a longer run, does without."""
+    kinds = [event["kind"] for event in events]
+    since = len(kinds) - kinds[::-1].index("changed") if "changed" in kinds else 0
+    stops = of_kind(events[since:], CallbackStopEvent)
+    return stops[-1]["step"] if stops else None
 
 
 def _take_device(resolved: ResolvedRun, workload: Workload) -> torch.device:
@@ -227,6 +252,7 @@ def _build(rank: _Rank) -> Trainer:
         heartbeat=state.heartbeat,
         callbacks=load_callbacks(workload.callbacks, Path(resolved.working_folder)),
         evaluator=build_evaluator(workload, opened, parallel, device, timeline, state.heartbeat),
+        finish_at=rank.finish_at,
     )
 
 
@@ -307,21 +333,29 @@ def _run(trainer: Trainer, rank: _Rank) -> None:
     if steps_done < num_steps:
         step = trainer.run(steps_done)
     heartbeat.mark(Phase.FINISHING, step)
-    finished = step == num_steps or trainer.has_stalled
-    if finished and (prompt := rank.workload.sample_prompt) is not None:
+    if trainer.is_finished(step) and (prompt := rank.workload.sample_prompt) is not None:
         window = rank.workload.data.sequence_length
         text = generate(trainer.parallel, rank.data.train, prompt, window=window, device=rank.device)
         if rank.rank == 0:
             rank.run_dir.note(SampleEvent(kind="sample", step=step, prompt=prompt, text=text))
     if rank.rank == 0:
-        end: FinishedEvent | StoppedEvent = (
-            FinishedEvent(kind="finished", step=step) if finished else StoppedEvent(kind="stopped", step=step)
-        )
-        if end["kind"] == "finished" and step < num_steps:
+        _note_end(trainer, rank, step)
+
+
+def _note_end(trainer: Trainer, rank: _Rank, step: int) -> None:
+    """Record how the training ended: finished, perhaps before its last planned step, or stopped."""
+    finished = trainer.is_finished(step)
+    end: FinishedEvent | StoppedEvent = (
+        FinishedEvent(kind="finished", step=step) if finished else StoppedEvent(kind="stopped", step=step)
+    )
+    if end["kind"] == "finished" and step < rank.plan.num_steps:
+        if trainer.has_stalled:
             end["early"] = True
-        if trainer.callbacks:
-            end["callbacks_s"] = trainer.callbacks.take_seconds()
-        rank.run_dir.note(end)
+        else:
+            end["asked"] = True
+    if trainer.callbacks:
+        end["callbacks_s"] = trainer.callbacks.take_seconds()
+    rank.run_dir.note(end)
 
 
 def _resume(trainer: Trainer, rank: _Rank) -> int:

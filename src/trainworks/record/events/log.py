@@ -40,6 +40,7 @@ Event: TypeAlias = (
     | training.CheckpointDamagedEvent
     | training.CheckpointIntervalEvent
     | training.CheckpointFailedEvent
+    | training.CallbackStopEvent
     | training.MemoryCheckpointsEndedEvent
     | training.CheckpointRestoredEvent
     | training.CheckpointCopiedEvent

@@ -208,6 +208,13 @@ class ProfileRefusedEvent(Stamp):
     message: str
 
 
+class CallbackStopEvent(Stamp):
+    """The ranks agree that a callback ends the run after this step."""
+
+    kind: Literal["callback_stop"]
+    step: int
+
+
 class SampleEvent(Stamp):
     """A text of the trained model."""
 
@@ -224,5 +231,7 @@ class FinishedEvent(Stamp):
     step: int
     early: NotRequired[bool]
     """Evaluations did not improve any more."""
+    asked: NotRequired[bool]
+    """A callback ended the run before its last planned step."""
     callbacks_s: NotRequired[list[float]]
     """Seconds of each of `workload.callbacks` after the last step, on rank 0."""

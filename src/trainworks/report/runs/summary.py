@@ -92,6 +92,8 @@ class Training(ReportPart):
     """Trained on by the effective steps."""
     lost_steps: int
     """Steps that were done and then thrown away by a restart or a rollback."""
+    ended_by_callback: bool = False
+    """Whether a callback ended it before its last planned step."""
     compiled: Compiled | None = None
     """None where blocks are not compiled."""
     loss_scale_steps: int = 0
@@ -270,6 +272,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
             "data_tokens": ready.get("num_tokens") if ready else None,
             "data_seconds": ready.get("seconds") if ready else None,
             "data_cached": bool(ready and ready.get("cached")),
+            "ended_by_callback": any(event.get("asked") for event in history.of_kind(training.FinishedEvent)[-1:]),
             "compiled": _compiled(history),
             "loss_scale_steps": int(trained.is_skipped("loss_scale").sum()),
         }

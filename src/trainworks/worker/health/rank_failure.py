@@ -134,7 +134,7 @@ def _is_accelerator_fault(error: BaseException) -> bool:
 def _foreseen(error: BaseException) -> RankFailure | None:
     for kind, cause, exit_code in _FORESEEN:
         if isinstance(error, kind):
-            return RankFailure(cause, exit_code, error.message, error.hint, error.place)
+            return RankFailure(cause, exit_code, error.message, error.hint, error.place or place_in_user_code(error))
     return None
 
 
