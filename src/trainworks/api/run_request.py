@@ -197,10 +197,9 @@ def _read(target: RunTarget, name: str | None, settings: Settings) -> AnyRequest
             hint="set a value of it with `--set optimizer.lr=1e-4`; `trainworks sweep` tries several: `1e-4,3e-4`",
         )
     if shutil.which(words[0]) is None:
-        hint = "trainworks run run.yaml, or: trainworks run --nproc 2 -- python train.py"
-        hint = f"trainworks run -- python {words[0]}" if words[0].endswith(".py") else hint
+        command = f"-- python {words[0]}" if words[0].endswith(".py") else "--nproc 2 -- python train.py"
         message = f"`{words[0]}` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program"
-        raise UsageError(message, hint=hint)
+        raise UsageError(message, hint=f"trainworks run run.yaml, or: trainworks run {command}")
     # `train` for `python train.py --lr 1`: the first argument that looks like a script, else the program
     script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
     run_file = RunFile(name=_checked(name or name_from(Path(script).stem)), run=" ".join(words))
