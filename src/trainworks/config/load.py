@@ -66,12 +66,7 @@ def parse_run_file(text: str, *, name: str, settings: Settings = NO_SETTINGS) ->
 
 
 def with_settings(run_file: RunFile, settings: Settings, source: Source | None = None) -> RunFile:
-    """The run file with other values by key.
-
-    Args:
-        run_file: that was read before.
-        settings: the values.
-        source: of the run file, which learns where they are from.
+    """The run file with other values by key; its source, if there is one, learns where they are from.
 
     Raises:
         RunFileError: a key that does not exist, or a value that is not valid, at its `--set`.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -18,13 +18,8 @@ from trainworks.worker.tasks.user_module import import_user_module
 _HOOKS = ("on_step", "on_eval", "on_checkpoint", "on_end")
 
 
-@dataclass(slots=True)
-class Wishes:
-    """What the callbacks of this rank ask the loop for; the ranks agree on it with the metrics."""
-
-    stop: bool = False
-    save: bool = False
-    evaluate: bool = False
+Wishes = set[Literal["stop", "save", "evaluate"]]
+"""What the callbacks of a rank ask the loop for; the ranks agree on it with the metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +47,18 @@ class CallbackState:
     """The model, or this rank's pipeline stages; parameters may be sharded (`DTensor`)."""
     evaluates: bool = False
     """Whether the run has held-out data."""
-    wishes: Wishes = field(default_factory=Wishes, repr=False)
+    wishes: Wishes = field(default_factory=set, repr=False)
 
     def stop(self) -> None:
         """Ask for the end of the run: after a checkpoint of the step that the ranks agree on, the run has succeeded.
 
         A run that fails between the agreement and its end stops after the same step when it is restarted.
         """
-        self.wishes.stop = True
+        self.wishes.add("stop")
 
     def save(self) -> None:
         """Ask for a checkpoint on disk, after the next step that the ranks agree on."""
-        self.wishes.save = True
+        self.wishes.add("save")
 
     def evaluate(self) -> None:
         """Ask for an evaluation on held-out data, after the next step that the ranks agree on.
@@ -73,7 +68,7 @@ class CallbackState:
         """
         if not self.evaluates:
             raise UsageError("the run has no held-out data to evaluate on", hint="set `workload.eval`")
-        self.wishes.evaluate = True
+        self.wishes.add("evaluate")
 
 
 class Callbacks:
@@ -82,7 +77,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[object] = ()) -> None:
         self._callbacks = callbacks
         self._seconds = [0.0] * len(callbacks)
-        self.wishes = Wishes()
+        self.wishes: Wishes = set()
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -94,7 +89,7 @@ class Callbacks:
 
     def take_wishes(self) -> Wishes:
         """What was asked for since the last call."""
-        wishes, self.wishes = self.wishes, Wishes()
+        wishes, self.wishes = self.wishes, set()
         return wishes
 
     def on_step(self, state: CallbackState) -> None:

@@ -249,8 +249,8 @@ class Trainer:
         failed = self.checkpointer.failure is not None
         try:
             saving = self.checkpointer.is_saving or self.checkpointer.memory.problem is not None
-            mine = Agreement(bool(self.stop), due or wishes.save, failed, self.profiler.is_wanted(), saving)
-            agreed = self.telemetry.flush(replace(mine, evaluate=wishes.evaluate, finish=wishes.stop))
+            mine = Agreement(bool(self.stop), due or "save" in wishes, failed, self.profiler.is_wanted(), saving)
+            agreed = self.telemetry.flush(replace(mine, evaluate="evaluate" in wishes, finish="stop" in wishes))
             self._fault = self._apply_fault_policy(agreed.skipped)
         finally:
             self.checkpointer.allow_completion()

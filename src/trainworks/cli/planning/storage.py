@@ -32,14 +32,9 @@ def storage_command(
     as_json: AsJson = False,
 ) -> None:
     """Computes read and checkpoint rates and the needs of each node, and rates every kind of storage."""
+    values = read_settings(settings)
     with option_errors():
         plan = trainworks.storage(
-            run_file,
-            settings=read_settings(settings),
-            on=on,
-            dataset_size=dataset_size,
-            files=files,
-            stall=stall,
-            restart=restart,
+            run_file, settings=values, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart
         )
     show(plan, as_json=as_json, figure=explain)
