@@ -626,3 +626,29 @@ def test_a_chance_below_nine_of_ten_is_never_shown_as_90_percent(chance: float, 
 def test_an_oversubscribed_network_that_no_switch_of_the_catalogue_builds_is_not_said_to_be_designed() -> None:
     notes = plan("examples/plan-llama-2-7b.yaml", on="4x p4d.24xlarge at 4:1").notes
     assert [note for note in notes if "counts with 12.5 GB/s of the 50.0 GB/s" in note and "designs" not in note]
+
+
+def test_settings_of_the_command_line_plan_what_an_edited_file_would(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    options = ("--set", "global_batch=64", "--set", "cluster=8x A100-SXM-80GB", "--set", "layout.tp=2", "--json")
+    done = trainworks_program("plan", str(path), *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    edited = RUN.replace("global_batch: 128", "global_batch: 64").replace(ON, "8x A100-SXM-80GB")
+    path.write_text(f"{edited}layout: {{tp: 2}}\n")
+    assert json.loads(trainworks_program("plan", str(path), "--json", folder=tmp_path).stdout) == json.loads(
+        done.stdout
+    )
+
+
+@pytest.mark.parametrize("command", ["plan", "size", "cost", "network", "goodput", "storage", "run", "submit"])
+def test_every_command_places_a_misspelt_setting_alike(tmp_path: Path, command: str) -> None:
+    done = trainworks_program(command, str(written(tmp_path)), "--set", "optimzer.lr=1", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        "error: unknown key `optimzer`\n  --> --set optimzer.lr\n\nhint: did you mean `optimizer.lr`?\n"
+    )
+
+
+def test_a_setting_without_a_run_file_is_refused(tmp_path: Path) -> None:
+    done = trainworks_program("cost", "--on", "DGX H100", "--set", "global_batch=1", folder=tmp_path)
+    assert done.returncode == 2 and "settings change a run file, and none is given\n  --> --set" in done.stderr
