@@ -134,7 +134,8 @@ _BRIEF = ("ended", "loss", "step time", "memory peak")
 def brief_figures(report: Report) -> list[tuple[str, str, str]]:
     """Label, value and remark of the numbers at the end of a run: those of steps, of memory and of restarts."""
     throughput = report.comparison.tokens_per_s.name if report.comparison else None
-    figures = [figure for figure in key_figures(report) if figure[0] in (*_BRIEF, throughput)]
+    shown = (*_BRIEF, throughput)
+    figures = [figure for figure in key_figures(report) if figure[0] in shown and figure[1] != MISSING]
     if (held_out := report.evaluations) is not None:
         best = held_out.best
         name, last = held_out.metric, format_metric(held_out.metric, held_out.last)
