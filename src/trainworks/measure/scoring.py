@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
+from trainworks.catalog.catalog import reference_node
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.measure import measured_runs
 from trainworks.measure.completions import best_completion, lacking_bytes
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
+from trainworks.plan.cluster.learning import RateInUse, belief_from, fit_links, rates_in_use
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.layouts import Array
@@ -33,6 +36,7 @@ from trainworks.plan.score import (
     rejections_of,
 )
 from trainworks.plan.uncertainty import Belief, Observation, Prior, interval_s, parts_s, prior_of
+from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
 from trainworks.results import Result
 from trainworks.units import format_bytes
 
@@ -44,6 +48,37 @@ _LARGE_BYTES = 64 * 1024
 _MOST_NAMES = 3
 
 T = TypeVar("T")
+
+
+class Learned:
+    """What stored measurements taught of the kinds of cluster of a table, each read once."""
+
+    def __init__(self, read: Callable[[ClusterDescription], Sequence[ClusterMeasurement]] = lambda cluster: ()) -> None:
+        self._read = read
+        self._found: dict[str, Sequence[ClusterMeasurement]] = {}
+        self.measured: dict[str, list[RateInUse]] = {}
+        """Rates in place of the catalogue's, by the name of a cluster."""
+
+    def of(self, cluster: ClusterDescription) -> Sequence[ClusterMeasurement]:
+        """The measurements of a kind of cluster, oldest first."""
+        key = cluster_key(cluster)
+        if key not in self._found:
+            self._found[key] = self._read(cluster)
+        if self._found[key] and cluster.name not in self.measured:
+            self.measured[cluster.name] = rates_in_use(self._found[key], cluster)
+        return self._found[key]
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence on each of these rates."""
+        texts = [f"{name}: {rate.text}" for name, rates in self.measured.items() for rate in rates]
+        return [
+            *texts,
+            *(f"{name} is predicted after its measured steps" for name, rates in self.measured.items() if not rates),
+        ]
+
+
+NOTHING_LEARNED = Learned()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +99,7 @@ class PredictedRun:
 
     run: measured_runs.MeasuredRun
     parts_s: Array
-    """Seconds of the completed layout by rate, before any learning; shape [R]."""
+    """Seconds of the completed layout by rate, before learning from other rows; shape [R]."""
     step_time_s: float
     low_s: float
     """Lower end of the 80 % interval."""
@@ -156,32 +191,44 @@ class ScoreTable:
     """A kind of table: what it may have, and what is done with it."""
 
     columns: tuple[str, ...]
-    predict: Callable[[Row], RowPrediction]
+    predict: Callable[..., RowPrediction]
+    """A row, and `learned`."""
     score: Callable[[Iterable[RowPrediction]], Score]
 
 
-def predict_run(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
+def predict_run(
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = NOTHING_LEARNED
+) -> PredictedRun | Refusal:
     """A row of a table of runs."""
-    return _attempt(row, lambda: _predicted(measured_runs.read_run(row), coefficients))
+    return _attempt(row, lambda: _predicted(measured_runs.read_run(row), coefficients, learned))
 
 
-def predict_memory(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
+def predict_memory(
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = NOTHING_LEARNED
+) -> PredictedRun | Refusal:
     """A row of a table of memory."""
 
     def predict() -> PredictedRun:
         measured = measured_runs.read_memory(row)
-        return _predicted(measured.run, coefficients, out_of_memory=measured.out_of_memory)
+        return _predicted(measured.run, coefficients, learned, out_of_memory=measured.out_of_memory)
 
     return _attempt(row, predict)
 
 
-def predict_collective(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedCollective | Refusal:
+def predict_collective(
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = NOTHING_LEARNED
+) -> PredictedCollective | Refusal:
     """A row of a table of collectives."""
 
     def predict() -> PredictedCollective:
         measured = measured_runs.read_collective(row)
         size, ranks, stride = (np.array([float(value)]) for value in (measured.size_bytes, measured.ranks, 1))
-        seconds = collective_s(measured.kind, size, ranks, stride, link_rates(measured.cluster, coefficients))
+        cluster = whole = measured.cluster
+        if cluster.num_nodes == 1:  # some of a node's ranks have its links
+            count = max(measured.ranks, reference_node(cluster.accelerator.name).accelerators)
+            whole = cluster.model_copy(update={"accelerators_per_node": count})
+        links = link_rates(cluster, coefficients).corrected(fit_links(learned.of(whole)).factors)
+        seconds = collective_s(measured.kind, size, ranks, stride, links)
         return PredictedCollective(measured, float(seconds[0]))
 
     return _attempt(row, predict)
@@ -198,9 +245,11 @@ def _attempt(row: Row, predict: Callable[[], T]) -> T | Refusal:
 
 
 def _predicted(
-    run: measured_runs.MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False
+    run: measured_runs.MeasuredRun, coefficients: Coefficients, learned: Learned, *, out_of_memory: bool = False
 ) -> PredictedRun:
     job = run.job
+    if measurements := learned.of(job.cluster):
+        job = replace(job, slowdowns=belief_from(measurements, job).slowdowns)
     layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
     memories = job.memories(layouts)
     memory = {
@@ -212,14 +261,15 @@ def _predicted(
     if not np.isfinite(seconds) or seconds <= 0:
         raise UsageError(f"the row's dimensions lead to a step of {seconds} s")
     parts, prior = parts_s(job, layouts, coefficients), prior_of(job, layouts)
-    low, high = interval_s(parts, Belief.of(prior))
+    belief = belief_from(measurements, run.job, layouts) if measurements else Belief.of(prior)
+    low, high = interval_s(parts, belief)
     return PredictedRun(
         run,
         parts[:, 0],
         seconds,
         float(low[0]),
         float(high[0]),
-        prior,
+        belief.as_prior(prior),
         float(memory[0]),
         lacking_bytes(job, run.layout, global_batch=run.global_batch),
         out_of_memory,
@@ -398,6 +448,8 @@ class ScoreReport(Result):
     rows: Sequence[RowPrediction]
     score: Score
     notes: list[str]
+    measured: Mapping[str, Sequence[RateInUse]] = field(default_factory=dict)
+    """Rates that benchmarks measured, in place of the catalogue's, by the name of a cluster."""
 
     @property
     def refusals(self) -> list[Refusal]:

@@ -10,7 +10,7 @@ from trainworks.api.proving.expected_hardware import described_hardware
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import ArgumentError
 from trainworks.host.folders import data_folder
-from trainworks.measure.bench.bench_verdicts import BenchVerdicts, judge_all, measured_rates
+from trainworks.measure.bench.bench_verdicts import BenchVerdicts, judge_all, measured_curves, measured_rates
 from trainworks.measure.bench.expected import Yardstick
 from trainworks.measure.bench.readers.registry import read_file
 from trainworks.measure.bench.verdict import Judged
@@ -58,14 +58,16 @@ def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> 
             argument="learn",
             hint='describe it: `--expect "4 nodes of 8x H100, 8x NDR"`',
         )
-    rates = measured_rates(judged)
-    if not rates:
+    rates, curves = measured_rates(judged), measured_curves(judged, cluster)
+    if not rates and not curves:
         raise ArgumentError(
             "no figure that passed or is weak tells of products, device memory or links",
             argument="learn",
             hint="give the output of all_reduce_perf or of ib_write_bw",
         )
     folder = data_folder("clusters")
-    measurement = ClusterMeasurement(created_at=time.time(), cluster=cluster, rates=rates)
-    known = any(one.rates == rates and one.cluster == cluster for one in read_measurements(folder, cluster))
+    measurement = ClusterMeasurement(created_at=time.time(), cluster=cluster, rates=rates, curves=curves)
+    same = measurement.model_copy(update={"created_at": 0.0})
+    stored = (one.model_copy(update={"created_at": 0.0}) for one in read_measurements(folder, cluster))
+    known = same in stored
     return measurement_file(folder, cluster) if known else append_measurement(folder, measurement)

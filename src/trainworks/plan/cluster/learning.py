@@ -1,14 +1,29 @@
-"""Belief about a kind of cluster from measurements on it."""
+"""Belief about a kind of cluster from measurements on it.
+
+Collectives that were timed at several sizes replace the catalogue's latencies, rates and fillings of the links by the
+measured curve. With f the logarithms of the `LinkFactors` and T(f) a collective's time by `plan.collectives`,
+
+    log y = log T(f) + e,   f ~ N(0, `_LINK_PRIOR`^2),   e ~ `_CURVE_NOISE` t_4
+
+over all points, by the reweighting of `plan.uncertainty`. What the curves leave open of a link's rate is
+
+    sd^2 = mean of J P J' + mean of (log y - log T)^2      J  slopes of log T, P  covariance of f
+
+in place of the prior's deviation, so that curves that contradict one another keep the interval wide. A later benchmark
+of the same collective on as many ranks and nodes, or of the same rate, replaces an earlier one.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from trainworks.plan.coefficients import COEFFICIENTS
-from trainworks.plan.collectives import collective_s
+from trainworks.catalog.cluster import ClusterDescription
+from trainworks.plan.coefficients import AS_EXPECTED, COEFFICIENTS, LinkFactors, Slowdowns
+from trainworks.plan.collectives import LinkRates, collective_s
 from trainworks.plan.compute import device_rates, product_s
 from trainworks.plan.degrees import fixed_of
 from trainworks.plan.job import AnyJob
@@ -22,35 +37,238 @@ from trainworks.plan.uncertainty import (
     RATES,
     Belief,
     Observation,
+    Prior,
     believe,
     expected_step,
     parts_s,
     prior_of,
 )
 from trainworks.record.calibration import Calibration
-from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredCurve, MeasuredRate, MeasuredStep
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.resolved import Plan
 
 _PROBE_BYTES = 64 * 2**20
+_SMALL_BYTES = 1024.0
+_LINK_PRIOR = (0.3, 0.5, 0.5, 0.7, 0.5, 0.5)
+"""Standard deviations of the logarithms of the `LinkFactors`: latencies inside a node are fitted, others assumed."""
+_CURVE_NOISE = 0.1
+"""Published curves differ from the fit of their cluster by 2 to 9 % on average."""
+_RATE_NOISE, _PRODUCT_NOISE, _PORT_NOISE = 0.02, 0.05, 0.1
+"""Between a benchmark's median and the rate in training, of one shape of a product, and between what a port carries and
+what collectives reach: assumed."""
+_FASTEST = np.log([1e-9, COEFFICIENTS.scale_up_share, 1e-9, 1e-9, COEFFICIENTS.scale_out_share, 1e-9])
+"""Least logarithms of the `LinkFactors`: no link carries more than its data sheet says."""
+_TRANSFERS_FROM = 2.0**16
+"""Bytes from which a message's time says what is left open of a rate."""
+_NAMES = {
+    "products": "matrix products",
+    "memory": "device memory",
+    "scale_up": "links inside a node",
+    "scale_out": "links between nodes",
+}
+_FACTORS = tuple(field.name for field in fields(LinkFactors))
+_CURVE_ROUNDS = 30
+_FREEDOM, _STEP = 4.0, 1e-3
 
 
-def belief_from(measurements: Sequence[ClusterMeasurement], job: AnyJob) -> Belief:
-    """Belief after these measurements of the kind of cluster that a job is planned for."""
-    observations = [one for measurement in measurements for one in _observations(measurement)]
-    return believe(observations, software=job.software, prior=prior_of(job))
+@dataclass(frozen=True, slots=True)
+class RateInUse:
+    """A rate that a benchmark measured, and that plans use in place of the expected one."""
+
+    rate: str
+    """The planner's, as in `plan.uncertainty.RATES`."""
+    of_expected: float
+    """Measured over expected rate."""
+    created_at: float
+    """Of the newest benchmark that measured it, in seconds since the epoch."""
+    tool: str
+    bytes_per_s: float | None = None
+    """What rings reach: of a rank inside a node, of a node between nodes; None where no collective was timed."""
+    latency_s: float | None = None
+    expected_latency_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The measured beside the expected figures, in one sentence."""
+        day = time.strftime("%Y-%m-%d", time.localtime(self.created_at))
+        when = f"on {day}{f' by {self.tool}' if self.tool else ''}"
+        if self.bytes_per_s is None or self.latency_s is None or self.expected_latency_s is None:
+            return f"{_NAMES[self.rate]}: measured {self.of_expected:.2f} of the catalogue's rate {when}"
+        of = "an accelerator" if self.rate == "scale_up" else "a node"
+        return (
+            f"{_NAMES[self.rate]}: measured {self.bytes_per_s / 1e9:.3g} GB/s {of} {when} (catalogue: "
+            f"{self.bytes_per_s / self.of_expected / 1e9:.3g}), latency {self.latency_s * 1e6:.3g} us "
+            f"(catalogue: {self.expected_latency_s * 1e6:.3g})"
+        )
 
 
-def _observations(measurement: ClusterMeasurement) -> Iterator[Observation]:
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """The links as curves of collectives measured them."""
+
+    factors: LinkFactors
+    left: Mapping[str, float]
+    """Standard deviation that the curves leave open, by the rate of the links that they measured."""
+
+    def narrowed(self, prior: Prior) -> Prior:
+        """The prior of a job on these links."""
+        known = zip(RATES, prior.rates, strict=True)
+        rates = tuple(min(spread, self.left.get(rate, spread)) for rate, spread in known)
+        return replace(prior, rates=rates, links=self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A curve as arrays, shape [n] each."""
+
+    created_at: float
+    curve: MeasuredCurve
+    links: LinkRates
+    """As expected."""
+    bytes: Array
+    seconds: Array
+
+    def predicted_s(self, logs: Array) -> Array:
+        """Seconds with these logarithms of the factors."""
+        ranks, stride = (np.full(len(self.bytes), value) for value in (float(self.curve.ranks), self.stride))
+        links = self.links.corrected(LinkFactors(*np.exp(logs).tolist()))
+        return collective_s(self.curve.operation, self.bytes, ranks, stride, links)
+
+    @property
+    def stride(self) -> float:
+        """Distance of neighbours: fewer ranks than a node has are spread over it."""
+        curve = self.curve
+        return max(1.0, self.links.ranks_per_node * curve.nodes / curve.ranks) if curve.nodes > 1 else 1.0
+
+    @property
+    def rate(self) -> str:
+        """Rate of the slowest links that its messages take."""
+        return "scale_out" if self.curve.ranks * self.stride > self.links.domain else "scale_up"
+
+
+def _timed(measurements: Sequence[ClusterMeasurement]) -> list[_Timed]:
+    return [
+        _Timed(one.created_at, curve, link_rates(one.cluster), *np.array(curve.points).T)
+        for one in measurements
+        for curve in _curves(one)
+    ]
+
+
+def belief_from(measurements: Sequence[ClusterMeasurement], job: AnyJob, layouts: Layouts | None = None) -> Belief:
+    """Belief after these measurements of the kind of cluster that a job is planned for.
+
+    Args:
+        measurements: in any order.
+        job: without any learning.
+        layouts: of the job, see `prior_of`.
+    """
+    latest, fit = _latest(measurements), fit_links(measurements)
+    observations = [one for measurement in latest for one in _observations(measurement, fit)]
+    return believe(observations, software=job.software, prior=fit.narrowed(prior_of(job, layouts)))
+
+
+def fit_links(measurements: Sequence[ClusterMeasurement]) -> LinkFit:
+    """The links by all curves of collectives among these measurements; as expected where none was timed."""
+    timed = _timed(_latest(measurements))
+    if not timed:
+        return LinkFit(AS_EXPECTED, {})
+    measured = np.log(np.concatenate([each.seconds for each in timed]))
+    covariance, logs, weights = np.diag(np.square(_LINK_PRIOR)), np.zeros(len(_FACTORS)), np.ones(len(measured))
+    shifts = [np.zeros(len(_FACTORS)), *(_STEP * np.eye(len(_FACTORS)))]
+    for _ in range(_CURVE_ROUNDS):
+        at, *moved = (np.log(np.concatenate([each.predicted_s(logs + by) for each in timed])) for by in shifts)
+        slopes = (np.stack(moved, axis=1) - at[:, None]) / _STEP
+        missed = measured - at
+        weights = (_FREEDOM + (missed / _CURVE_NOISE) ** 2) / (_FREEDOM + 1)
+        gain = np.linalg.solve(
+            slopes @ covariance @ slopes.T + np.diag(_CURVE_NOISE**2 * weights), slopes @ covariance
+        ).T
+        step = gain @ (missed + slopes @ logs) - logs
+        logs = np.maximum(logs + step / 2, _FASTEST)  # half: a transfer is the slower of two, and bends there
+        if np.abs(step).max() < _STEP:
+            break
+    variance = np.einsum("nf,fg,ng->n", slopes, covariance - gain @ slopes @ covariance, slopes) + missed**2
+    sizes = np.concatenate([each.bytes for each in timed])
+    rates = np.concatenate([np.full(len(each.bytes), each.rate) for each in timed])
+    left = {}
+    for rate in np.unique(rates).tolist():
+        chosen = (rates == rate) & (sizes >= min(_TRANSFERS_FROM, sizes[rates == rate].max()))
+        left[rate] = float(np.sqrt(variance[chosen].mean()))
+    return LinkFit(LinkFactors(*np.exp(logs).tolist()), left)
+
+
+def rates_in_use(measurements: Sequence[ClusterMeasurement], cluster: ClusterDescription) -> list[RateInUse]:
+    """What benchmarks measured of a cluster's rates, one for each rate, in the order of `RATES`.
+
+    Args:
+        measurements: those that its plans learn from.
+        cluster: that is planned for.
+    """
+    latest, fit, links = _latest(measurements), fit_links(measurements), link_rates(cluster)
+    now = links.corrected(fit.factors)
+    curves: dict[str, tuple[float | None, ...]] = {
+        "scale_up": (now.scale_up_bytes_per_s, now.start_s, links.start_s),
+        "scale_out": (now.node_bytes_per_s, now.scale_out_latency_s, links.scale_out_latency_s),
+    }
+    found = []
+    for rate in RATES:
+        shares = [(one.created_at, each) for one in latest for each in one.rates if each.rate == rate]
+        timed = [(each.created_at, each.curve) for each in _timed(latest) if each.rate == rate]
+        sources: list[tuple[float, MeasuredRate | MeasuredCurve]] = [*(timed or shares)]
+        if not sources or (rate == "scale_out" and cluster.num_nodes == 1):
+            continue
+        tools = ", ".join(dict.fromkeys(each.tool.rpartition(" of ")[2] for _, each in sources if each.tool))
+        share = float(np.exp(np.mean([np.log(each.of_expected) for _, each in shares]))) if not timed else 1.0
+        share = 1 / getattr(fit.factors, rate) if timed else share
+        found.append(RateInUse(rate, share, max(at for at, _ in sources), tools, *(curves[rate] if timed else ())))
+    return found
+
+
+def _latest(measurements: Sequence[ClusterMeasurement]) -> list[ClusterMeasurement]:
+    """The measurements, oldest first, without the rates and curves that a later benchmark measured again."""
+    ordered = sorted(measurements, key=lambda one: one.created_at)
+    last: dict[tuple[object, ...], float] = {}
+    for one in ordered:
+        for group in (one.rates, one.curves):
+            last |= {_subject(each): one.created_at for each in group}
+
+    def kept(one: ClusterMeasurement) -> ClusterMeasurement:
+        rates = tuple(each for each in one.rates if last[_subject(each)] == one.created_at)
+        curves = tuple(each for each in one.curves if last[_subject(each)] == one.created_at)
+        return one.model_copy(update={"rates": rates, "curves": curves})
+
+    return [kept(one) for one in ordered]
+
+
+def _subject(measured: MeasuredRate | MeasuredCurve) -> tuple[object, ...]:
+    if isinstance(measured, MeasuredRate):
+        return measured.rate, measured.kind
+    return measured.operation, measured.ranks, measured.nodes
+
+
+def _curves(measurement: ClusterMeasurement) -> tuple[MeasuredCurve, ...]:
+    """The timed collectives; of a calibration's line, a small and a large all-reduce."""
+    line = measurement.benchmark
+    if line is None or line.num_ranks < 2:
+        return measurement.curves
+    ring = 2 * (line.num_ranks - 1) / line.num_ranks / line.all_reduce_bytes_per_s
+    points = tuple((size, line.all_reduce_latency_s + size * ring) for size in (_SMALL_BYTES, _PROBE_BYTES))
+    return (MeasuredCurve(operation="all_reduce", ranks=line.num_ranks, nodes=1, points=points),)
+
+
+def _observations(measurement: ClusterMeasurement, fit: LinkFit) -> Iterator[Observation]:
     if measurement.step is not None:
-        yield _step(measurement.step, measurement)
+        yield _step(measurement.step, measurement, fit.factors)
     elif measurement.benchmark is not None:
-        yield from _benchmark(measurement.benchmark, measurement)
+        yield from _products(measurement.benchmark, measurement)
     for rate in measurement.rates:
-        yield _observe_rate(rate.rate, rate.of_expected, 1.0)
+        if rate.rate not in fit.left:  # what a port carries says less than what collectives reach
+            noise = _PORT_NOISE if rate.kind.startswith("link_bandwidth") else _RATE_NOISE
+            yield _observe_rate(rate.rate, rate.of_expected, 1.0, noise)
 
 
-def _step(step: MeasuredStep, measurement: ClusterMeasurement) -> Observation:
+def _step(step: MeasuredStep, measurement: ClusterMeasurement, links: LinkFactors) -> Observation:
     software = planned_software(
         step.software, compiled=step.fused_kernels or (None if step.software is None else False)
     )
@@ -58,28 +276,24 @@ def _step(step: MeasuredStep, measurement: ClusterMeasurement) -> Observation:
     job = TrainingJob(
         step.shape, step.sequence_length, step.precision, measurement.cluster, software, programs=programs
     )
+    job = replace(job, slowdowns=Slowdowns(links=links))
     layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
     return Observation(parts_s(job, layouts)[:, 0], step.step_time_s, software)
 
 
-def _benchmark(benchmark: Calibration, measurement: ClusterMeasurement) -> Iterator[Observation]:
-    """Short products against products that no long run has heated up, and an all-reduce of 64 MiB."""
-    cluster = measurement.cluster
-    device = device_rates(cluster.accelerator, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))
+def _products(benchmark: Calibration, measurement: ClusterMeasurement) -> Iterator[Observation]:
+    """Short products against products that no long run has heated up."""
+    part = measurement.cluster.accelerator
+    device = device_rates(part, benchmark.precision, replace(COEFFICIENTS, gemm_share=1.0))
     for gemm in benchmark.gemms:
         predicted_s = float(product_s(gemm.m, gemm.n, gemm.k, device)[()])
-        yield _observe_rate("products", predicted_s, 2.0 * gemm.m * gemm.n * gemm.k / gemm.flops_per_s)
-    if benchmark.num_ranks > 1:
-        ranks = np.array([float(benchmark.num_ranks)])
-        size = np.array([float(_PROBE_BYTES)])
-        predicted_s = float(collective_s("all_reduce", size, ranks, np.ones(1), link_rates(cluster))[0])
-        ring = 2 * (benchmark.num_ranks - 1) / benchmark.num_ranks
-        measured_s = benchmark.all_reduce_latency_s + ring * _PROBE_BYTES / benchmark.all_reduce_bytes_per_s
-        yield _observe_rate("scale_up", predicted_s, measured_s)
+        measured_s = 2.0 * gemm.m * gemm.n * gemm.k / gemm.flops_per_s
+        yield _observe_rate("products", predicted_s, measured_s, _PRODUCT_NOISE)
 
 
-def _observe_rate(name: str, predicted_s: float, measured_s: float) -> Observation:
-    return Observation(np.array([predicted_s if rate == name else 0.0 for rate in RATES]), measured_s, None)
+def _observe_rate(name: str, predicted_s: float, measured_s: float, noise: float) -> Observation:
+    parts = np.array([predicted_s if rate == name else 0.0 for rate in RATES])
+    return Observation(parts, measured_s, None, noise=noise)
 
 
 def with_learning(plan: Plan, finished: Sequence[FinishedRun], *, software: str) -> Plan:
