@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainworks.api.inputs import Progress, no_progress
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import UsageError
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.measure.measured_clusters import remarks_left_out
-from trainworks.measure.scoring import TABLES, Learned, ScoreReport, excess_notes
+from trainworks.measure.scoring import TABLES, ScoreReport, excess_notes
 from trainworks.measure.tables import read_table
+from trainworks.plan.cluster.learning import RateInUse, rates_in_use
 from trainworks.plan.score import AccuracyReport
 from trainworks.record.measured.finished_run import read_finished
+from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
 from trainworks.record.measured.measurement_store import read_measurements
 
 
@@ -45,13 +48,21 @@ def score(
         raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")
     name = "memory" if memory else "collectives" if collectives else "runs"
     rows = read_table(Path(table), TABLES[name].columns)
-    stored = Learned(lambda cluster: [] if without_learning else read_measurements(data_folder("clusters"), cluster))
+    measured: dict[str, list[RateInUse]] = {}
+
+    def learned(cluster: ClusterDescription) -> list[ClusterMeasurement]:
+        stored = [] if without_learning else read_measurements(data_folder("clusters"), cluster)
+        if stored and cluster_key(cluster) not in measured:
+            measured[cluster_key(cluster)] = rates_in_use(stored, cluster)
+        return stored
+
     results = []
     for index, row in enumerate(rows):
         progress(index / len(rows), "predicting")
-        results.append(TABLES[name].predict(row, learned=stored))
-    notes = [*stored.notes, *remarks_left_out(rows), *(excess_notes(results) if name == "runs" else [])]
-    return ScoreReport(name, results, TABLES[name].score(results), notes, stored.measured)
+        results.append(TABLES[name].predict(row, learned=learned))
+    of_rates = [f"{kind}: {rate.text}" for kind, rates in measured.items() for rate in rates]
+    notes = [*of_rates, *remarks_left_out(rows), *(excess_notes(results) if name == "runs" else [])]
+    return ScoreReport(name, results, TABLES[name].score(results), notes, measured)
 
 
 def accuracy(machine: str | None = None) -> AccuracyReport:

@@ -20,7 +20,7 @@ from trainworks.errors import TrainworksError, UsageError
 from trainworks.measure import measured_runs
 from trainworks.measure.completions import best_completion, lacking_bytes
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
-from trainworks.plan.cluster.learning import RateInUse, belief_from, fit_links, rates_in_use
+from trainworks.plan.cluster.learning import RateInUse, belief_from, fit_links
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.layouts import Array
@@ -36,7 +36,7 @@ from trainworks.plan.score import (
     rejections_of,
 )
 from trainworks.plan.uncertainty import Belief, Observation, Prior, interval_s, parts_s, prior_of
-from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
+from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.results import Result
 from trainworks.units import format_bytes
 
@@ -50,35 +50,13 @@ _MOST_NAMES = 3
 T = TypeVar("T")
 
 
-class Learned:
-    """What stored measurements taught of the kinds of cluster of a table, each read once."""
-
-    def __init__(self, read: Callable[[ClusterDescription], Sequence[ClusterMeasurement]] = lambda cluster: ()) -> None:
-        self._read = read
-        self._found: dict[str, Sequence[ClusterMeasurement]] = {}
-        self.measured: dict[str, list[RateInUse]] = {}
-        """Rates in place of the catalogue's, by the name of a cluster."""
-
-    def of(self, cluster: ClusterDescription) -> Sequence[ClusterMeasurement]:
-        """The measurements of a kind of cluster, oldest first."""
-        key = cluster_key(cluster)
-        if key not in self._found:
-            self._found[key] = self._read(cluster)
-        if self._found[key] and cluster.name not in self.measured:
-            self.measured[cluster.name] = rates_in_use(self._found[key], cluster)
-        return self._found[key]
-
-    @property
-    def notes(self) -> list[str]:
-        """A sentence on each of these rates."""
-        texts = [f"{name}: {rate.text}" for name, rates in self.measured.items() for rate in rates]
-        return [
-            *texts,
-            *(f"{name} is predicted after its measured steps" for name, rates in self.measured.items() if not rates),
-        ]
+Learned = Callable[[ClusterDescription], Sequence[ClusterMeasurement]]
+"""Measurements of the kind of a cluster, which correct its predictions."""
 
 
-NOTHING_LEARNED = Learned()
+def no_measurements(cluster: ClusterDescription) -> Sequence[ClusterMeasurement]:
+    """Nothing was measured on any cluster."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +175,14 @@ class ScoreTable:
 
 
 def predict_run(
-    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = NOTHING_LEARNED
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = no_measurements
 ) -> PredictedRun | Refusal:
     """A row of a table of runs."""
     return _attempt(row, lambda: _predicted(measured_runs.read_run(row), coefficients, learned))
 
 
 def predict_memory(
-    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = NOTHING_LEARNED
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = no_measurements
 ) -> PredictedRun | Refusal:
     """A row of a table of memory."""
 
@@ -216,7 +194,7 @@ def predict_memory(
 
 
 def predict_collective(
-    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = NOTHING_LEARNED
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = no_measurements
 ) -> PredictedCollective | Refusal:
     """A row of a table of collectives."""
 
@@ -227,7 +205,7 @@ def predict_collective(
         if cluster.num_nodes == 1:  # some of a node's ranks have its links
             count = max(measured.ranks, reference_node(cluster.accelerator.name).accelerators)
             whole = cluster.model_copy(update={"accelerators_per_node": count})
-        links = link_rates(cluster, coefficients).corrected(fit_links(learned.of(whole)).factors)
+        links = link_rates(cluster, coefficients).corrected(fit_links(learned(whole)).factors)
         seconds = collective_s(measured.kind, size, ranks, stride, links)
         return PredictedCollective(measured, float(seconds[0]))
 
@@ -248,7 +226,7 @@ def _predicted(
     run: measured_runs.MeasuredRun, coefficients: Coefficients, learned: Learned, *, out_of_memory: bool = False
 ) -> PredictedRun:
     job = run.job
-    if measurements := learned.of(job.cluster):
+    if measurements := learned(job.cluster):
         job = replace(job, slowdowns=belief_from(measurements, job).slowdowns)
     layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
     memories = job.memories(layouts)
@@ -449,7 +427,7 @@ class ScoreReport(Result):
     score: Score
     notes: list[str]
     measured: Mapping[str, Sequence[RateInUse]] = field(default_factory=dict)
-    """Rates that benchmarks measured, in place of the catalogue's, by the name of a cluster."""
+    """Rates that benchmarks measured, in place of the catalogue's, by kind of cluster."""
 
     @property
     def refusals(self) -> list[Refusal]:

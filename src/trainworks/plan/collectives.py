@@ -71,7 +71,7 @@ class LinkRates:
     pipelining: float
     pipelining_inside: float
     pipelining_in_switch: float
-    """Of an all-reduce that the switches of a domain add up."""
+    """The same of an all-reduce that the switches of a domain add up."""
     copied_bytes_per_s: float = np.inf
     """Rate at which gathered, scattered and exchanged messages are copied out of a flat buffer."""
     scatters_whole: bool = False

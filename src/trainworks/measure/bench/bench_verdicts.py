@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 from trainworks.catalog.bounds import bus_factor
 from trainworks.catalog.catalog import accelerator, has, reference_node
@@ -92,24 +92,23 @@ def measured_rates(judged: Sequence[Judged]) -> tuple[MeasuredRate, ...]:
 def measured_curves(judged: Sequence[Judged], cluster: ClusterDescription) -> tuple[MeasuredCurve, ...]:
     """Times of collectives between accelerators by message size, the median where a size was timed several times.
 
-    The largest message of a curve that was judged decides on all of it: small ones are no measure of hardware. A curve
-    with an impossible figure teaches nothing, because a slip of units is in its other figures, too.
+    The largest message of a curve that was judged decides on all of it, because latency decides small ones. A curve
+    with an impossible figure teaches nothing: a slip of units is in its other figures, too.
     """
     curves: defaultdict[tuple[LearnedCollective, int, int], list[tuple[float, float, Judged]]] = defaultdict(list)
     for each in judged:
         measurement = each.measurement
         operation, (ranks, nodes) = operation_of(measurement), ranks_of(measurement, cluster)
-        known = next((name for name in get_args(LearnedCollective) if name == operation), None)
         size, seconds = number_of(measurement, "bytes", 0.0), _seconds(measurement, ranks)
         is_timed = measurement.quantity in _COLLECTIVES and size > 0 and seconds > 0 and _is_usual(measurement)
-        crosses = nodes > 1 and not cluster.node_bytes_per_s
-        if known and is_timed and not is_by_processors(measurement) and not ranks % nodes and not crosses:
-            curves[known, ranks, nodes].append((size, seconds, each))
+        is_planned = not ranks % nodes and (nodes == 1 or cluster.node_bytes_per_s > 0)
+        if operation in get_args(LearnedCollective) and is_timed and is_planned and not is_by_processors(measurement):
+            curves[cast(LearnedCollective, operation), ranks, nodes].append((size, seconds, each))
     found = []
     for (operation, ranks, nodes), rows in curves.items():
         rows.sort(key=lambda row: row[0])
         verdicts = [each.verdict for _, _, each in rows if each.verdict is not BenchVerdict.NO_EXPECTATION]
-        if BenchVerdict.IMPOSSIBLE in verdicts or verdicts[-1:] not in ([], *([one] for one in _SOUND)):
+        if BenchVerdict.IMPOSSIBLE in verdicts or (verdicts and verdicts[-1] not in _SOUND):
             continue
         sizes = dict.fromkeys(size for size, _, _ in rows)
         points = tuple((size, statistics.median(taken for at, taken, _ in rows if at == size)) for size in sizes)
@@ -120,16 +119,13 @@ def measured_curves(judged: Sequence[Judged], cluster: ClusterDescription) -> tu
 
 def _seconds(measurement: Measurement, ranks: int) -> float:
     """Time of a collective: as printed, or by its bandwidth; 0 where neither is known."""
-    if measurement.quantity not in _COLLECTIVES or measurement.value <= 0:
-        return number_of(measurement, "seconds", 0.0)
     is_bus = measurement.quantity is Quantity.BUS_BANDWIDTH
-    factor = bus_factor(operation_of(measurement), ranks) if is_bus else 1.0
-    by_rate_s = factor * number_of(measurement, "bytes", 0.0) / measurement.value
-    return number_of(measurement, "seconds", by_rate_s)
+    sent = number_of(measurement, "bytes", 0.0) * (bus_factor(operation_of(measurement), ranks) if is_bus else 1.0)
+    return number_of(measurement, "seconds", sent / measurement.value if measurement.value > 0 else 0.0)
 
 
 def _is_usual(measurement: Measurement) -> bool:
-    """Whether it was measured as a job runs, and not under a setting that is compared."""
+    """Whether the ranks had the variables of a job, and none that are compared side by side."""
     conditions = measurement.conditions
     return conditions.get("setting", "default") == "default" and conditions.get("nvls") != "off"
 

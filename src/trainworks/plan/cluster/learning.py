@@ -44,7 +44,7 @@ from trainworks.plan.uncertainty import (
     prior_of,
 )
 from trainworks.record.calibration import Calibration
-from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredCurve, MeasuredRate, MeasuredStep
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredCurve, MeasuredStep
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.resolved import Plan
 
@@ -77,11 +77,11 @@ class RateInUse:
     """A rate that a benchmark measured, and that plans use in place of the expected one."""
 
     rate: str
-    """The planner's, as in `plan.uncertainty.RATES`."""
+    """The planner's name, as in `plan.uncertainty.RATES`."""
     of_expected: float
     """Measured over expected rate."""
     created_at: float
-    """Of the newest benchmark that measured it, in seconds since the epoch."""
+    """Time of the newest benchmark that measured it, in seconds since the epoch."""
     tool: str
     bytes_per_s: float | None = None
     """What rings reach: of a rank inside a node, of a node between nodes; None where no collective was timed."""
@@ -125,7 +125,7 @@ class _Timed:
     created_at: float
     curve: MeasuredCurve
     links: LinkRates
-    """As expected."""
+    """The links that the catalogue expects."""
     bytes: Array
     seconds: Array
 
@@ -213,15 +213,15 @@ def rates_in_use(measurements: Sequence[ClusterMeasurement], cluster: ClusterDes
     }
     found = []
     for rate in RATES:
-        shares = [(one.created_at, each) for one in latest for each in one.rates if each.rate == rate]
-        timed = [(each.created_at, each.curve) for each in _timed(latest) if each.rate == rate]
-        sources: list[tuple[float, MeasuredRate | MeasuredCurve]] = [*(timed or shares)]
-        if not sources or (rate == "scale_out" and cluster.num_nodes == 1):
-            continue
-        tools = ", ".join(dict.fromkeys(each.tool.rpartition(" of ")[2] for _, each in sources if each.tool))
-        share = float(np.exp(np.mean([np.log(each.of_expected) for _, each in shares]))) if not timed else 1.0
-        share = 1 / getattr(fit.factors, rate) if timed else share
-        found.append(RateInUse(rate, share, max(at for at, _ in sources), tools, *(curves[rate] if timed else ())))
+        sources = [(each.created_at, each.curve.tool, 0.0) for each in _timed(latest) if each.rate == rate]
+        is_timed = bool(sources)
+        if not is_timed:
+            sources = [(a.created_at, b.tool, np.log(b.of_expected)) for a in latest for b in a.rates if b.rate == rate]
+        if sources:
+            times, tools, logs = zip(*sources, strict=True)
+            share = 1 / getattr(fit.factors, rate) if is_timed else float(np.exp(np.mean(logs)))
+            by = ", ".join(dict.fromkeys(tool.rpartition(" of ")[2] for tool in tools if tool))
+            found.append(RateInUse(rate, share, max(times), by, *(curves[rate] if is_timed else ())))
     return found
 
 
@@ -230,21 +230,15 @@ def _latest(measurements: Sequence[ClusterMeasurement]) -> list[ClusterMeasureme
     ordered = sorted(measurements, key=lambda one: one.created_at)
     last: dict[tuple[object, ...], float] = {}
     for one in ordered:
-        for group in (one.rates, one.curves):
-            last |= {_subject(each): one.created_at for each in group}
+        last |= {each.subject: one.created_at for each in one.rates}
+        last |= {each.subject: one.created_at for each in one.curves}
 
     def kept(one: ClusterMeasurement) -> ClusterMeasurement:
-        rates = tuple(each for each in one.rates if last[_subject(each)] == one.created_at)
-        curves = tuple(each for each in one.curves if last[_subject(each)] == one.created_at)
+        rates = tuple(each for each in one.rates if last[each.subject] == one.created_at)
+        curves = tuple(each for each in one.curves if last[each.subject] == one.created_at)
         return one.model_copy(update={"rates": rates, "curves": curves})
 
     return [kept(one) for one in ordered]
-
-
-def _subject(measured: MeasuredRate | MeasuredCurve) -> tuple[object, ...]:
-    if isinstance(measured, MeasuredRate):
-        return measured.rate, measured.kind
-    return measured.operation, measured.ranks, measured.nodes
 
 
 def _curves(measurement: ClusterMeasurement) -> tuple[MeasuredCurve, ...]:

@@ -49,6 +49,11 @@ class MeasuredRate(Spec):
     tool: str = ""
     """Program that measured, with its version."""
 
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What a later benchmark measures again."""
+        return self.rate, self.kind
+
 
 class MeasuredCurve(Spec):
     """Times of one collective by message size, on one group of ranks."""
@@ -60,6 +65,11 @@ class MeasuredCurve(Spec):
     """Bytes, counted as nccl-tests does, and seconds."""
     tool: str = ""
     """Program that measured, with its version."""
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What a later benchmark measures again."""
+        return self.operation, self.ranks, self.nodes
 
 
 class ClusterMeasurement(Spec):
