@@ -14,11 +14,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainworks.catalog.catalog import reference_node
-from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.measure import measured_runs
 from trainworks.measure.completions import best_completion, lacking_bytes
+from trainworks.measure.planning import Learned, no_measurements
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
 from trainworks.plan.cluster.learning import RateInUse, belief_from, fit_links
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
@@ -36,7 +35,6 @@ from trainworks.plan.score import (
     rejections_of,
 )
 from trainworks.plan.uncertainty import Belief, Observation, Prior, interval_s, parts_s, prior_of
-from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.results import Result
 from trainworks.units import format_bytes
 
@@ -44,19 +42,11 @@ LEARNED = (1, 3)
 """Rows of a cluster that are learned from before the others are predicted again."""
 _UNSCORED = "no"
 _SWEEP_ROWS = 4
-_LARGE_BYTES = 64 * 1024
+LARGE_BYTES = 64 * 1024
+"""Size of a message from which on bandwidth matters."""
 _MOST_NAMES = 3
 
 T = TypeVar("T")
-
-
-Learned = Callable[[ClusterDescription], Sequence[ClusterMeasurement]]
-"""Measurements of the kind of a cluster, which correct its predictions."""
-
-
-def no_measurements(cluster: ClusterDescription) -> Sequence[ClusterMeasurement]:
-    """Nothing was measured on any cluster."""
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +191,8 @@ def predict_collective(
     def predict() -> PredictedCollective:
         measured = measured_runs.read_collective(row)
         size, ranks, stride = (np.array([float(value)]) for value in (measured.size_bytes, measured.ranks, 1))
-        cluster = whole = measured.cluster
-        if cluster.num_nodes == 1:  # some of a node's ranks have its links
-            count = max(measured.ranks, reference_node(cluster.accelerator.name).accelerators)
-            whole = cluster.model_copy(update={"accelerators_per_node": count})
-        links = link_rates(cluster, coefficients).corrected(fit_links(learned(whole)).factors)
+        cluster = measured.cluster
+        links = link_rates(cluster, coefficients).corrected(fit_links(learned(cluster)).factors)
         seconds = collective_s(measured.kind, size, ranks, stride, links)
         return PredictedCollective(measured, float(seconds[0]))
 
@@ -371,7 +358,7 @@ def score_collectives(results: Iterable[RowPrediction]) -> CollectiveScore:
         (result.measured.size_bytes, _Point(result.measured.group, result.time_s, result.measured.time_s or 0.0))
         for result in timed
     ]
-    large = [point for size, point in points if size >= _LARGE_BYTES]
+    large = [point for size, point in points if size >= LARGE_BYTES]
     return CollectiveScore(_group(large) if large else None, _group([p for _, p in points]) if points else None)
 
 

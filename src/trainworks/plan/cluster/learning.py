@@ -68,8 +68,7 @@ _NAMES = {
     "scale_out": "links between nodes",
 }
 _FACTORS = tuple(field.name for field in fields(LinkFactors))
-_CURVE_ROUNDS = 30
-_FREEDOM, _STEP = 4.0, 1e-3
+_CURVE_ROUNDS, _FREEDOM, _STEP = 30, 4.0, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,22 +205,24 @@ def rates_in_use(measurements: Sequence[ClusterMeasurement], cluster: ClusterDes
         cluster: that is planned for.
     """
     latest, fit, links = _latest(measurements), fit_links(measurements), link_rates(cluster)
-    now = links.corrected(fit.factors)
-    curves: dict[str, tuple[float | None, ...]] = {
-        "scale_up": (now.scale_up_bytes_per_s, now.start_s, links.start_s),
-        "scale_out": (now.node_bytes_per_s, now.scale_out_latency_s, links.scale_out_latency_s),
+    expected = {
+        "scale_up": (links.scale_up_bytes_per_s, links.start_s, fit.factors.scale_up_latency),
+        "scale_out": (links.node_bytes_per_s, links.scale_out_latency_s, fit.factors.scale_out_latency),
     }
     found = []
     for rate in RATES:
-        sources = [(each.created_at, each.curve.tool, 0.0) for each in _timed(latest) if each.rate == rate]
-        is_timed = bool(sources)
-        if not is_timed:
-            sources = [(a.created_at, b.tool, np.log(b.of_expected)) for a in latest for b in a.rates if b.rate == rate]
-        if sources:
-            times, tools, logs = zip(*sources, strict=True)
-            share = 1 / getattr(fit.factors, rate) if is_timed else float(np.exp(np.mean(logs)))
-            by = ", ".join(dict.fromkeys(tool.rpartition(" of ")[2] for tool in tools if tool))
-            found.append(RateInUse(rate, share, max(times), by, *(curves[rate] if is_timed else ())))
+        if rate in fit.left:
+            share, (bytes_per_s, latency_s, slower) = 1 / getattr(fit.factors, rate), expected[rate]
+            figures: tuple[float, ...] = (bytes_per_s * share, latency_s * slower, latency_s)
+            sources = [(each.created_at, each.curve.tool) for each in _timed(latest) if each.rate == rate]
+        else:
+            rates = [(one.created_at, each) for one in latest for each in one.rates if each.rate == rate]
+            if not rates:
+                continue
+            share, figures = float(np.exp(np.mean([np.log(each.of_expected) for _, each in rates]))), ()
+            sources = [(at, each.tool) for at, each in rates]
+        tools = ", ".join(dict.fromkeys(tool.rpartition(" of ")[2] for _, tool in sources if tool))
+        found.append(RateInUse(rate, share, max(at for at, _ in sources), tools, *figures))
     return found
 
 
