@@ -104,8 +104,8 @@ would expect.
 _HALF = """
 ## Collectives
 
-From 64 KiB on. `after half` is the MAPE on each half of the sizes that a source timed after learning from the other half,
-as `trainworks bench read --learn` does.
+From 64 KiB on. `after half` is the MAPE on each half of the sizes that a source timed, after learning from the other
+half as `trainworks bench read --learn` does.
 """
 
 _FEWEST_SIZES = 4

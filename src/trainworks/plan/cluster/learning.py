@@ -7,7 +7,7 @@ measured curve. With f the logarithms of the `LinkFactors` and T(f) a collective
 
 over all points, by the reweighting of `plan.uncertainty`. What the curves leave open of a link's rate is
 
-    sd^2 = mean of J P J' + mean of (log y - log T)^2      J  slopes of log T, P  covariance of f
+    sd^2 = variance of its f + mean of (log y - log T)^2
 
 in place of the prior's deviation, so that curves that contradict one another keep the interval wide. A later benchmark
 of the same collective on as many ranks and nodes, or of the same rate, replaces an earlier one.
@@ -50,8 +50,8 @@ from trainworks.record.resolved import Plan
 
 _PROBE_BYTES = 64 * 2**20
 _SMALL_BYTES = 1024.0
-_LINK_PRIOR = (0.3, 0.5, 0.5, 0.7, 0.5, 0.5)
-"""Standard deviations of the logarithms of the `LinkFactors`: latencies inside a node are fitted, others assumed."""
+_LINK_PRIOR = (0.3, 0.2, 0.5, 0.7, 0.5, 0.5)
+"""Standard deviations of the logarithms of the `LinkFactors`: links inside a node are known better (assumed)."""
 _CURVE_NOISE = 0.1
 """Published curves differ from the fit of their cluster by 2 to 9 % on average."""
 _RATE_NOISE, _PRODUCT_NOISE, _PORT_NOISE = 0.02, 0.05, 0.1
@@ -59,16 +59,15 @@ _RATE_NOISE, _PRODUCT_NOISE, _PORT_NOISE = 0.02, 0.05, 0.1
 what collectives reach: assumed."""
 _FASTEST = np.log([1e-9, COEFFICIENTS.scale_up_share, 1e-9, 1e-9, COEFFICIENTS.scale_out_share, 1e-9])
 """Least logarithms of the `LinkFactors`: no link carries more than its data sheet says."""
-_TRANSFERS_FROM = 2.0**16
-"""Bytes from which a message's time says what is left open of a rate."""
 _NAMES = {
     "products": "matrix products",
     "memory": "device memory",
     "scale_up": "links inside a node",
     "scale_out": "links between nodes",
 }
+_LINKS = ("scale_up", "scale_out")
 _FACTORS = tuple(field.name for field in fields(LinkFactors))
-_CURVE_ROUNDS, _FREEDOM, _STEP = 30, 4.0, 1e-3
+_CURVE_ROUNDS, _FREEDOM, _STEP, _SLOW = 30, 4.0, 1e-3, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +85,8 @@ class RateInUse:
     """What rings reach: of a rank inside a node, of a node between nodes; None where no collective was timed."""
     latency_s: float | None = None
     expected_latency_s: float | None = None
+    limits: bool = True
+    """Whether the collectives that were timed tell the rate, and not only that others were slower."""
 
     @property
     def text(self) -> str:
@@ -94,12 +95,12 @@ class RateInUse:
         when = f"on {day}{f' by {self.tool}' if self.tool else ''}"
         if self.bytes_per_s is None or self.latency_s is None or self.expected_latency_s is None:
             return f"{_NAMES[self.rate]}: measured {self.of_expected:.2f} of the catalogue's rate {when}"
-        of = "an accelerator" if self.rate == "scale_up" else "a node"
-        return (
-            f"{_NAMES[self.rate]}: measured {self.bytes_per_s / 1e9:.3g} GB/s {of} {when} (catalogue: "
-            f"{self.bytes_per_s / self.of_expected / 1e9:.3g}), latency {self.latency_s * 1e6:.3g} us "
-            f"(catalogue: {self.expected_latency_s * 1e6:.3g})"
-        )
+        of, catalogue = "accelerator" if self.rate == "scale_up" else "node", self.bytes_per_s / self.of_expected / 1e9
+        rate = f"measured {self.bytes_per_s / 1e9:.3g} GB/s for each {of} {when} (catalogue: {catalogue:.3g})"
+        if not self.limits:
+            rate = f"measured {when}, where slower parts hid their {catalogue:.3g} GB/s for each {of}"
+        latency = f"{self.latency_s * 1e6:.3g} us (catalogue: {self.expected_latency_s * 1e6:.3g})"
+        return f"{_NAMES[self.rate]}: {rate}, latency {latency}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,6 @@ class LinkFit:
 class _Timed:
     """A curve as arrays, shape [n] each."""
 
-    created_at: float
     curve: MeasuredCurve
     links: LinkRates
     """The links that the catalogue expects."""
@@ -140,15 +140,10 @@ class _Timed:
         curve = self.curve
         return max(1.0, self.links.ranks_per_node * curve.nodes / curve.ranks) if curve.nodes > 1 else 1.0
 
-    @property
-    def rate(self) -> str:
-        """Rate of the slowest links that its messages take."""
-        return "scale_out" if self.curve.ranks * self.stride > self.links.domain else "scale_up"
-
 
 def _timed(measurements: Sequence[ClusterMeasurement]) -> list[_Timed]:
     return [
-        _Timed(one.created_at, curve, link_rates(one.cluster), *np.array(curve.points).T)
+        _Timed(curve, link_rates(one.cluster), *np.array(curve.points).T)
         for one in measurements
         for curve in _curves(one)
     ]
@@ -168,33 +163,39 @@ def belief_from(measurements: Sequence[ClusterMeasurement], job: AnyJob, layouts
 
 
 def fit_links(measurements: Sequence[ClusterMeasurement]) -> LinkFit:
-    """The links by all curves of collectives among these measurements; as expected where none was timed."""
+    """The links by all curves of collectives among these measurements; as expected where none was timed.
+
+    A transfer is the slower of that inside domains and that between them, so that a slow one may be either: of a fit
+    from the expected links and of one from slow networks, the likelier counts.
+    """
     timed = _timed(_latest(measurements))
     if not timed:
         return LinkFit(AS_EXPECTED, {})
+    starts = (np.zeros(len(_FACTORS)), np.where(np.array(_FACTORS) == "scale_out", _SLOW, 0.0))
+    _, logs, variance, missed = min((_fit(timed, start) for start in starts), key=lambda found: found[0])
+    spreads = zip(_FACTORS, np.sqrt(variance), _LINK_PRIOR, strict=True)
+    known = [name for name, spread, prior in spreads if name in RATES and spread < prior / 2]
+    left = {name: float(np.sqrt(variance[_FACTORS.index(name)] + missed)) for name in known}
+    return LinkFit(LinkFactors(*np.exp(logs).tolist()), left)
+
+
+def _fit(timed: Sequence[_Timed], logs: Array) -> tuple[float, Array, Array, float]:
+    """Loss, logarithms of the factors, their variances, and mean squared error, by Gauss-Newton steps from `logs`."""
     measured = np.log(np.concatenate([each.seconds for each in timed]))
-    covariance, logs, weights = np.diag(np.square(_LINK_PRIOR)), np.zeros(len(_FACTORS)), np.ones(len(measured))
-    shifts = [np.zeros(len(_FACTORS)), *(_STEP * np.eye(len(_FACTORS)))]
+    prior, factors = np.diag(np.square(_LINK_PRIOR)), len(_FACTORS)
+    shifts = [np.zeros(factors), *(_STEP * np.eye(factors))]
     for _ in range(_CURVE_ROUNDS):
         at, *moved = (np.log(np.concatenate([each.predicted_s(logs + by) for each in timed])) for by in shifts)
-        slopes = (np.stack(moved, axis=1) - at[:, None]) / _STEP
-        missed = measured - at
-        weights = (_FREEDOM + (missed / _CURVE_NOISE) ** 2) / (_FREEDOM + 1)
-        gain = np.linalg.solve(
-            slopes @ covariance @ slopes.T + np.diag(_CURVE_NOISE**2 * weights), slopes @ covariance
-        ).T
+        slopes, missed = (np.stack(moved, axis=1) - at[:, None]) / _STEP, measured - at
+        surprise = (missed / _CURVE_NOISE) ** 2
+        noise = np.diag(_CURVE_NOISE**2 * (_FREEDOM + surprise) / (_FREEDOM + 1))
+        gain = np.linalg.solve(slopes @ prior @ slopes.T + noise, slopes @ prior).T
         step = gain @ (missed + slopes @ logs) - logs
-        logs = np.maximum(logs + step / 2, _FASTEST)  # half: a transfer is the slower of two, and bends there
         if np.abs(step).max() < _STEP:
             break
-    variance = np.einsum("nf,fg,ng->n", slopes, covariance - gain @ slopes @ covariance, slopes) + missed**2
-    sizes = np.concatenate([each.bytes for each in timed])
-    rates = np.concatenate([np.full(len(each.bytes), each.rate) for each in timed])
-    left = {}
-    for rate in np.unique(rates).tolist():
-        chosen = (rates == rate) & (sizes >= min(_TRANSFERS_FROM, sizes[rates == rate].max()))
-        left[rate] = float(np.sqrt(variance[chosen].mean()))
-    return LinkFit(LinkFactors(*np.exp(logs).tolist()), left)
+        logs = np.maximum(logs + step / 2, _FASTEST)
+    loss = (_FREEDOM + 1) * np.log1p(surprise / _FREEDOM).sum() + np.square(logs / _LINK_PRIOR).sum()
+    return float(loss), logs, np.diag(prior - gain @ slopes @ prior), float((missed**2).mean())
 
 
 def rates_in_use(measurements: Sequence[ClusterMeasurement], cluster: ClusterDescription) -> list[RateInUse]:
@@ -211,18 +212,21 @@ def rates_in_use(measurements: Sequence[ClusterMeasurement], cluster: ClusterDes
     }
     found = []
     for rate in RATES:
-        if rate in fit.left:
-            share, (bytes_per_s, latency_s, slower) = 1 / getattr(fit.factors, rate), expected[rate]
-            figures: tuple[float, ...] = (bytes_per_s * share, latency_s * slower, latency_s)
-            sources = [(each.created_at, each.curve.tool) for each in _timed(latest) if each.rate == rate]
-        else:
-            rates = [(one.created_at, each) for one in latest for each in one.rates if each.rate == rate]
-            if not rates:
-                continue
-            share, figures = float(np.exp(np.mean([np.log(each.of_expected) for _, each in rates]))), ()
-            sources = [(at, each.tool) for at, each in rates]
+        curves = [(one.created_at, each) for one in latest for each in _curves(one)]
+        curves = curves if rate in fit.left else [each for each in curves if rate == _LINKS[each[1].nodes > 1]]
+        rates = [(one.created_at, each) for one in latest for each in one.rates if each.rate == rate]
+        sources = [(at, each.tool) for at, each in curves] or [(at, each.tool) for at, each in rates]
+        if not sources:
+            continue
         tools = ", ".join(dict.fromkeys(tool.rpartition(" of ")[2] for _, tool in sources if tool))
-        found.append(RateInUse(rate, share, max(at for at, _ in sources), tools, *figures))
+        share = float(np.exp(np.mean([np.log(each.of_expected) for _, each in rates]))) if not curves else 1.0
+        in_use = RateInUse(rate, share, max(at for at, _ in sources), tools)
+        if curves:
+            share, (bytes_per_s, latency_s, slower) = 1 / getattr(fit.factors, rate), expected[rate]
+            figures = {"bytes_per_s": bytes_per_s * share, "latency_s": latency_s * slower}
+            known = {"of_expected": share, "expected_latency_s": latency_s, "limits": rate in fit.left}
+            in_use = replace(in_use, **figures, **known)
+        found.append(in_use)
     return found
 
 
