@@ -43,7 +43,6 @@ LEARNED = (1, 3)
 _UNSCORED = "no"
 _SWEEP_ROWS = 4
 LARGE_BYTES = 64 * 1024
-"""Size of a message from which on bandwidth matters."""
 _MOST_NAMES = 3
 
 T = TypeVar("T")
