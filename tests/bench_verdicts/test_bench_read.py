@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import time
 from pathlib import Path
 
@@ -266,6 +268,17 @@ def test_what_one_node_measured_holds_on_every_network_and_what_several_did_on_t
     append_measurement(data_folder("clusters"), one)
     assert [each.rate for each in planned("4 nodes of 8x A100-SXM-80GB over 8x HDR").measured] == ["memory"]
     assert [each.rate for each in planned().measured] == ["memory", "scale_out"]
+
+
+def test_the_newest_log_counts_and_not_the_one_that_was_read_last(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.log", tmp_path / "old.log"
+    new.write_text(reduced(), encoding="utf-8")
+    old.write_text(re.sub(r"sum -1 (\d+)", lambda found: f"sum -1 {4 * int(found[1])}", reduced()), encoding="utf-8")
+    os.utime(old, (1e9, 1e9))
+    trainworks.read_bench([new], expect=P4DE, learn=True)
+    rates = planned().measured
+    trainworks.read_bench([old], expect=P4DE, learn=True)
+    assert planned().measured == rates
 
 
 def test_a_stored_line_with_an_absurd_rate_is_left_out(tmp_path: Path) -> None:

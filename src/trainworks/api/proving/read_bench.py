@@ -29,7 +29,8 @@ def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn:
         expect: hardware that was measured: a description such as `4 nodes of 8x H100, 8x NDR`, a run file with one, or
             a stack file.
             Without it a measurement inside a node is held against the accelerator that the output names.
-        learn: store the measured rates for the plans of this kind of cluster; needs `expect`.
+        learn: store the measured rates for the plans of this kind of cluster, with the newest date of the files;
+            needs `expect`.
 
     Raises:
         UsageError: a file is not the complete output of one known program.
@@ -42,12 +43,20 @@ def read_bench(files: Sequence[Path | str], *, expect: str | None = None, learn:
     cluster = described_hardware(expect) if expect is not None else None
     measurements = [measurement for file in files for measurement in read_file(Path(file))]
     judged = judge_all(measurements, Yardstick(cluster))
-    learned = learn_from(judged, cluster) if learn else None
+    measured_at = max((Path(file).stat().st_mtime for file in files), default=None)
+    learned = learn_from(judged, cluster, measured_at=measured_at) if learn else None
     return BenchVerdicts(judged, cluster.name if cluster else "", learned)
 
 
-def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> Path:
+def learn_from(
+    judged: Sequence[Judged], cluster: ClusterDescription | None, *, measured_at: float | None = None
+) -> Path:
     """Store measured rates for the plans of a kind of cluster, equal ones once; returns the file.
+
+    Args:
+        judged: figures with their verdicts.
+        cluster: that was measured.
+        measured_at: seconds since the epoch; now when left out. The newest figures count.
 
     Raises:
         ArgumentError: no cluster is described, or no figure tells of a rate that plans use.
@@ -66,7 +75,7 @@ def learn_from(judged: Sequence[Judged], cluster: ClusterDescription | None) -> 
             hint="give the output of all_reduce_perf or of ib_write_bw",
         )
     folder = data_folder("clusters")
-    measurement = ClusterMeasurement(created_at=time.time(), cluster=cluster, rates=rates, curves=curves)
+    measurement = ClusterMeasurement(created_at=measured_at or time.time(), cluster=cluster, rates=rates, curves=curves)
     same = measurement.model_copy(update={"created_at": 0.0})
     stored = (one.model_copy(update={"created_at": 0.0}) for one in read_measurements(folder, cluster))
     known = same in stored

@@ -22,7 +22,7 @@ from trainworks.measure.bench.expected import (
 )
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
-from trainworks.record.measured.measurement import LearnedCollective, LearnedRate, MeasuredCurve, MeasuredRate
+from trainworks.record.measured.measurement import MOST_OFF, LearnedCollective, LearnedRate, MeasuredCurve, MeasuredRate
 from trainworks.results import Result
 
 
@@ -74,7 +74,8 @@ def measured_rates(judged: Sequence[Judged]) -> tuple[MeasuredRate, ...]:
     ratios: defaultdict[tuple[LearnedRate, str], list[Judged]] = defaultdict(list)
     for each in judged:
         rate = _rate_of(each.measurement)
-        if rate and each.share and each.verdict in _SOUND and _is_usual(each.measurement):
+        is_near = each.share is not None and 1 / MOST_OFF <= each.share <= MOST_OFF
+        if rate and is_near and each.verdict in _SOUND and _is_usual(each.measurement):
             measurement = each.measurement
             kind = " ".join([measurement.quantity, str(measurement.conditions.get("operation", ""))]).strip()
             ratios[rate, kind].append(each)
