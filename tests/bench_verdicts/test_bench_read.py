@@ -19,6 +19,7 @@ from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.measure.bench.bench_verdicts import BenchVerdicts
+from trainworks.measure.scoring import PredictedRun
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredRate
 from trainworks.record.measured.measurement_store import append_measurement
@@ -268,6 +269,23 @@ def test_what_one_node_measured_holds_on_every_network_and_what_several_did_on_t
     append_measurement(data_folder("clusters"), one)
     assert [each.rate for each in planned("4 nodes of 8x A100-SXM-80GB over 8x HDR").measured] == ["memory"]
     assert [each.rate for each in planned().measured] == ["memory", "scale_out"]
+
+
+def test_score_predicts_runs_with_the_products_that_one_node_measured(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "id,model,gpu,num_gpus,seq_len,global_batch,recompute\n7b,Llama2-7B,A100-80GB,128,4096,256,none\n",
+        encoding="utf-8",
+    )
+    rate = MeasuredRate(rate="products", kind="gemm", of_expected=0.7, tool="torch 2.9")
+    one = ClusterMeasurement(created_at=0.0, cluster=parse_cluster("8x A100-SXM-80GB"), rates=(rate,))
+    append_measurement(data_folder("clusters"), one)
+    (after,), (before,) = (trainworks.score(table, without_learning=without).rows for without in (False, True))
+    assert isinstance(after, PredictedRun) and isinstance(before, PredictedRun)
+    assert 1.2 < after.step_time_s / before.step_time_s < 1 / 0.7
+    assert after.high_s / after.low_s < before.high_s / before.low_s
+    (note,) = trainworks.score(table).notes
+    assert "matrix products: measured 0.70 of the catalogue's rate on 1970-01-01 by torch 2.9" in note
 
 
 def test_the_newest_log_counts_and_not_the_one_that_was_read_last(tmp_path: Path) -> None:
