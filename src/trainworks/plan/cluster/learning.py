@@ -130,23 +130,11 @@ class _Timed:
 
     def predicted_s(self, logs: Array) -> Array:
         """Seconds with these logarithms of the factors."""
-        ranks, stride = (np.full(len(self.bytes), value) for value in (float(self.curve.ranks), self.stride))
-        links = self.links.corrected(LinkFactors(*np.exp(logs).tolist()))
-        return collective_s(self.curve.operation, self.bytes, ranks, stride, links)
-
-    @property
-    def stride(self) -> float:
-        """Distance of neighbours: fewer ranks than a node has are spread over it."""
-        curve = self.curve
-        return max(1.0, self.links.ranks_per_node * curve.nodes / curve.ranks) if curve.nodes > 1 else 1.0
-
-
-def _timed(measurements: Sequence[ClusterMeasurement]) -> list[_Timed]:
-    return [
-        _Timed(curve, link_rates(one.cluster), *np.array(curve.points).T)
-        for one in measurements
-        for curve in _curves(one)
-    ]
+        curve, links = self.curve, self.links.corrected(LinkFactors(*np.exp(logs).tolist()))
+        # fewer ranks than a node has are spread over it
+        spread = max(1.0, links.ranks_per_node * curve.nodes / curve.ranks) if curve.nodes > 1 else 1.0
+        ranks, stride = np.full((2, len(self.bytes)), [[float(curve.ranks)], [spread]])
+        return collective_s(curve.operation, self.bytes, ranks, stride, links)
 
 
 def belief_from(measurements: Sequence[ClusterMeasurement], job: AnyJob, layouts: Layouts | None = None) -> Belief:
@@ -168,7 +156,8 @@ def fit_links(measurements: Sequence[ClusterMeasurement]) -> LinkFit:
     A transfer is the slower of that inside domains and that between them, so that a slow one may be either: of a fit
     from the expected links and of one from slow networks, the likelier counts.
     """
-    timed = _timed(_latest(measurements))
+    curves = [(link_rates(one.cluster), curve) for one in _latest(measurements) for curve in _curves(one)]
+    timed = [_Timed(curve, links, *np.array(curve.points).T) for links, curve in curves]
     if not timed:
         return LinkFit(AS_EXPECTED, {})
     starts = (np.zeros(len(_FACTORS)), np.where(np.array(_FACTORS) == "scale_out", _SLOW, 0.0))
