@@ -13,18 +13,22 @@ import ast
 import csv
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 from published import COLLECTIVES, LEFT_OUT, MEMORY, STEP_TIMES, predict
 
+from trainworks.measure.measured_runs import MeasuredCollective
 from trainworks.measure.scoring import (
+    LARGE_BYTES,
     CollectiveScore,
     Group,
     MemoryScore,
+    PredictedCollective,
     PredictedRun,
     Refusal,
     RowPrediction,
@@ -34,14 +38,18 @@ from trainworks.measure.scoring import (
     score_runs,
 )
 from trainworks.plan import coefficients
+from trainworks.plan.cluster.learning import fit_links
 from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.collectives import collective_s
 from trainworks.plan.flops import (
     attention_flops_per_token,
     flops_per_token_by_convention,
     layers_matmul_parameters,
 )
 from trainworks.plan.layouts import Recompute
-from trainworks.plan.score import Errors
+from trainworks.plan.rates import link_rates
+from trainworks.plan.score import Errors, errors_of, macro_average
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredCurve
 
 __all__ = ["Goal", "goals", "main", "page"]
 
@@ -93,6 +101,14 @@ robust loss, every source with the same weight, bounds that physics sets, and a 
 would expect.
 """
 
+_HALF = """
+## Collectives
+
+From 64 KiB on. `after half` is the MAPE on each half of the sizes that a source timed, after learning from the other
+half as `trainworks bench read --learn` does.
+"""
+
+_FEWEST_SIZES = 4
 _FIGURES = ("mape", "p90", "bias", "coverage")
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "accuracy.md"
 CALCULON_POINTS = tuple(f"korthikanti22_t5-{number:03}" for number in range(1, 9))
@@ -129,13 +145,19 @@ class Results:
     runs: RunScore
     memory: MemoryScore
     collectives: CollectiveScore
+    learned: Mapping[str, Errors | None]
+    """Errors on collectives, by group of ranks, after learning from other sizes."""
 
 
 def results() -> Results:
     """All tables, predicted and scored."""
-    predictions = predict(STEP_TIMES)
+    predictions, collectives = predict(STEP_TIMES), predict(COLLECTIVES)
     return Results(
-        predictions, score_runs(predictions), score_memory(predict(MEMORY)), score_collectives(predict(COLLECTIVES))
+        predictions,
+        score_runs(predictions),
+        score_memory(predict(MEMORY)),
+        score_collectives(collectives),
+        after_half(collectives),
     )
 
 
@@ -178,6 +200,36 @@ def goals(found: Results) -> list[Goal]:
         _at_most("step time, models with experts, MAPE, macro, fitted", found.runs.kinds["moe"].macro.mape, 0.2),
         _at_most("collectives from 64 KiB on, MAPE, macro, fitted", found.collectives.large.macro.mape, 0.15),
     ]
+
+
+def after_half(predictions: Sequence[RowPrediction]) -> dict[str, Errors | None]:
+    """Errors of collectives from 64 KiB on, by group of ranks, after learning from the other half of its sizes.
+
+    Of the sizes that a source timed, every second one is learned from, and then the others are. Fewer than four sizes
+    are left out.
+    """
+    curves: dict[tuple[str, str], list[MeasuredCollective]] = {}
+    for each in predictions:
+        if isinstance(each, PredictedCollective) and each.measured.time_s:
+            curves.setdefault((each.measured.group, each.measured.source), []).append(each.measured)
+    pairs: dict[str, list[list[float]]] = {}
+    for (group, _), rows in sorted(curves.items()):
+        rows.sort(key=lambda row: row.size_bytes)
+        for part in (0, 1) if len(rows) >= _FEWEST_SIZES else ():
+            pairs.setdefault(group, []).extend(_held_back(rows[1 - part :: 2], rows[part::2]))
+    return {group: errors_of(*zip(*found, strict=True)) for group, found in pairs.items()}
+
+
+def _held_back(learned: Sequence[MeasuredCollective], others: Sequence[MeasuredCollective]) -> Iterator[list[float]]:
+    """Predicted and measured seconds of the other sizes, where bandwidth matters."""
+    first, points = learned[0], tuple((row.size_bytes, row.time_s or 0.0) for row in learned)
+    curve = MeasuredCurve(operation=first.kind, ranks=first.ranks, nodes=first.cluster.num_nodes, points=points)
+    fit = fit_links([ClusterMeasurement(created_at=0.0, cluster=first.cluster, curves=(curve,))])
+    for row in others:
+        if row.size_bytes >= LARGE_BYTES:
+            size, ranks, stride = (np.array([float(value)]) for value in (row.size_bytes, row.ranks, 1))
+            links = link_rates(row.cluster).corrected(fit.factors)
+            yield [float(collective_s(row.kind, size, ranks, stride, links)[0]), row.time_s or 0.0]
 
 
 def highest_rate(predictions: Sequence[RowPrediction]) -> float:
@@ -257,7 +309,7 @@ def page(found: Results) -> str:
         _table_of(f"### Refused\n\n{len(refused)} of {len(found.predictions)} rows.", _refusal_rows(refused)),
         _table_of(_SWEEPS, _sweep_rows(found.runs)),
         _table_of("## Memory", _memory_rows(found.memory)),
-        _table_of("## Collectives\n\nFrom 64 KiB on.", _collective_rows(found.collectives)),
+        _table_of(_HALF, _collective_rows(found.collectives, found.learned)),
         _table_of(_COEFFICIENTS, _coefficient_rows()),
     ]
     return "\n\n".join(section.strip("\n") for section in sections) + "\n"
@@ -351,13 +403,16 @@ def _memory_rows(score: MemoryScore) -> Iterator[str]:
     )
 
 
-def _collective_rows(score: CollectiveScore) -> Iterator[str]:
-    yield "| group | n | MAPE | median | p90 | bias |"
-    yield "|---|---|---|---|---|---|"
+def _collective_rows(score: CollectiveScore, learned: Mapping[str, Errors | None]) -> Iterator[str]:
+    yield "| group | n | MAPE | median | p90 | bias | after half |"
+    yield "|---|---|---|---|---|---|---|"
     assert score.large is not None
     for group, errors in score.large.sources.items():
-        yield _row(group, errors)
-    yield _row("**macro average**", score.large.macro)
+        yield _row(group, errors, [learned.get(group)])
+    yield _row("**macro average**", score.large.macro, [None])
+    several = macro_average(errors for group, errors in score.large.sources.items() if group in learned)
+    assert several is not None
+    yield _row("**macro average**, groups of several sizes", several, [macro_average(learned.values())])
 
 
 def _coefficient_rows() -> Iterator[str]:

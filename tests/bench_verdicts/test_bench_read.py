@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,15 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import trainworks
+from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError
+from trainworks.host.folders import data_folder
+from trainworks.measure.bench.bench_verdicts import BenchVerdicts
+from trainworks.measure.scoring import PredictedRun
+from trainworks.plan.cluster.plan import ClusterPlan
+from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredRate
+from trainworks.record.measured.measurement_store import append_measurement
 
 DATA = Path(__file__).parents[1] / "data" / "bench"
 HDR = "2 nodes of 8x A100-SXM-80GB, 8x HDR"
@@ -163,3 +174,136 @@ def test_the_same_output_teaches_once() -> None:
     assert first is not None
     assert first == again
     assert len(first.read_text(encoding="utf-8").splitlines()) == 1
+
+
+RUN = "examples/plan-llama-2-7b.yaml"
+P4DE = "2x p4de.24xlarge"
+PUBLISHED = Path("benchmarks/data/collectives.csv")
+
+
+def reduced(*, row: str = "", bandwidth: str = "") -> str:
+    """The published all-reduces of two p4de.24xlarge, as nccl-tests prints them.
+
+    Args:
+        row: size of one whose bandwidths are printed as below.
+        bandwidth: in GB/s.
+    """
+    ranks = [f"#  Rank {at:2} Group  0 Pid {at} on node{at // 8} device {at % 8} [0x10] A100" for at in range(16)]
+    lines = ["# nccl-tests version 2.13.6", *ranks, "# all_reduce_perf"]
+    lines.append("#  size  count  type  redop  root  time  algbw  busbw  #wrong")
+    with PUBLISHED.open(encoding="utf-8") as file:
+        for each in csv.DictReader(file):
+            if each["gpu"] == "A100-80GB" and each["network"].startswith("p4de"):
+                bus = [bandwidth] * 2 if each["size_bytes"] == row else [each["algbw"], each["busbw"]]
+                count = int(each["size_bytes"]) // 4
+                lines.append(f"{each['size_bytes']} {count} float sum -1 {each['time_us']} {bus[0]} {bus[1]} 0")
+    return "\n".join(lines)
+
+
+def learned(folder: Path, text: str, expect: str = P4DE) -> BenchVerdicts:
+    path = folder / "all_reduce_perf.log"
+    path.write_text(text, encoding="utf-8")
+    return trainworks.read_bench([path], expect=expect, learn=True)
+
+
+def planned(on: str = "4x p4de.24xlarge", *, without_learning: bool = False) -> ClusterPlan:
+    return trainworks.plan(RUN, on=on, without_learning=without_learning)
+
+
+def test_plan_size_and_score_use_and_name_the_links_that_were_measured(tmp_path: Path) -> None:
+    before = planned()
+    learned(tmp_path, reduced())
+    note = f"links between nodes: measured 50 GB/s for each node on {time.strftime('%Y-%m-%d')} by nccl-tests 2.13.6"
+    after = planned()
+    assert any(each.startswith(note) for each in after.notes)
+    assert after.best[0].step_time_s < 0.995 * before.best[0].step_time_s
+    assert planned(without_learning=True).best == before.best
+    sizes = [
+        trainworks.size(RUN, deadline="3d", node=["p4de.24xlarge"], without_learning=without).details.plan
+        for without in (False, True)
+    ]
+    assert [any(each.startswith(note) for each in plan.notes) for plan in sizes] == [True, False]
+    assert sizes[0].best[0].step_time_s != sizes[1].best[0].step_time_s
+    report, blind = (
+        trainworks.score(PUBLISHED, collectives=True, without_learning=without) for without in (False, True)
+    )
+    assert any(note in each for each in report.notes)
+    assert not blind.notes
+    group = next(name for name in report.score.every.sources if "p4de" in name)  # type: ignore[union-attr]
+    errors = [each.score.every.sources[group].mape for each in (report, blind)]  # type: ignore[union-attr]
+    assert errors[0] < 0.4 * errors[1]
+
+
+def test_a_plan_prints_measured_rates_as_figures(tmp_path: Path) -> None:
+    learned(tmp_path, reduced())
+    done = CliRunner().invoke(app, ["plan", RUN, "--on", "8x p4de.24xlarge", "--json", "--no-review"])
+    (rate,) = json.loads(done.stdout)["measured"]
+    assert (rate["rate"], rate["tool"], rate["limits"]) == ("scale_out", "nccl-tests 2.13.6", True)
+    assert 1.2 < rate["of_expected"] < 1.3
+    assert rate["latency_s"] > 1.3 * rate["expected_latency_s"]
+
+
+def test_small_messages_have_the_printed_time_and_not_the_rounded_bandwidth(tmp_path: Path) -> None:
+    found = learned(tmp_path, reduced())
+    seconds = [each.measurement.conditions["seconds"] for each in found.judged]
+    assert min(map(float, seconds)) == pytest.approx(161e-6)
+
+
+@pytest.mark.parametrize("row", ["8388608", "536870912"])
+def test_a_benchmark_with_an_impossible_collective_teaches_nothing(tmp_path: Path, row: str) -> None:
+    with pytest.raises(ArgumentError, match="no figure that passed"):
+        learned(tmp_path, reduced(row=row, bandwidth="1e15").replace("1e15 1e15", "1e15 1.875e15"))
+
+
+def test_a_benchmark_whose_large_messages_fail_teaches_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="no figure that passed"):
+        learned(tmp_path, reduced(), expect="2 nodes of DGX A100 80GB")
+
+
+def test_what_one_node_measured_holds_on_every_network_and_what_several_did_on_theirs_alone(tmp_path: Path) -> None:
+    learned(tmp_path, reduced())
+    other = planned("4 nodes of 8x A100-SXM-80GB over 8x HDR")
+    assert not other.measured
+    rate = MeasuredRate(rate="memory", kind="device_memory_bandwidth", of_expected=0.9, tool="nvbandwidth 0.8")
+    one = ClusterMeasurement(created_at=0.0, cluster=parse_cluster("8x A100-SXM-80GB"), rates=(rate,))
+    append_measurement(data_folder("clusters"), one)
+    assert [each.rate for each in planned("4 nodes of 8x A100-SXM-80GB over 8x HDR").measured] == ["memory"]
+    assert [each.rate for each in planned().measured] == ["memory", "scale_out"]
+
+
+def test_score_predicts_runs_with_the_products_that_one_node_measured(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "id,model,gpu,num_gpus,seq_len,global_batch,recompute\n7b,Llama2-7B,A100-80GB,128,4096,256,none\n",
+        encoding="utf-8",
+    )
+    rate = MeasuredRate(rate="products", kind="gemm", of_expected=0.7, tool="torch 2.9")
+    one = ClusterMeasurement(created_at=0.0, cluster=parse_cluster("8x A100-SXM-80GB"), rates=(rate,))
+    append_measurement(data_folder("clusters"), one)
+    (after,), (before,) = (trainworks.score(table, without_learning=without).rows for without in (False, True))
+    assert isinstance(after, PredictedRun) and isinstance(before, PredictedRun)
+    assert 1.2 < after.step_time_s / before.step_time_s < 1 / 0.7
+    assert after.high_s / after.low_s < before.high_s / before.low_s
+    (note,) = trainworks.score(table).notes
+    assert "matrix products: measured 0.70 of the catalogue's rate on 1970-01-01 by torch 2.9" in note
+
+
+def test_the_newest_log_counts_and_not_the_one_that_was_read_last(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.log", tmp_path / "old.log"
+    new.write_text(reduced(), encoding="utf-8")
+    old.write_text(re.sub(r"sum -1 (\d+)", lambda found: f"sum -1 {4 * int(found[1])}", reduced()), encoding="utf-8")
+    os.utime(old, (1e9, 1e9))
+    trainworks.read_bench([new], expect=P4DE, learn=True)
+    rates = planned().measured
+    trainworks.read_bench([old], expect=P4DE, learn=True)
+    assert planned().measured == rates
+
+
+def test_a_stored_line_with_an_absurd_rate_is_left_out(tmp_path: Path) -> None:
+    path = learned(tmp_path, reduced()).learned
+    assert path is not None
+    rates = planned().measured
+    line = json.loads(path.read_text(encoding="utf-8"))
+    line |= {"created_at": 2e9, "curves": [], "rates": [{"rate": "memory", "kind": "gemm", "of_expected": 1e15}]}
+    path.write_text(f"{path.read_text(encoding='utf-8')}{json.dumps(line)}\n", encoding="utf-8")
+    assert planned().measured == rates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from statistics import mean
 
@@ -14,8 +15,10 @@ from trainworks.measure.scoring import (
     MemoryScore,
     RowPrediction,
     RunScore,
+    predict_collective,
     predict_memory,
     predict_run,
+    score_collectives,
     score_memory,
     score_runs,
 )
@@ -80,6 +83,15 @@ def test_step_times_without_labels_are_within_14_per_cent_and_as_often_inside(hi
 def test_memory_is_within_ten_per_cent_by_kind(memory: MemoryScore) -> None:
     assert all(group.rows.mape <= 0.1 for group in memory.kinds.values())
     assert memory.rejections.fitting_rejected / memory.rejections.fitting <= 0.05
+
+
+def test_half_of_the_sizes_of_a_curve_more_than_halve_the_errors_on_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = read_table(DATA / "collectives.csv", TABLES["collectives"].columns)
+    rows = [predict_collective(row) for row in table]
+    after, before = import_module("planner_accuracy").after_half(rows), score_collectives(rows).large
+    assert before is not None and len(after) > 10
+    assert mean(errors.mape for errors in after.values()) < 0.5 * mean(before.sources[group].mape for group in after)
 
 
 def test_the_page_says_what_is_true_today(runs: RunScore) -> None:

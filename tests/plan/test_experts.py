@@ -33,6 +33,7 @@ LINKS = LinkRates(
     in_network=False,
     pipelining=0.7,
     pipelining_inside=0.4,
+    pipelining_in_switch=0.7,
 )
 """Eight ranks on 400 GB/s each, and 50 GB/s each between nodes, without latencies."""
 

@@ -9,19 +9,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.plan.jobs import job, layouts
+from trainworks.catalog.cluster import ClusterDescription, parse_cluster
 from trainworks.config.layout import Layout
 from trainworks.config.software import TrainingSoftware
-from trainworks.plan.cluster.learning import belief_from
-from trainworks.plan.coefficients import Slowdowns
+from trainworks.plan.cluster.learning import belief_from, fit_links
+from trainworks.plan.coefficients import LinkFactors, Slowdowns
+from trainworks.plan.collectives import collective_s
 from trainworks.plan.degrees import fixed_of
+from trainworks.plan.layouts import Array
 from trainworks.plan.programs import planned_programs
+from trainworks.plan.rates import link_rates
 from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
-from trainworks.plan.uncertainty import Belief, parts_s
+from trainworks.plan.uncertainty import RATES, Belief, parts_s
 from trainworks.record.calibration import Calibration, GemmRate
-from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredStep
+from trainworks.record.measured.measurement import (
+    ClusterMeasurement,
+    LearnedRate,
+    MeasuredCurve,
+    MeasuredRate,
+    MeasuredStep,
+)
 
 LLAMA = job()
 NOBODY = planned_software(None, compiled=None)
@@ -108,6 +119,120 @@ def test_a_benchmark_of_products_teaches_their_rate_alone() -> None:
     slowdowns = belief_from([benchmark(1.3)], LLAMA).slowdowns
     assert slowdowns.products > 1.05
     assert replace(slowdowns, products=1.0) == Slowdowns()
+
+
+HDR = parse_cluster("2 nodes of 8x A100-SXM-80GB over 4x HDR")
+SIZES = 2.0 ** np.arange(10, 34)
+
+
+def reduced_s(
+    factors: LinkFactors, sizes: Array = SIZES, *, cluster: ClusterDescription = HDR, ranks: int = 16
+) -> Array:
+    """Seconds of all-reduces on links that differ from the catalogue's by these factors."""
+    every = np.ones(len(sizes))
+    return collective_s("all_reduce", sizes, ranks * every, every, link_rates(cluster).corrected(factors))
+
+
+def timed(
+    seconds: Array, sizes: Array = SIZES, *, at: float = 0.0, cluster: ClusterDescription = HDR, ranks: int = 16
+) -> ClusterMeasurement:
+    """A curve of all-reduces."""
+    points = tuple(zip(sizes.tolist(), seconds.tolist(), strict=True))
+    nodes = max(1, ranks // cluster.accelerators_per_node)
+    curve = MeasuredCurve(operation="all_reduce", ranks=ranks, nodes=nodes, points=points, tool="nccl-tests 2.13.6")
+    return ClusterMeasurement(created_at=at, cluster=cluster, curves=(curve,))
+
+
+def port(of_expected: float, *, at: float = 0.0) -> ClusterMeasurement:
+    """What `ib_write_bw` reaches of a port."""
+    rate = MeasuredRate(rate="scale_out", kind="link_bandwidth", of_expected=of_expected)
+    return ClusterMeasurement(created_at=at, cluster=HDR, rates=(rate,))
+
+
+def width(belief: Belief, rate: str) -> float:
+    return float(np.sqrt(belief.covariance[RATES.index(rate), RATES.index(rate)]))
+
+
+FACTORS = st.builds(
+    LinkFactors,
+    scale_out=st.floats(0.85, 1.8),
+    scale_out_latency=st.floats(0.5, 2.0),
+    scale_out_filling=st.floats(0.6, 1.6),
+)
+
+
+@given(FACTORS)
+def test_plans_follow_a_measured_curve_at_sizes_that_were_not_measured(factors: LinkFactors) -> None:
+    fit = fit_links([timed(reduced_s(factors, SIZES[::2]), SIZES[::2])])
+    assert reduced_s(fit.factors, SIZES[1::2]) == pytest.approx(reduced_s(factors, SIZES[1::2]), rel=0.06)
+
+
+@given(FACTORS)
+def test_plans_follow_a_measured_curve_on_other_numbers_of_nodes(factors: LinkFactors) -> None:
+    fit, many = fit_links([timed(reduced_s(factors))]), HDR.with_nodes(16)
+    expected, found = (reduced_s(each, cluster=many, ranks=128) for each in (factors, fit.factors))
+    assert found == pytest.approx(expected, rel=0.2 if "scale_out" in fit.left else 0.4)
+
+
+def test_a_slow_small_message_makes_small_messages_slow_and_no_large_one() -> None:
+    fit = fit_links([timed(reduced_s(LinkFactors(scale_out_latency=2.0)))])
+    ratio = reduced_s(fit.factors) / reduced_s(LinkFactors())
+    inside = link_rates(HDR).start_s + 14 * link_rates(HDR).hop_s
+    between = link_rates(HDR).scale_out_latency_s
+    assert ratio[0] == pytest.approx((inside + 2 * between) / (inside + between), rel=0.1)
+    assert ratio[-1] == pytest.approx(1.0, rel=0.03)
+
+
+def test_no_link_is_planned_faster_than_its_data_sheet() -> None:
+    fit = fit_links([timed(reduced_s(LinkFactors()) / 3)])
+    assert link_rates(HDR).corrected(fit.factors).node_bytes_per_s <= HDR.node_bytes_per_s * (1 + 1e-9)
+
+
+def test_a_measured_curve_narrows_the_interval_and_one_that_contradicts_itself_less() -> None:
+    seconds, odd = reduced_s(LinkFactors(scale_out=1.3)), np.where(np.arange(len(SIZES)) % 2, 1.6, 1.0)
+    before, agreed, contradicting = (
+        width(belief_from(found, LLAMA), "scale_out") for found in ([], [timed(seconds)], [timed(seconds * odd)])
+    )
+    assert agreed < 0.3 * before
+    assert 2 * agreed < contradicting <= before
+
+
+def test_a_later_benchmark_replaces_an_earlier_one_in_any_order() -> None:
+    old, new = timed(reduced_s(LinkFactors(scale_out=1.8))), timed(reduced_s(LinkFactors()), at=1.0)
+    assert fit_links([old, new]) == fit_links([new, old]) == fit_links([new])
+    faster, slower = port(0.9, at=2.0), port(0.5)
+    assert np.allclose(belief_from([faster, slower], LLAMA).mean, belief_from([faster], LLAMA).mean)
+
+
+def test_what_a_port_carries_counts_until_collectives_are_timed() -> None:
+    weak, curve = port(0.6), timed(reduced_s(LinkFactors()))
+    assert belief_from([weak], LLAMA).slowdowns.scale_out > 1.3
+    assert belief_from([weak, curve], LLAMA).slowdowns == belief_from([curve], LLAMA).slowdowns
+
+
+@pytest.mark.parametrize("rate", ["products", "memory", "scale_up"])
+@pytest.mark.parametrize("of", [LLAMA, job("mixtral-8x7b")], ids=["dense", "experts"])
+def test_a_measured_rate_is_the_rate_of_the_plan(of: TrainingJob, rate: LearnedRate) -> None:
+    measured = MeasuredRate(rate=rate, kind="gemm", of_expected=0.8)
+    belief = belief_from([ClusterMeasurement(created_at=0.0, cluster=of.cluster, rates=(measured,))], of)
+    assert getattr(belief.slowdowns, rate) == pytest.approx(1 / 0.8, rel=0.03)
+    assert width(belief, rate) < 0.03
+
+
+@pytest.mark.parametrize("absurd", [0.0, 1e-3, 1e15, float("inf"), float("nan")])
+def test_an_absurd_rate_is_refused(absurd: float) -> None:
+    with pytest.raises(ValidationError):
+        port(absurd)
+
+
+def test_a_step_teaches_what_measured_links_leave_open() -> None:
+    curve = timed(reduced_s(LinkFactors(scale_out=1.5)), cluster=HDR)
+    links = belief_from([curve], LLAMA).slowdowns
+    on_links = step_s(replace(LLAMA, slowdowns=links))
+    step = measured(1.0)
+    assert step.step is not None
+    as_planned = step.model_copy(update={"step": step.step.model_copy(update={"step_time_s": on_links})})
+    assert step_s(belief=belief_from([curve, as_planned], LLAMA)) == pytest.approx(on_links, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from trainworks.jobs.described_nodes import described_cluster
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.jobs.state import JobState
 from trainworks.measure.bench.bench_report import BenchReport, build_bench_report, measured_paths
-from trainworks.measure.bench.bench_verdicts import measured_rates
+from trainworks.measure.bench.bench_verdicts import measured_curves, measured_rates
 from trainworks.measure.bench.measurement import Quantity
 from trainworks.measure.bench.node_record import read_records, record_path, records_in, write_record
 from trainworks.measure.bench.outliers import read_cables
@@ -152,7 +152,8 @@ def bench(
     asked = min((each.count for each in (resources.accelerators if resources else None) or ()), default=None)
     report = build_bench_report(run.id, records, yardstick, needs, plan, accelerators=asked)
     report.check_measured()
-    if is_new and yardstick is not None and measured_rates(report.judged):
+    learns = measured_rates(report.judged) or (yardstick and measured_curves(report.judged, yardstick))
+    if is_new and yardstick is not None and learns:
         report = replace(report, learned=learn_from(report.judged, yardstick))
     if trial is not None:
         write_training(run.path, _trained(trial, report, run.path / "training", progress))

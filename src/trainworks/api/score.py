@@ -5,24 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainworks.api.inputs import Progress, no_progress
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import UsageError
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.measure.measured_clusters import remarks_left_out
 from trainworks.measure.scoring import TABLES, ScoreReport, excess_notes
 from trainworks.measure.tables import read_table
+from trainworks.plan.cluster.learning import RateInUse, rates_in_use
 from trainworks.plan.score import AccuracyReport
 from trainworks.record.measured.finished_run import read_finished
+from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
+from trainworks.record.measured.measurement_store import read_measurements
 
 
 def score(
-    table: Path | str, *, memory: bool = False, collectives: bool = False, progress: Progress = no_progress
+    table: Path | str,
+    *,
+    memory: bool = False,
+    collectives: bool = False,
+    without_learning: bool = False,
+    progress: Progress = no_progress,
 ) -> ScoreReport:
     """Predict every row of a table of measurements, and score the predictions.
+
+    Rows of a kind of cluster that was measured are predicted as it is planned, with what was learned of it.
 
     Args:
         table: CSV file with a measurement per row; any cell may be empty.
         memory: the table is of memory that runs used or lacked.
         collectives: the table is of timed collectives.
+        without_learning: leave out what stored measurements taught.
         progress: called with the share of the rows that are predicted.
 
     Raises:
@@ -36,12 +48,21 @@ def score(
         raise UsageError("`--memory` and `--collectives` are two tables", hint="score them one after the other")
     name = "memory" if memory else "collectives" if collectives else "runs"
     rows = read_table(Path(table), TABLES[name].columns)
+    measured: dict[str, list[RateInUse]] = {}
+
+    def learned(cluster: ClusterDescription) -> list[ClusterMeasurement]:
+        stored = [] if without_learning else read_measurements(data_folder("clusters"), cluster)
+        if stored and cluster_key(cluster) not in measured:
+            measured[cluster_key(cluster)] = rates_in_use(stored, cluster)
+        return stored
+
     results = []
     for index, row in enumerate(rows):
         progress(index / len(rows), "predicting")
-        results.append(TABLES[name].predict(row))
-    notes = [*remarks_left_out(rows), *(excess_notes(results) if name == "runs" else [])]
-    return ScoreReport(name, results, TABLES[name].score(results), notes)
+        results.append(TABLES[name].predict(row, learned=learned))
+    of_rates = [f"{kind}: {rate.text}" for kind, rates in measured.items() for rate in rates]
+    notes = [*of_rates, *remarks_left_out(rows), *(excess_notes(results) if name == "runs" else [])]
+    return ScoreReport(name, results, TABLES[name].score(results), notes, measured)
 
 
 def accuracy(machine: str | None = None) -> AccuracyReport:

@@ -93,6 +93,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
     prices: Path | str | None = None,
     assume: Assumptions = (),
     seed: int = 1,
+    without_learning: bool = False,
     progress: Progress = no_progress,
 ) -> Proposal | SharedCapacity:
     """Propose the cheapest cluster that meets a goal, with alternatives and reasons.
@@ -116,6 +117,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
         assume: numbers that replace assumptions, by name.
         seed: of the simulations.
+        without_learning: leave out what stored measurements taught.
         progress: called with the share of the work that is done.
 
     Raises:
@@ -150,6 +152,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         "largest": largest or _USUAL_LARGEST,
         "given": parse_assumptions(assume),
         "seed": seed,
+        "learning": not without_learning,
     }
 
     def request(run_file: RunFile, source: Source | None) -> SizingRequest:
@@ -204,7 +207,7 @@ def _on_scheduler(run_file: RunFile, source: Source | None, engine: str | None) 
 
 
 def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:
-    plans = PlanCache(request.run_file, source)
+    plans = PlanCache(request.run_file, source, learning=request.learning)
     sized = _alternatives(request, plans, progress)
     chosen = choose(sized.alternatives, request.goal)
     if chosen is None:

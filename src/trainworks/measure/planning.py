@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trainworks.catalog.cluster import ClusterDescription
 from trainworks.errors import UsageError
+from trainworks.record.measured.measurement import ClusterMeasurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,15 @@ class Planning:
                 "`--tune` trains layouts of a `causal-lm` on this machine",
                 hint="leave it out; a job for another cluster is planned on its nodes, and other models are measured",
             )
+
+
+Learned = Callable[[ClusterDescription], Sequence[ClusterMeasurement]]
+"""Measurements of the kind of a cluster, which correct the predictions of runs on it."""
+
+
+def no_measurements(cluster: ClusterDescription) -> Sequence[ClusterMeasurement]:
+    """Nothing was measured on any cluster."""
+    return ()
 
 
 AS_USUAL: Final[Planning] = Planning()

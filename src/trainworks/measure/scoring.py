@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,7 +17,9 @@ import numpy as np
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.measure import measured_runs
 from trainworks.measure.completions import best_completion, lacking_bytes
+from trainworks.measure.planning import Learned, no_measurements
 from trainworks.measure.tables import Row, check_readable, line_of, text_of
+from trainworks.plan.cluster.learning import RateInUse, belief_from, fit_links
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.layouts import Array
@@ -40,7 +42,7 @@ LEARNED = (1, 3)
 """Rows of a cluster that are learned from before the others are predicted again."""
 _UNSCORED = "no"
 _SWEEP_ROWS = 4
-_LARGE_BYTES = 64 * 1024
+LARGE_BYTES = 64 * 1024
 _MOST_NAMES = 3
 
 T = TypeVar("T")
@@ -64,7 +66,7 @@ class PredictedRun:
 
     run: measured_runs.MeasuredRun
     parts_s: Array
-    """Seconds of the completed layout by rate, before any learning; shape [R]."""
+    """Seconds of the completed layout by rate, before learning from other rows; shape [R]."""
     step_time_s: float
     low_s: float
     """Lower end of the 80 % interval."""
@@ -156,32 +158,41 @@ class ScoreTable:
     """A kind of table: what it may have, and what is done with it."""
 
     columns: tuple[str, ...]
-    predict: Callable[[Row], RowPrediction]
+    predict: Callable[..., RowPrediction]
+    """A row, and `learned`."""
     score: Callable[[Iterable[RowPrediction]], Score]
 
 
-def predict_run(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
+def predict_run(
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = no_measurements
+) -> PredictedRun | Refusal:
     """A row of a table of runs."""
-    return _attempt(row, lambda: _predicted(measured_runs.read_run(row), coefficients))
+    return _attempt(row, lambda: _predicted(measured_runs.read_run(row), coefficients, learned))
 
 
-def predict_memory(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedRun | Refusal:
+def predict_memory(
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = no_measurements
+) -> PredictedRun | Refusal:
     """A row of a table of memory."""
 
     def predict() -> PredictedRun:
         measured = measured_runs.read_memory(row)
-        return _predicted(measured.run, coefficients, out_of_memory=measured.out_of_memory)
+        return _predicted(measured.run, coefficients, learned, out_of_memory=measured.out_of_memory)
 
     return _attempt(row, predict)
 
 
-def predict_collective(row: Row, coefficients: Coefficients = COEFFICIENTS) -> PredictedCollective | Refusal:
+def predict_collective(
+    row: Row, coefficients: Coefficients = COEFFICIENTS, *, learned: Learned = no_measurements
+) -> PredictedCollective | Refusal:
     """A row of a table of collectives."""
 
     def predict() -> PredictedCollective:
         measured = measured_runs.read_collective(row)
         size, ranks, stride = (np.array([float(value)]) for value in (measured.size_bytes, measured.ranks, 1))
-        seconds = collective_s(measured.kind, size, ranks, stride, link_rates(measured.cluster, coefficients))
+        cluster = measured.cluster
+        links = link_rates(cluster, coefficients).corrected(fit_links(learned(cluster)).factors)
+        seconds = collective_s(measured.kind, size, ranks, stride, links)
         return PredictedCollective(measured, float(seconds[0]))
 
     return _attempt(row, predict)
@@ -198,9 +209,11 @@ def _attempt(row: Row, predict: Callable[[], T]) -> T | Refusal:
 
 
 def _predicted(
-    run: measured_runs.MeasuredRun, coefficients: Coefficients, *, out_of_memory: bool = False
+    run: measured_runs.MeasuredRun, coefficients: Coefficients, learned: Learned, *, out_of_memory: bool = False
 ) -> PredictedRun:
     job = run.job
+    if measurements := learned(job.cluster):
+        job = replace(job, slowdowns=belief_from(measurements, job).slowdowns)
     layouts, times = best_completion(job, run.layout, global_batch=run.global_batch, coefficients=coefficients)
     memories = job.memories(layouts)
     memory = {
@@ -212,14 +225,15 @@ def _predicted(
     if not np.isfinite(seconds) or seconds <= 0:
         raise UsageError(f"the row's dimensions lead to a step of {seconds} s")
     parts, prior = parts_s(job, layouts, coefficients), prior_of(job, layouts)
-    low, high = interval_s(parts, Belief.of(prior))
+    belief = belief_from(measurements, run.job, layouts) if measurements else Belief.of(prior)
+    low, high = interval_s(parts, belief)
     return PredictedRun(
         run,
         parts[:, 0],
         seconds,
         float(low[0]),
         float(high[0]),
-        prior,
+        belief.as_prior(prior),
         float(memory[0]),
         lacking_bytes(job, run.layout, global_batch=run.global_batch),
         out_of_memory,
@@ -343,7 +357,7 @@ def score_collectives(results: Iterable[RowPrediction]) -> CollectiveScore:
         (result.measured.size_bytes, _Point(result.measured.group, result.time_s, result.measured.time_s or 0.0))
         for result in timed
     ]
-    large = [point for size, point in points if size >= _LARGE_BYTES]
+    large = [point for size, point in points if size >= LARGE_BYTES]
     return CollectiveScore(_group(large) if large else None, _group([p for _, p in points]) if points else None)
 
 
@@ -398,6 +412,8 @@ class ScoreReport(Result):
     rows: Sequence[RowPrediction]
     score: Score
     notes: list[str]
+    measured: Mapping[str, Sequence[RateInUse]] = field(default_factory=dict)
+    """Rates that benchmarks measured, in place of the catalogue's, by kind of cluster."""
 
     @property
     def refusals(self) -> list[Refusal]:

@@ -96,6 +96,27 @@ COEFFICIENTS = Coefficients()
 
 
 @dataclass(frozen=True, slots=True)
+class LinkFactors:
+    """Measured over expected figures of the links, 1 each where no collective was measured; see `plan.collectives`.
+
+    A filling is the cost of filling a pipeline of chunks, c, which bends the curve between small and large messages.
+    """
+
+    scale_up_latency: float = 1.0
+    scale_up: float = 1.0
+    """On the seconds per byte inside a domain."""
+    scale_up_filling: float = 1.0
+    scale_out_latency: float = 1.0
+    scale_out: float = 1.0
+    """On the seconds per byte between domains."""
+    scale_out_filling: float = 1.0
+
+
+AS_EXPECTED = LinkFactors()
+"""No collective was measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Slowdowns:
     """Factors on the seconds that physical rates take: 1 as predicted, 2 for half of the rate."""
 
@@ -111,6 +132,8 @@ class Slowdowns:
     """Links inside a domain."""
     scale_out: float = 1.0
     """Links between domains."""
+    links: LinkFactors = AS_EXPECTED
+    """What collectives measured, before these factors."""
 
 
 AS_PREDICTED = Slowdowns()

@@ -31,11 +31,12 @@ so that S r (1 - 1/N) crosses between N domains, and S r (1 - 1/g) between the g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from trainworks.plan.coefficients import LinkFactors
 from trainworks.plan.layouts import Array
 from trainworks.record.model_shape import ModelShape
 
@@ -69,10 +70,28 @@ class LinkRates:
     """True if the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
     pipelining: float
     pipelining_inside: float
+    pipelining_in_switch: float
+    """The same of an all-reduce that the switches of a domain add up."""
     copied_bytes_per_s: float = np.inf
     """Rate at which gathered, scattered and exchanged messages are copied out of a flat buffer."""
     scatters_whole: bool = False
     """True if a reduction to shards is an all-reduce of which each rank keeps its part (gloo)."""
+    in_switch_s: float = _IN_SWITCH_S
+
+    def corrected(self, by: LinkFactors) -> LinkRates:
+        """The links with the latencies, rates and fillings that collectives measured."""
+        return replace(
+            self,
+            scale_up_bytes_per_s=self.scale_up_bytes_per_s / by.scale_up,
+            start_s=self.start_s * by.scale_up_latency,
+            hop_s=self.hop_s * by.scale_up_latency,
+            in_switch_s=self.in_switch_s * by.scale_up_latency,
+            pipelining_inside=self.pipelining_inside * by.scale_up_filling,
+            pipelining_in_switch=self.pipelining_in_switch * by.scale_up_filling,
+            node_bytes_per_s=self.node_bytes_per_s / by.scale_out,
+            scale_out_latency_s=self.scale_out_latency_s * by.scale_out_latency,
+            pipelining=self.pipelining * by.scale_out_filling,
+        )
 
     def share_inside(self, ranks: Array) -> Array:
         """Share of the scale-up rate that groups of so many ranks of one domain have; shape [n]."""
@@ -116,8 +135,9 @@ def collective_s(kind: Collective, size_bytes: Array, ranks: Array, stride: Arra
     latency = np.where(crosses, links.scale_out_latency_s * np.log2(np.maximum(2.0, domains)), 0.0)
     steps = (inside - 1) * (2.0 if kind == "all_reduce" else 1.0)
     ring = links.start_s + steps * links.hop_s
-    latency = latency + np.where(inside > 1, np.where(in_switch, _IN_SWITCH_S, ring), 0.0)
-    filling = np.where(crosses | (in_switch & (kind == "all_reduce")), links.pipelining, links.pipelining_inside)
+    latency = latency + np.where(inside > 1, np.where(in_switch, links.in_switch_s, ring), 0.0)
+    added = links.pipelining_in_switch if kind == "all_reduce" else links.pipelining_inside
+    filling = np.where(crosses, links.pipelining, np.where(in_switch, added, links.pipelining_inside))
     total = copied_s + latency + transfer + 2 * filling * np.sqrt(latency * transfer)
     return np.where(ranks > 1, total, 0.0)
 

@@ -110,7 +110,7 @@ class Rates:
 
     def slowed(self, by: Slowdowns) -> Rates:
         """The rates after learning."""
-        host = self.coefficients
+        host, links = self.coefficients, self.links.corrected(by.links)
         coefficients = replace(host, launch_s=host.launch_s * by.host, gap_s=host.gap_s * by.host)
 
         def device(rates: DeviceRates) -> DeviceRates:
@@ -129,11 +129,11 @@ class Rates:
             device=device(self.device),
             wide=device(self.wide),
             links=replace(
-                self.links,
-                scale_up_bytes_per_s=self.links.scale_up_bytes_per_s / by.scale_up,
-                hop_s=self.links.hop_s * by.scale_up,
-                node_bytes_per_s=self.links.node_bytes_per_s / by.scale_out,
-                scale_out_latency_s=self.links.scale_out_latency_s * by.scale_out,
+                links,
+                scale_up_bytes_per_s=links.scale_up_bytes_per_s / by.scale_up,
+                hop_s=links.hop_s * by.scale_up,
+                node_bytes_per_s=links.node_bytes_per_s / by.scale_out,
+                scale_out_latency_s=links.scale_out_latency_s * by.scale_out,
             ),
             host=HostRates(
                 link_bytes_per_s=self.host.link_bytes_per_s / by.host,
@@ -201,6 +201,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
         pipelining_inside=coefficients.pipelining_inside,
+        pipelining_in_switch=coefficients.pipelining,
     )
 
 
@@ -254,6 +255,7 @@ def _measured_links(calibration: Calibration) -> LinkRates:
         in_network=False,
         pipelining=0.0,
         pipelining_inside=0.0,
+        pipelining_in_switch=0.0,
         copied_bytes_per_s=calibration.memory_bytes_per_s / 2,
         scatters_whole=calibration.device == "cpu",
     )

@@ -45,14 +45,14 @@ from typing import Any
 import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 
-from trainworks.plan.coefficients import COEFFICIENTS, Coefficients, Slowdowns
+from trainworks.plan.coefficients import AS_EXPECTED, COEFFICIENTS, Coefficients, LinkFactors, Slowdowns
 from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.resolved import ExpectedStep
 
-RATES = tuple(field.name for field in fields(Slowdowns))
+RATES = tuple(field.name for field in fields(Slowdowns) if field.name != "links")
 """Physical rates whose slowdown is learned."""
 Z80 = 1.2815515655446004
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
@@ -99,6 +99,8 @@ class Prior:
     """Between the layouts of one program, once its rates are known."""
     program_logs: tuple[float, ...] = ()
     """Logarithms of the step time under each program of the job; empty where one is known."""
+    links: LinkFactors = AS_EXPECTED
+    """What collectives measured; the deviations of the rates of links are of what that leaves."""
 
 
 PRIOR = Prior(rates=(0.07, 0.18, 0.11, 0.31, 0.27, 0.27), software=SOFTWARE, noise=0.053)
@@ -122,6 +124,8 @@ class Observation:
     """What identifies the program; None for a benchmark, which tells of the hardware alone."""
     spread: float = 0.0
     """Standard deviation of log(y) as a measurement: above zero for a disturbed or a short run."""
+    noise: float | None = None
+    """Standard deviation in place of the prior's noise, which is that of layouts; None for a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +139,19 @@ class Belief:
     noise: float
     program_logs: tuple[float, ...] = ()
     """Those of the prior."""
+    links: LinkFactors = AS_EXPECTED
+    """Those of the prior."""
 
     @classmethod
     def of(cls, prior: Prior) -> Belief:
         """The belief before any measurement."""
         deviations = np.array([*prior.rates, prior.software])
-        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise, prior.program_logs)
+        return cls(np.zeros(len(deviations)), np.diag(deviations**2), prior.noise, prior.program_logs, prior.links)
+
+    def as_prior(self, prior: Prior) -> Prior:
+        """What a plan at these factors leaves open, as the prior of further measurements; without correlations."""
+        spreads = np.sqrt(np.diag(self.covariance)).tolist()
+        return replace(prior, rates=tuple(spreads[:-1]), software=spreads[-1], links=self.links)
 
     @property
     def factors(self) -> Array:
@@ -150,8 +161,8 @@ class Belief:
 
     @property
     def slowdowns(self) -> Slowdowns:
-        """The same factors by rate."""
-        return Slowdowns(*self.factors.tolist())
+        """The same factors by rate, and those of the links."""
+        return replace(Slowdowns(*self.factors.tolist()), links=self.links)
 
 
 def prior_of(job: AnyJob, layouts: Layouts | None = None) -> Prior:
@@ -220,7 +231,7 @@ def times_by_rate(job: AnyJob, layouts: Layouts, coefficients: Coefficients = CO
     factors = 1 + _STEP * np.eye(tried)[:, 1:].repeat(len(layouts), axis=0)
     slower: dict[str, Any] = {name: getattr(job.slowdowns, name) * factors[:, at] for at, name in enumerate(RATES)}
     repeated = Layouts.concatenate([layouts] * tried)
-    times = replace(job, slowdowns=Slowdowns(**slower)).step_times(repeated, coefficients)
+    times = replace(job, slowdowns=replace(job.slowdowns, **slower)).step_times(repeated, coefficients)
     whole, *others = times.total_s.reshape(tried, len(layouts))
     by_rate = np.maximum(0.0, np.stack(others) - whole) / _STEP
     return times.take(slice(len(layouts))), by_rate * (whole / by_rate.sum(axis=0))
@@ -242,7 +253,7 @@ def believe(observations: Sequence[Observation], *, software: Hashable, prior: P
     parts = np.stack([one.parts_s for one in observations])
     measured = np.log([one.seconds for one in observations])
     runs = np.array([[float(one.software == program) for program in programs] for one in observations])
-    noise = prior.noise**2 + np.array([one.spread**2 for one in observations])
+    noise = np.array([(one.noise or prior.noise) ** 2 + one.spread**2 for one in observations])
     mean, weights = np.zeros(len(spreads)), np.ones(len(observations))
     for _ in range(_ITERATIONS):
         slowed = parts * np.exp(mean[: len(RATES)])
@@ -255,7 +266,7 @@ def believe(observations: Sequence[Observation], *, software: Hashable, prior: P
         weights = (_FREEDOM + surprise) / (_FREEDOM + 1)
     after = covariance - gain @ slopes @ covariance
     own = [*range(len(RATES) + 1)]
-    return Belief(mean[own], after[np.ix_(own, own)], prior.noise, prior.program_logs)
+    return Belief(mean[own], after[np.ix_(own, own)], prior.noise, prior.program_logs, prior.links)
 
 
 def interval_s(parts: Array, belief: Belief) -> tuple[Array, Array]:

@@ -212,6 +212,7 @@ def _(plan: ClusterPlan) -> Mapping[str, object]:
         "fitting": result.fitting,
         "rejections": [asdict(rejection) for rejection in result.rejections],
         "scales": [asdict(scale) | {"best": scale.best.model_dump(mode="json")} for scale in plan.scales],
+        "measured": [asdict(rate) for rate in plan.measured],
         "notes": plan.notes,
     }
 

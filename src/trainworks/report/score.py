@@ -123,7 +123,8 @@ def _refusals(refusals: Sequence[Refusal]) -> Table:
 def _(report: ScoreReport) -> Mapping[str, object]:
     refused = [asdict(row) for row in report.refusals]
     counts = {"table": report.table, "rows": len(report.rows), "predicted": len(report.rows) - len(refused)}
-    return counts | asdict(report.score) | {"refused": refused, "notes": report.notes}
+    measured = {cluster: [asdict(rate) for rate in rates] for cluster, rates in report.measured.items()}
+    return counts | asdict(report.score) | {"refused": refused, "measured": measured, "notes": report.notes}
 
 
 @build_document.register

@@ -365,6 +365,7 @@ def _(proposal: Proposal) -> Mapping[str, object]:
         "hosts": [asdict(item) for item in details.findings],
         "storage": [{"storage": item.name, "enough": item.enough, "reason": item.reason} for item in details.storage],
         "figures": {figure.name: trace_json(figure) for figure in proposal.figures},
+        "measured": [asdict(rate) for rate in details.plan.measured],
         "notes": details.plan.notes,
     }
 

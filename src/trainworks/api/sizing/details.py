@@ -305,7 +305,7 @@ def share_capacity(requests: LoadedRequests, progress: Progress) -> SharedCapaci
         for candidate in able[0]
         if candidate.largest is None and candidate.offers_of(2) and all(candidate in others for others in able)
     ]
-    plans = [PlanCache(one.run_file, source) for one, source in requests]
+    plans = [PlanCache(one.run_file, source, learning=one.learning) for one, source in requests]
     promise = f"{deadlines:.0%} of the jobs of every team meet their deadline, the wait included"
     if wait_s is not None:
         promise = f"nine of ten jobs of every team start within {format_duration(wait_s)}"

@@ -27,12 +27,14 @@ class PlanCache:
     Args:
         run_file: with a workload; its cluster and its goal are replaced.
         source: text of the run file.
+        learning: whether stored measurements correct the plans.
 
     Raises:
         TrainworksError: the workload cannot be planned on any cluster, such as one with an unknown preset.
     """
 
-    def __init__(self, run_file: RunFile, source: Source | None) -> None:
+    def __init__(self, run_file: RunFile, source: Source | None, *, learning: bool = True) -> None:
+        self._learning = learning
         self._model = planned_model(run_file, source)
         self._run_file = run_file.model_copy(update={"goal": Goal()})
         self._source = source
@@ -105,9 +107,15 @@ class PlanCache:
         return found
 
     def _planned(self, cluster: ClusterDescription, layout: Layout | None = None) -> ClusterPlan:
-        fixed, model = _WITHOUT_OFFLOADING, self._model
         return plan_cluster(
-            self._run_file, self._source, cluster=cluster, layout=layout, fixed=fixed, model=model, advise=False
+            self._run_file,
+            self._source,
+            cluster=cluster,
+            layout=layout,
+            fixed=_WITHOUT_OFFLOADING,
+            model=self._model,
+            advise=False,
+            learning=self._learning,
         )
 
     def _plan(self, cluster: ClusterDescription) -> ClusterPlan | EnvironmentProblem | UsageError:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.launch import WithoutLearning
 from trainworks.cli.options import AsJson, On, RunFilePath, check_writable, option_errors
 from trainworks.cli.output import show, write_file
 from trainworks.report.rendering.printable import say
@@ -49,13 +50,16 @@ def score_command(
         bool, typer.Option("--memory", help="The table has measured memory and out-of-memory runs.")
     ] = False,
     collectives: Annotated[bool, typer.Option("--collectives", help="The table has measured collectives.")] = False,
+    without_learning: WithoutLearning = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a prediction per row to this CSV.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Cells may be empty. Rows that cannot be predicted are listed with the reason; the others are scored."""
     check_writable(out, "--out")
     with waiting("predicting") as progress:
-        report = trainworks.score(table, memory=memory, collectives=collectives, progress=progress)
+        report = trainworks.score(
+            table, memory=memory, collectives=collectives, without_learning=without_learning, progress=progress
+        )
     if out is not None:
         write_file(out, report.csv, "--out")
     show(report, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.launch import WithoutLearning
 from trainworks.cli.options import AsJson, Assume, Prices, Settings, check_writable, option_errors, read_settings
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
@@ -79,6 +80,7 @@ def size_command(
     prices: Prices = None,
     assume: Assume = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulations.")] = 1,
+    without_learning: WithoutLearning = False,
     write: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a run file with the proposed cluster and the planned layout."),
@@ -118,6 +120,7 @@ def size_command(
             prices=prices,
             assume=assume or [],
             seed=seed,
+            without_learning=without_learning,
             progress=progress,
         )
     if write is not None:

@@ -7,13 +7,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
+from trainworks.catalog.bounds import bus_factor
 from trainworks.catalog.catalog import accelerator, has, reference_node
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes
-from trainworks.measure.bench.expected import Yardstick, is_scale_up, number_of
+from trainworks.measure.bench.expected import (
+    Yardstick,
+    is_by_processors,
+    is_scale_up,
+    number_of,
+    operation_of,
+    ranks_of,
+)
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
-from trainworks.record.measured.measurement import LearnedRate, MeasuredRate
+from trainworks.record.measured.measurement import MOST_OFF, LearnedCollective, LearnedRate, MeasuredCurve, MeasuredRate
 from trainworks.results import Result
 
 
@@ -53,22 +62,73 @@ def _own(measurement: Measurement, yardstick: Yardstick) -> Yardstick:
 _COLLECTIVES = (Quantity.BUS_BANDWIDTH, Quantity.ALGORITHM_BANDWIDTH)
 
 
+_SOUND = (BenchVerdict.PASS, BenchVerdict.WEAK)
+
+
 def measured_rates(judged: Sequence[Judged]) -> tuple[MeasuredRate, ...]:
     """Rates that benchmarks measured against the planner's own, the median of each kind of measurement.
 
-    Impossible figures teach nothing, nor do those that failed: the plan is for repaired hardware.
+    Impossible figures teach nothing, nor do those that failed: the plan is for repaired hardware. Collectives at
+    several sizes are `measured_curves`.
     """
-    ratios: defaultdict[tuple[LearnedRate, str], list[float]] = defaultdict(list)
+    ratios: defaultdict[tuple[LearnedRate, str], list[Judged]] = defaultdict(list)
     for each in judged:
         rate = _rate_of(each.measurement)
-        if rate and each.share and each.verdict in (BenchVerdict.PASS, BenchVerdict.WEAK):
+        is_near = each.share is not None and 1 / MOST_OFF <= each.share <= MOST_OFF
+        if rate and is_near and each.verdict in _SOUND and _is_usual(each.measurement):
             measurement = each.measurement
             kind = " ".join([measurement.quantity, str(measurement.conditions.get("operation", ""))]).strip()
-            ratios[rate, kind].append(each.share)
+            ratios[rate, kind].append(each)
     return tuple(
-        MeasuredRate(rate=rate, kind=kind, of_expected=statistics.median(found))
+        MeasuredRate(
+            rate=rate,
+            kind=kind,
+            of_expected=statistics.median(each.share or 1.0 for each in found),
+            tool=found[0].measurement.tool,
+        )
         for (rate, kind), found in ratios.items()
     )
+
+
+def measured_curves(judged: Sequence[Judged], cluster: ClusterDescription) -> tuple[MeasuredCurve, ...]:
+    """Times of collectives between accelerators by message size, the median where a size was timed several times.
+
+    The largest message of a curve that was judged decides on all of it, because latency decides small ones. A curve
+    with an impossible figure teaches nothing: a slip of units is in its other figures, too.
+    """
+    curves: defaultdict[tuple[LearnedCollective, int, int], list[tuple[float, float, Judged]]] = defaultdict(list)
+    for each in judged:
+        measurement = each.measurement
+        operation, (ranks, nodes) = operation_of(measurement), ranks_of(measurement, cluster)
+        size, seconds = number_of(measurement, "bytes", 0.0), _seconds(measurement, ranks)
+        is_timed = measurement.quantity in _COLLECTIVES and size > 0 and seconds > 0 and _is_usual(measurement)
+        is_planned = not ranks % nodes and (nodes == 1 or cluster.node_bytes_per_s > 0)
+        if operation in get_args(LearnedCollective) and is_timed and is_planned and not is_by_processors(measurement):
+            curves[cast(LearnedCollective, operation), ranks, nodes].append((size, seconds, each))
+    found = []
+    for (operation, ranks, nodes), rows in curves.items():
+        rows.sort(key=lambda row: row[0])
+        verdicts = [each.verdict for _, _, each in rows if each.verdict is not BenchVerdict.NO_EXPECTATION]
+        if BenchVerdict.IMPOSSIBLE in verdicts or (verdicts and verdicts[-1] not in _SOUND):
+            continue
+        sizes = dict.fromkeys(size for size, _, _ in rows)
+        points = tuple((size, statistics.median(taken for at, taken, _ in rows if at == size)) for size in sizes)
+        tool = rows[-1][2].measurement.tool
+        found.append(MeasuredCurve(operation=operation, ranks=ranks, nodes=nodes, points=points, tool=tool))
+    return tuple(found)
+
+
+def _seconds(measurement: Measurement, ranks: int) -> float:
+    """Time of a collective: as printed, or by its bandwidth; 0 where neither is known."""
+    is_bus = measurement.quantity is Quantity.BUS_BANDWIDTH
+    sent = number_of(measurement, "bytes", 0.0) * (bus_factor(operation_of(measurement), ranks) if is_bus else 1.0)
+    return number_of(measurement, "seconds", sent / measurement.value if measurement.value > 0 else 0.0)
+
+
+def _is_usual(measurement: Measurement) -> bool:
+    """Whether the ranks had the variables of a job, and none that are compared side by side."""
+    conditions = measurement.conditions
+    return conditions.get("setting", "default") == "default" and conditions.get("nvls") != "off"
 
 
 def _rate_of(measurement: Measurement) -> LearnedRate | None:
@@ -80,6 +140,6 @@ def _rate_of(measurement: Measurement) -> LearnedRate | None:
         return "memory"
     if quantity is Quantity.LINK_BANDWIDTH:
         return "scale_up" if is_scale_up(measurement) else "scale_out"
-    if quantity in _COLLECTIVES:
+    if quantity in _COLLECTIVES and not number_of(measurement, "bytes", 0.0):
         return "scale_out" if number_of(measurement, "nodes", 1) > 1 else "scale_up"
     return None

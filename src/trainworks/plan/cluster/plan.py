@@ -11,6 +11,7 @@ from pathlib import Path
 from trainworks.catalog.catalog import find_row, published_runs
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
+from trainworks.plan.cluster.learning import RateInUse, rates_in_use
 from trainworks.plan.cluster.scaling import (
     TABLE_LENGTH,
     PlanRequest,
@@ -57,6 +58,8 @@ class ClusterPlan(Result):
     notes: list[str]
     evaluation: PlannedEvaluation | None = None
     """Evaluations during training; None without any, and of all of data that are not counted."""
+    measured: Sequence[RateInUse] = ()
+    """Rates that benchmarks measured, in place of the catalogue's."""
 
     @property
     def run_time_s(self) -> float:
@@ -133,6 +136,7 @@ def plan_request(
     cluster = request.job.cluster
     other_scales = scales(request)
     chance = goal_chance(request, rows[0], cluster.num_accelerators)
+    measured = rates_in_use(measurements, cluster)
     advice = _batch_advice(request, rows[0], evaluated=result.evaluated) if request.advise else None
     every_note = [
         offloading_note(request, rows[0]),
@@ -143,6 +147,7 @@ def plan_request(
         *notes,
         advice,
         _calibration_note(measurements) or _software_note(request.job, request.belief, rows[0]),
+        *(rate.text for rate in measured),
         above_published(request.job, rows[0].mfu),
         *outside_measured(request.job, cluster.num_accelerators),
         "evaluations are left out: `eval.steps: all` takes data that are counted once they are prepared"
@@ -160,6 +165,7 @@ def plan_request(
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
         notes=[*filter(None, every_note)],
         evaluation=request.evaluations(rows[0]),
+        measured=measured,
     )
 
 
@@ -190,7 +196,7 @@ def _calibration_note(measurements: Sequence[ClusterMeasurement]) -> str | None:
         return None
     newest = time.strftime("%Y-%m-%d", time.localtime(measurements[-1].created_at))
     count = "1 measurement" if len(measurements) == 1 else f"{len(measurements)} measurements"
-    benches = sum(bool(measurement.rates) for measurement in measurements)
+    benches = sum(bool(measurement.rates or measurement.curves) for measurement in measurements)
     of_them = (
         "" if not benches else ", by `trainworks bench`" if benches == len(measurements) else f", {benches} by bench"
     )

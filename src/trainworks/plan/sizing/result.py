@@ -47,6 +47,8 @@ class SizingRequest:
     goal: SizingGoal
     offers: tuple[Offer, ...]
     price_notes: tuple[str, ...] = ()
+    learning: bool = True
+    """Whether stored measurements correct the plans."""
     only: frozenset[str] = frozenset()
     nodes: tuple[Candidate, ...] = ()
     """Described nodes, instead of those of the catalogue."""

@@ -31,6 +31,10 @@ class MeasuredStep(Spec):
     step_time_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+MOST_OFF = 10.0
+"""A rate that is further from the expected one, in either direction, is a slip of units and is not read."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LearnedCollective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 LearnedRate = Literal["products", "memory", "scale_up", "scale_out"]
 
 
@@ -41,11 +45,35 @@ class MeasuredRate(Spec):
     """The planner's rate: products, device memory, links inside a domain, links between domains."""
     kind: str
     """What was measured: `busbw all_reduce`."""
-    of_expected: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    of_expected: Annotated[float, Field(ge=1 / MOST_OFF, le=MOST_OFF)]
+    tool: str = ""
+    """Program that measured, with its version."""
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What a later benchmark measures again."""
+        return self.rate, self.kind
+
+
+class MeasuredCurve(Spec):
+    """Times of one collective by message size, on one group of ranks."""
+
+    operation: LearnedCollective
+    ranks: Annotated[int, Field(ge=2)]
+    nodes: Annotated[int, Field(ge=1)]
+    points: Annotated[tuple[tuple[Positive, Positive], ...], Field(min_length=1)]
+    """Bytes, counted as nccl-tests does, and seconds."""
+    tool: str = ""
+    """Program that measured, with its version."""
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What a later benchmark measures again."""
+        return self.operation, self.ranks, self.nodes
 
 
 class ClusterMeasurement(Spec):
-    """A step, a benchmark of products and collectives, or the rates of `trainworks bench`; exactly one of them."""
+    """A step, a benchmark of products and collectives, or rates and curves of `trainworks bench`; one of the three."""
 
     format_version: int = 1
     created_at: float
@@ -54,6 +82,7 @@ class ClusterMeasurement(Spec):
     step: MeasuredStep | None = None
     benchmark: Calibration | None = None
     rates: tuple[MeasuredRate, ...] = ()
+    curves: tuple[MeasuredCurve, ...] = ()
 
 
 def cluster_key(cluster: ClusterDescription) -> str:
@@ -64,6 +93,15 @@ def cluster_key(cluster: ClusterDescription) -> str:
     'a100-sxm-80gb-x8-infiniband-1600'
     """
     gbit = round(cluster.node_bytes_per_s * 8 / 1e9)
-    name = f"{cluster.accelerator.name}-x{cluster.accelerators_per_node}-{cluster.network}-{gbit}"
+    name = f"{node_key(cluster)}-{cluster.network}-{gbit}"
     name += f"-{cluster.oversubscription:g}-to-1" if cluster.oversubscription > 1 else ""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return _file_name(name)
+
+
+def node_key(cluster: ClusterDescription) -> str:
+    """Beginning of the same name, which kinds of cluster share whose nodes differ in their network alone."""
+    return _file_name(f"{cluster.accelerator.name}-x{cluster.accelerators_per_node}")
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

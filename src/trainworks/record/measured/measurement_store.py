@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.files import append_text
-from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
+from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key, node_key
 
 
 def append_measurement(folder: Path, measurement: ClusterMeasurement) -> Path:
@@ -25,16 +25,18 @@ def append_measurement(folder: Path, measurement: ClusterMeasurement) -> Path:
 
 
 def read_measurements(folder: Path, cluster: ClusterDescription) -> list[ClusterMeasurement]:
-    """All measurements of this kind of cluster, oldest first; torn or foreign lines are skipped."""
-    try:
-        lines = measurement_file(folder, cluster).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        with suppress(ValidationError):
-            found.append(ClusterMeasurement.model_validate_json(line))
-    return found
+    """All measurements of this kind of cluster, and those of one such node on any network, oldest first.
+
+    Torn or foreign lines are skipped.
+    """
+    own, found = measurement_file(folder, cluster), list[ClusterMeasurement]()
+    for path in sorted(folder.glob(f"{node_key(cluster)}-*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with suppress(ValidationError):
+                one = ClusterMeasurement.model_validate_json(line)
+                if path == own or one.cluster.num_nodes == 1:
+                    found.append(one)
+    return sorted(found, key=lambda one: one.created_at)
 
 
 def measurement_file(folder: Path, cluster: ClusterDescription) -> Path:

@@ -33,6 +33,8 @@ _COUNTS = (*range(1, 129), *(2**power for power in range(8, 18)))
 """Numbers of ranks whose factors differ in three digits."""
 _DIGIT = 0.01
 """GB/s by which two printed bandwidths may be off."""
+_FEW_DIGITS = 10.0
+"""GB/s below which a bandwidth with two decimals has fewer digits than a time with four."""
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:")
 _HEAD = re.compile(r"#\s*nThread\b|#\s*Using devices|#?\s*size\s+count\s+type\b")
 
@@ -79,8 +81,7 @@ def _read_test(output: ToolOutput) -> list[Measurement]:
             {
                 "operation": operation,
                 "bytes": row["size"],
-                # the printed bandwidth has more digits than the printed time
-                **({"seconds": row["size"] / (row["algbw"] * 1e9)} if row["algbw"] else {}),
+                **({"seconds": row["seconds"]} if row["seconds"] else {}),
                 **conditions,
             },
         )
@@ -102,9 +103,13 @@ def _rows(output: ToolOutput) -> Iterator[dict[str, float]]:
                 raise output.error("the collective computed wrong values", number, hint="check the GPUs and the links")
             bus = [float(value) for name, value in zip(columns, words, strict=True) if name == "busbw"]
             algorithm = [float(value) for name, value in zip(columns, words, strict=True) if name == "algbw"]
-            sums = float("sum" in words)
+            sums, size = float("sum" in words), float(words[0])
+            taken = [float(value) for name, value in zip(columns, words, strict=True) if name == "time"]
+            # of a large bandwidth more digits are printed than of the time, of a small one fewer
+            is_slow = max(algorithm) < _FEW_DIGITS and len(taken) == len(algorithm)
+            seconds = min(taken) * 1e-6 if is_slow else size / (max(algorithm) * 1e9) if max(algorithm) else 0.0
             figures = {"busbw": max(bus), "algbw": max(algorithm)}
-            yield {"size": float(words[0]), **figures, "sums": sums, "line": number}
+            yield {"size": size, **figures, "seconds": seconds, "sums": sums, "line": number}
 
 
 def _operation(output: ToolOutput, rows: Sequence[Mapping[str, float]], ranks: int) -> Operation:
