@@ -157,7 +157,7 @@ class Recovery:
             self._take_back()
 
     def anchor(self, *, is_last: bool = False) -> None:
-        """Anchor the plan on the first quiet steps of the present layout; a last look says why that was not possible."""
+        """Anchor the plan on the first quiet steps of the present layout; a last look says why it could not."""
         if self._now.plan is not None:
             self._anchors.look(self._now.plan, is_last=is_last)
 

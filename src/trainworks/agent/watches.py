@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from trainworks.config.engines import Idle
 from trainworks.errors import EnvironmentProblem
@@ -15,6 +15,7 @@ from trainworks.host.clock import Clock
 from trainworks.record.dev_environment import DevUse
 from trainworks.record.events.job import BusyEvent, IdleEvent, StragglerEvent
 from trainworks.record.events.log import read_lines_from
+from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.record.step_time import AnchorSearch, StepAnchor, read_anchor, write_anchor
@@ -269,7 +270,7 @@ class AnchorWatch:
 
     def _take(self, plan: Plan) -> None:
         rows, self._read = read_lines_from(self._run_dir.metrics_file, self._read)
-        for row in rows:
+        for row in cast(list[MetricsRow], rows):
             if self._search is None or self._search.attempt != row["attempt"]:
                 self._said = 0
                 every = plan.evaluation.every_steps if plan.evaluation else None

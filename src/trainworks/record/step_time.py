@@ -89,8 +89,10 @@ _AWAITED_STEPS = 100
 
 
 class AnchoredStep(Spec):
-    """Prediction of a step from a quiet window of the run itself: the parts that a plan has, without evaluations, saves,
-    callbacks and logging."""
+    """Prediction of a step from a quiet window of the run itself.
+
+    It counts the parts that a plan has: no evaluations, saves, callbacks and logging.
+    """
 
     first_step: int
     step: int
@@ -186,7 +188,8 @@ class AnchorSearch:
         if self._left_out:
             self._left_out -= 1
         elif not self._awaits_evaluation:
-            parts_s = sum(float(row.get(part) or 0.0) for part in StepTimeGroups.model_fields)  # type: ignore[arg-type]
+            parts_s = row["compute_s"] + row.get("data_s", 0.0) + row.get("communication_s", 0.0)
+            parts_s += row.get("optimizer_s", 0.0)
             self._window.append((row["step"], max(parts_s, 1e-9)))
         self._awaits_evaluation = self._awaits_evaluation and "evaluation" not in row
         if len(self._window) >= WINDOW_STEPS and sum(seconds for _, seconds in self._window) >= WINDOW_S:

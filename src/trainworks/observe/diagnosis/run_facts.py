@@ -16,7 +16,7 @@ from trainworks.record.ledger import Ledger
 from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Mask, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
+from trainworks.record.step_time import StepAnchor, StepTimeGroups, StepTimeTerms
 
 _LINE = re.compile(r"NCCL (?:INFO|WARN) (.*)")
 _CHOSEN = re.compile(r"Using network (.+?)\s*$")
@@ -126,6 +126,8 @@ class RunFacts:
     """None where the planner has no measured rates of these ranks."""
     others_share: float | None = None
     """Share of the cores that other programs used on the busiest node; None where it is unknown."""
+    anchor: StepAnchor | None = None
+    """The plan as the first quiet steps anchored it; None in records of older versions."""
 
     @property
     def plan(self) -> Plan | None:

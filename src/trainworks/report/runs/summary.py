@@ -27,6 +27,7 @@ from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import End, RunStatus
+from trainworks.record.step_time import StepAnchor, read_anchor
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
@@ -237,7 +238,13 @@ def build_report(
         faults=_faults(history),
         profiles=build_profiles(run_dir, history),
         evaluations=build_evaluations(resolved, history),
-        comparison=_comparison(resolved, history, ledger, energy_of(run_dir, resolved.processes)),
+        comparison=_comparison(
+            resolved,
+            history,
+            ledger,
+            energy_j=energy_of(run_dir, resolved.processes),
+            anchor=read_anchor(run_dir.anchor_file),
+        ),
         ledger=ledger,
         sample=_sample(history),
         curves=build_curves(metrics, events) if has_steps else None,
@@ -337,7 +344,12 @@ def energy_of(run_dir: RunDir, processes: Processes) -> float | None:
 
 
 def _comparison(
-    resolved: ResolvedRun, history: History, ledger: Ledger | None, energy_j: float | None
+    resolved: ResolvedRun,
+    history: History,
+    ledger: Ledger | None,
+    *,
+    energy_j: float | None,
+    anchor: StepAnchor | None,
 ) -> Comparison | None:
     workload = resolved.run_file.workload
     if resolved.plan is None or ledger is None:
@@ -350,6 +362,7 @@ def _comparison(
         ledger,
         unit=workload.unit if workload else "tokens",
         forecast=resolved.forecast,
+        anchor=anchor,
         power_w=resolved.power_limit_w,
         energy_j=energy_j,
         usd_per_hour=resolved.usd_per_hour,
