@@ -2,6 +2,7 @@
 
 TRAINWORKS_TEST_FAULT is `kind:rank:step`, or `limit:rank:MiB` of address space more than it has before the model.
 A fault happens in the first attempt only, so that recovery can be seen; a `bug` happens in every attempt.
+`slow` steps take 0.3 s up to the step, and twice as long after it; `jitter` lets every second step take 0.2 s.
 `held` has no fault: ranks wait after a step as long as there is a file `hold-STEP`, and say so by a file `held-STEP`,
 in the folder TRAINWORKS_TEST_HOLD or else where they run.
 """
@@ -59,9 +60,13 @@ def harm(module):
         mine = rank in ("all", os.environ["RANK"])
         if kind == "straggle" and mine:
             time.sleep(0.2)
+        elif kind == "slow" and mine:
+            time.sleep(0.3 if steps_done() + calls <= int(step) else 0.6)
+        elif kind == "jitter" and mine:
+            time.sleep(0.2 * (calls % 2))
         elif kind == "bug" and mine and steps_done() + calls == int(step):
             bug()
-        elif kind not in ("straggle", "bug") and calls == int(step) and is_first_attempt():
+        elif kind not in ("straggle", "slow", "jitter", "bug") and calls == int(step) and is_first_attempt():
             if kind == "deadlock":
                 deadlock()
             elif mine:
