@@ -254,7 +254,7 @@ class AnchorWatch:
     def look(self, plan: Plan, *, is_last: bool = False) -> None:
         """Read the new steps of a run on the layout of `plan`; once a second there is something to do.
 
-        The last look at a layout always records why there is no anchored step.
+        The last look at a layout always records why an anchored step is missing.
         """
         if not is_last and self._clock.now() < self._next_look:
             return

@@ -9,8 +9,7 @@ runs/stdlib-lm-1/
   report.html     written by `report`          .lock .reserve  locked while it runs; disk space for the last writes
   profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
   usage/          node-N.json: resources used  environment/    node-N.json: Python and packages of its ranks
-  bench/          node-N.json: what a benchmark measured there
-  trackers/       wandb/, mlruns/ of a command's own program
+  bench/          node-N.json: measured there  trackers/       wandb/, mlruns/ of a command's own program
   dev/            server.json, use.json: the ssh server or JupyterLab of `trainworks dev`, with its keys
   observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
 """

@@ -120,7 +120,7 @@ class StepAnchor(Spec):
     found: AnchoredStep | None = None
     """None where no window was quiet so far."""
     reason: str = ""
-    """Why there is no anchored step."""
+    """Why an anchored step is missing."""
 
 
 def read_anchor(anchor_file: Path) -> StepAnchor | None:
@@ -211,7 +211,7 @@ class AnchorSearch:
 
     @property
     def reason(self) -> str:
-        """Why there is no anchored step."""
+        """Why an anchored step is missing."""
         if not self.num_windows:
             return f"a window needs {WINDOW_STEPS} steps and {format_duration(WINDOW_S)} after the first steps"
         windows = "1 window" if self.num_windows == 1 else f"{self.num_windows:,} windows"
