@@ -64,6 +64,7 @@ from trainworks.record import (
     resolved,
     run_dir,
     status,
+    step_anchor,
     step_time,
     usage,
 )
@@ -315,8 +316,8 @@ def record_page() -> str:
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
-        _record_section("anchor.json", step_time, "StepAnchor"),
-        _record_section(None, step_time, "AnchoredStep"),
+        _record_section("anchor.json", step_anchor, "StepAnchor"),
+        _record_section(None, step_anchor, "AnchoredStep"),
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         _record_section(None, resolved, "ResolvedRun"),
         _record_section(None, processes, "Processes"),

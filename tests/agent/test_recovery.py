@@ -15,7 +15,8 @@ from trainworks.record.events.log import append_event, read_events
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import FewerNodes, Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_time import StepTimeGroups, read_anchor
+from trainworks.record.step_anchor import read_anchor
+from trainworks.record.step_time import StepTimeGroups
 
 KILLED = -signal.SIGKILL
 MET = ("attempt", {"attempt": 1, "world_size": 2, "resumed_from_step": 0})

@@ -18,7 +18,7 @@ from trainworks.api.observing.monitor import render_monitoring
 from trainworks.observe.monitoring.alerts import RUN_ALERTS
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
 from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
-from trainworks.record.step_time import AnchoredStep, StepAnchor, write_anchor
+from trainworks.record.step_anchor import AnchoredStep, StepAnchor, write_anchor
 
 SLOW, LOSSES = "RunStepAbovePlan", "RunGoodputBelowPlan"
 PLANNED = {

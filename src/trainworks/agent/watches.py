@@ -18,7 +18,7 @@ from trainworks.record.events.log import read_lines_from
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_time import AnchorSearch, StepAnchor, read_anchor, write_anchor
+from trainworks.record.step_anchor import AnchorSearch, StepAnchor, read_anchor, write_anchor
 from trainworks.record.usage import NodeUsage
 from trainworks.recover.stragglers import INTERVALS, Straggler, find_straggler
 from trainworks.units import format_duration

@@ -29,7 +29,7 @@ from trainworks.record.metric_columns import MetricColumns, read_columns
 from trainworks.record.profile import ProfileRequest, write_request
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_time import read_anchor
+from trainworks.record.step_anchor import read_anchor
 from trainworks.report.runs.comparison import compare_anchor
 from trainworks.report.runs.run_progress import RunFollower
 

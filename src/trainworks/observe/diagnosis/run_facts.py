@@ -16,7 +16,8 @@ from trainworks.record.ledger import Ledger
 from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Mask, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.record.step_time import StepAnchor, StepTimeGroups, StepTimeTerms
+from trainworks.record.step_anchor import StepAnchor
+from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 
 _LINE = re.compile(r"NCCL (?:INFO|WARN) (.*)")
 _CHOSEN = re.compile(r"Using network (.+?)\s*$")

@@ -12,7 +12,8 @@ from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSa
 from trainworks.plan.cost.energy import run_energy
 from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.record.step_time import AnchoredStep, StepTimeGroups
+from trainworks.record.step_anchor import AnchoredStep
+from trainworks.record.step_time import StepTimeGroups
 from trainworks.units import HOUR_S
 
 _Value = float | Mapping[str, float] | None

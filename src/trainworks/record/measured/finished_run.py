@@ -15,7 +15,7 @@ from trainworks.record.metric_columns import read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_time import log_spread
+from trainworks.record.step_anchor import log_spread
 
 _FEWEST_STEPS = 8
 

@@ -16,7 +16,7 @@ from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.record.step_time import AnchoredStep, read_anchor
+from trainworks.record.step_anchor import AnchoredStep, read_anchor
 
 _RECENT_STEPS = 50
 _RECENT_S = 5.0

@@ -27,7 +27,7 @@ from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import End, RunStatus
-from trainworks.record.step_time import StepAnchor, read_anchor
+from trainworks.record.step_anchor import StepAnchor, read_anchor
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
