@@ -64,11 +64,11 @@ from trainworks.record import (
     resolved,
     run_dir,
     status,
-    step_anchor,
     step_time,
     usage,
 )
 from trainworks.record.events import job, log, training
+from trainworks.record.measured import step_anchor
 from trainworks.review.check import check_text
 from trainworks.review.registry import DOMAINS, RULES
 from trainworks.review.rule import ReviewRule

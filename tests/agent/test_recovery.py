@@ -12,10 +12,10 @@ from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row, processes
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.layout import ResolvedLayout
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.measured.step_anchor import read_anchor
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import FewerNodes, Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_anchor import read_anchor
 from trainworks.record.step_time import StepTimeGroups
 
 KILLED = -signal.SIGKILL

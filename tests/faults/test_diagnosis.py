@@ -13,7 +13,7 @@ from tests.faults.conftest import SHORT
 from tests.faults.launcher import Program, finished, interrupt, wait_until
 from tests.observe.prometheus import values
 from trainworks.api.observing.exporter import NodeMetrics
-from trainworks.record.step_anchor import StepAnchor, read_anchor
+from trainworks.record.measured.step_anchor import StepAnchor, read_anchor
 
 SLEEP_S = 0.2
 """What `straggle` sleeps before each batch."""

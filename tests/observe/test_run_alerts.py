@@ -17,8 +17,8 @@ from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.observe.monitoring.alerts import RUN_ALERTS
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
-from trainworks.record.step_anchor import AnchoredStep, StepAnchor, write_anchor
 
 SLOW, LOSSES = "RunStepAbovePlan", "RunGoodputBelowPlan"
 PLANNED = {

@@ -17,7 +17,7 @@ from tests.report.conftest import RunWriter, make_plan
 from trainworks.api.observing.top import LiveRuns
 from trainworks.cli.app import app
 from trainworks.host.machine_load import machine_load
-from trainworks.record.step_anchor import AnchoredStep, StepAnchor, write_anchor
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 
 
 @pytest.fixture

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from tests.fakes import metrics_row
 from trainworks.config.layout import ResolvedLayout
+from trainworks.record.measured.step_anchor import (
+    AnchoredStep,
+    AnchorSearch,
+    StepAnchor,
+    read_anchor,
+    unrest_of,
+    write_anchor,
+)
 from trainworks.record.metrics import MetricsRow
-from trainworks.record.step_anchor import AnchoredStep, AnchorSearch, StepAnchor, read_anchor, unrest_of, write_anchor
 
 LAYOUT = ResolvedLayout(dp_replicate=2, dp_shard=1, cp=1, tp=1, pp=1, ep=1, micro_batch=4, grad_accum_steps=1)
 FOUND = AnchoredStep(first_step=6, step=20, step_s=0.1, low_s=0.095, high_s=0.105, unrest=0.01)

@@ -13,8 +13,8 @@ from tests.report.conftest import RunWriter, make_plan
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import AcceleratorFacts
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.resolved import PlannedLayout
-from trainworks.record.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.comparison import warmup_steps
 from trainworks.report.runs.part import format_amount

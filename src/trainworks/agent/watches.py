@@ -15,10 +15,10 @@ from trainworks.host.clock import Clock
 from trainworks.record.dev_environment import DevUse
 from trainworks.record.events.job import BusyEvent, IdleEvent, StragglerEvent
 from trainworks.record.events.log import read_lines_from
+from trainworks.record.measured.step_anchor import AnchorSearch, StepAnchor, read_anchor, write_anchor
 from trainworks.record.metrics import MetricsRow
 from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_anchor import AnchorSearch, StepAnchor, read_anchor, write_anchor
 from trainworks.record.usage import NodeUsage
 from trainworks.recover.stragglers import INTERVALS, Straggler, find_straggler
 from trainworks.units import format_duration

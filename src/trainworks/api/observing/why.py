@@ -25,11 +25,11 @@ from trainworks.plan.run.processes import memory_per_rank
 from trainworks.plan.search import limit_bytes
 from trainworks.record.history import read_history
 from trainworks.record.ledger import build_ledger
+from trainworks.record.measured.step_anchor import read_anchor
 from trainworks.record.metric_columns import MetricColumns, read_columns
 from trainworks.record.profile import ProfileRequest, write_request
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_anchor import read_anchor
 from trainworks.report.runs.comparison import compare_anchor
 from trainworks.report.runs.run_progress import RunFollower
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainworks.config.spec import Frozen
-from trainworks.record.step_anchor import StepAnchor
+from trainworks.record.measured.step_anchor import StepAnchor
 from trainworks.results import Result
 
 CauseName = Literal[

@@ -13,10 +13,10 @@ import numpy as np
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.ledger import Ledger
+from trainworks.record.measured.step_anchor import StepAnchor
 from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Mask, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.record.step_anchor import StepAnchor
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 
 _LINE = re.compile(r"NCCL (?:INFO|WARN) (.*)")

@@ -10,9 +10,9 @@ from typing import Literal
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 from trainworks.plan.cost.energy import run_energy
+from trainworks.record.measured.step_anchor import AnchoredStep
 from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun
-from trainworks.record.step_anchor import AnchoredStep
 from trainworks.record.step_time import StepTimeGroups
 from trainworks.units import HOUR_S
 

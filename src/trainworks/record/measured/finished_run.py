@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.past_run import FinishedRun
+from trainworks.record.measured.step_anchor import log_spread
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.step_anchor import log_spread
 
 _FEWEST_STEPS = 8
 

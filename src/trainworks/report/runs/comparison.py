@@ -16,10 +16,10 @@ from trainworks.plan.cost.energy import run_energy
 from trainworks.record.events.training import AttemptEvent, CheckpointEvent
 from trainworks.record.history import History
 from trainworks.record.ledger import Ledger
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor
 from trainworks.record.metric_columns import Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
-from trainworks.record.step_anchor import AnchoredStep, StepAnchor
 from trainworks.recover.restarts import failures_survived
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity

@@ -13,10 +13,10 @@ from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events.log import Event, read_events_from, read_lines_from
 from trainworks.record.events.training import CheckpointDamagedEvent, CheckpointEvent
 from trainworks.record.manifest import describe_damage
+from trainworks.record.measured.step_anchor import AnchoredStep, read_anchor
 from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.record.step_anchor import AnchoredStep, read_anchor
 
 _RECENT_STEPS = 50
 _RECENT_S = 5.0

@@ -20,6 +20,7 @@ from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
+from trainworks.record.measured.step_anchor import StepAnchor, read_anchor
 from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.processes import Processes
@@ -27,7 +28,6 @@ from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import End, RunStatus
-from trainworks.record.step_anchor import StepAnchor, read_anchor
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
