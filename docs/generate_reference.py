@@ -68,6 +68,7 @@ from trainworks.record import (
     usage,
 )
 from trainworks.record.events import job, log, training
+from trainworks.record.measured import step_anchor
 from trainworks.review.check import check_text
 from trainworks.review.registry import DOMAINS, RULES
 from trainworks.review.rule import ReviewRule
@@ -315,6 +316,8 @@ def record_page() -> str:
         f"### States\n\n{_block(_after_first_paragraph(state))}\n\n{_members(state, 'JobState')}",
         _record_section("manifest.json of a checkpoint", manifest, "Manifest"),
         _record_section("`memory` of a failure", memory, "MemoryAtFailure"),
+        _record_section("anchor.json", step_anchor, "StepAnchor"),
+        _record_section(None, step_anchor, "AnchoredStep"),
         "## resolved.json\n\nThe resolved run: decisions and predictions of `plan`, and their inputs.",
         _record_section(None, resolved, "ResolvedRun"),
         _record_section(None, processes, "Processes"),

@@ -12,6 +12,7 @@ from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row, processes
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.layout import ResolvedLayout
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.measured.step_anchor import read_anchor
 from trainworks.record.metrics import append_metrics
 from trainworks.record.resolved import FewerNodes, Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -114,3 +115,49 @@ def test_a_straggler_is_named_and_replaced_only_if_told_to(start, replace: bool,
     told = run.run()
     assert [event["rank"] for event in told if event["kind"] == "straggler"] == [1]
     assert [event["nodes"] for event in told if event["kind"] == "resized"] == resizes
+
+
+def rows(attempt: int, first: int, count: int, step_s: float) -> list[Any]:
+    return [metrics_row(step, attempt=attempt, step_s=step_s) for step in range(first, first + count)]
+
+
+def test_the_plan_of_each_layout_is_anchored_and_a_restart_on_the_same_layout_keeps_the_anchor(start) -> None:
+    both = [Life(0, 100.0, says=[MET]), Life(0, 1e6, says=[MET]), Life(0, says=[MET, FINISHED])]
+    run = start(elastic(), both, [Life(KILLED, 10.0), Life(KILLED, 10.0), Life(0)])
+    seen: list[tuple[int, float | None]] = []
+
+    def look() -> None:
+        anchor = read_anchor(run.run_dir.anchor_file)
+        assert anchor is not None
+        seen.append((anchor.layout.dp_replicate, anchor.found.step_s if anchor.found else None))
+
+    for at, new in ((2.0, rows(1, 1, 20, 1.1)), (13.0, rows(2, 21, 20, 1.5)), (25.0, rows(3, 41, 20, 2.1))):
+        run.clock.after(at, lambda new=new: append_metrics(run.run_dir.metrics_file, new))
+    for at in (5.0, 16.0, 28.0):
+        run.clock.after(at, look)
+    run.run()
+    one_s, both_s = pytest.approx(2.1), pytest.approx(1.1)
+    assert seen == [(2, both_s), (2, both_s), (1, one_s)]
+    kept = read_anchor(run.run_dir.anchor_file)
+    assert kept is not None and (kept.layout.dp_replicate, kept.found) == (2, None), "all nodes are back"
+    assert kept.reason == "the ranks have recorded no step"
+
+
+def test_a_run_that_cannot_write_its_anchor_goes_on(start) -> None:
+    run = start(elastic(), [Life(0, 20.0, says=[MET])], [Life(0, 20.0)])
+    run.run_dir.anchor_file.mkdir()
+    run.clock.after(19.0, lambda: append_event(run.run_dir.events_file, {"kind": "finished", "step": 300}))
+    run.clock.after(2.0, lambda: append_metrics(run.run_dir.metrics_file, rows(1, 1, 20, 1.1)))
+    run.run()
+    assert run.state == "SUCCEEDED"
+
+
+def test_a_straggler_is_held_against_the_anchored_step(start) -> None:
+    """One second is a quarter of the first quiet steps, and less than a fifth of those that it has made longer."""
+    run = start(elastic(), [Life(0, 50.0, says=[MET])], [Life(0, 50.0)])
+    slow = {"rank": 1, "extra_s": 1.0, "extra_data_s": 0.0}
+    late = [metrics_row(step, step_s=5.1, slowest=slow) for step in range(21, 30)]
+    run.clock.after(2.0, lambda: append_metrics(run.run_dir.metrics_file, rows(1, 1, 20, 4.0)))
+    run.clock.after(5.0, lambda: append_metrics(run.run_dir.metrics_file, late))
+    (told,) = run.run()
+    assert told["message"] == "rank 1 works 1 s longer than its peers, 25% of a step"

@@ -30,6 +30,7 @@ from trainworks.jobs.store import JobStore
 from trainworks.measure.health.node_health import check_node
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.record.environment import AcceleratorFacts
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.metrics import SlowestRank, append_metrics
 from trainworks.record.resolved import ExpectedStep
 from trainworks.record.usage import NodeUsage
@@ -158,6 +159,8 @@ def with_a_goal_and_a_price(run: RunningRun) -> None:
     }
     run.run_dir.write_resolved(resolved.model_copy(update=update))
     run.at += 0.1
+    found = AnchoredStep(first_step=6, step=20, step_s=0.1, low_s=0.095, high_s=0.105, unrest=0.01)
+    write_anchor(run.run_dir.anchor_file, StepAnchor(layout=plan.layout, planned_s=0.1, found=found))
     slowest: SlowestRank = {"rank": 1, "extra_s": 0.02, "extra_data_s": 0.0}
     append_metrics(run.run_dir.metrics_file, [{**run._row(STEP_TERMS), "slowest": slowest}])
 

@@ -17,6 +17,7 @@ from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.monitor import render_monitoring
 from trainworks.observe.monitoring.alerts import RUN_ALERTS
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
 
 SLOW, LOSSES = "RunStepAbovePlan", "RunGoodputBelowPlan"
@@ -101,6 +102,23 @@ def is_slow_since_it_has_left_a_disturbed_node(run: RunningRun) -> None:
     run.others(1.0, of_s=20.0)
 
 
+def anchored(run: RunningRun, step_s: float) -> RunningRun:
+    """Its first quiet steps took so long."""
+    plan = run.run_dir.read_resolved().plan
+    assert plan is not None
+    found = AnchoredStep(first_step=6, step=20, step_s=step_s, low_s=0.95 * step_s, high_s=1.05 * step_s, unrest=0.01)
+    write_anchor(run.run_dir.anchor_file, StepAnchor(layout=plan.layout, planned_s=0.1, found=found))
+    return run
+
+
+def becomes_slower_than_at_first_within_a_pessimistic_plan(run: RunningRun) -> None:
+    anchored(run.launch(), 0.1).steps(100, compute_s=0.075)
+
+
+def is_as_slow_as_at_first_above_an_optimistic_plan(run: RunningRun) -> None:
+    anchored(run.launch(), 0.24).steps(100, compute_s=0.2)
+
+
 FIRES: dict[Callable[[RunningRun], None], set[str]] = {
     as_planned: set(),
     is_slow: {SLOW},
@@ -115,6 +133,8 @@ FIRES: dict[Callable[[RunningRun], None], set[str]] = {
     is_slow_among_the_programs_of_its_calibration: {SLOW},
     is_slow_beside_programs_that_leave_it_its_cores: {SLOW},
     is_slow_since_it_has_left_a_disturbed_node: {SLOW},
+    becomes_slower_than_at_first_within_a_pessimistic_plan: {SLOW},
+    is_as_slow_as_at_first_above_an_optimistic_plan: set(),
 }
 
 
@@ -173,3 +193,33 @@ def test_an_interval_in_steps_is_as_long_as_the_steps_take(
         intervals.append([found[f"trainworks_run_{name}{label}"] for name in names])
     assert intervals[0] == [pytest.approx(10 * 0.1 + 0.4), pytest.approx(50 * 0.1)], "those of the plan"
     assert intervals[1] == [pytest.approx(20 * 1.4), pytest.approx(50 * 2.0)], "a step takes twenty times as long"
+
+
+def test_the_slowdown_is_that_of_the_anchored_step_and_the_error_that_of_the_plan(tmp_path: Path) -> None:
+    """The recorded series: a step of 240 ms, planned 100 ms, anchored on 200 ms in one of two runs."""
+    (tmp_path / "recording.yml").write_text(render_monitoring(MonitoringSetup())["recording.yml"])
+    seconds = {
+        "training_step": {"a": 0.24, "b": 0.24},
+        "planned_step": {"a": 0.1, "b": 0.1},
+        "anchored_step": {"a": 0.2},
+    }
+    series = [
+        {"series": f'trainworks_run_{name}_seconds{{run="{run}"}}', "values": f"{value}+0x10"}
+        for name, values_by_run in seconds.items()
+        for run, value in values_by_run.items()
+    ]
+    ratios = {"run:trainworks_step_slowdown:ratio": (1.2, 2.4), "run:trainworks_plan_error:ratio": (2.4, 2.4)}
+    tests = [
+        {
+            "expr": f"round({name}, 0.001)",
+            "eval_time": "5m",
+            "exp_samples": [
+                {"labels": f'{{run="{run}"}}', "value": value} for run, value in zip("ab", expected_values, strict=True)
+            ],
+        }
+        for name, expected_values in ratios.items()
+    ]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": tests}
+    content = {"rule_files": ["recording.yml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "recording_test.yml").write_text(yaml.safe_dump(content))
+    judge("promtool", "test", "rules", tmp_path / "recording_test.yml")

@@ -201,6 +201,7 @@ def look(**changes: Any) -> RunLook:
         "loss": 2.0,
         "deadline_at": None,
         "eta_s": 7200.0,
+        "anchored_eta_s": None,
         "failure": "",
         "num_accelerators": 8,
         "held_s": 3600.0,
@@ -217,6 +218,14 @@ def test_a_run_in_danger_says_how_late_it_will_be() -> None:
     assert message is not None
     assert message.title == "demo-1 will miss its deadline"
     assert "at the recent pace the last step comes 1h 0m too late" in message.body
+
+
+@pytest.mark.parametrize(("eta_s", "when"), [(3000.0, "10m 0s before the deadline"), (4200.0, "10m 0s too late")])
+def test_it_also_says_when_a_run_as_fast_as_at_first_would_be_done(eta_s: float, when: str) -> None:
+    slower = look(deadline_at=LAUNCH_AT + 7200, anchored_eta_s=eta_s)
+    message = danger_message(run_file(), slower, LAUNCH_AT + 3600)
+    assert message is not None
+    assert f"at the pace of its first quiet steps it would come {when}" in message.body
 
 
 @pytest.mark.parametrize("changes", [{"eta_s": 3599.0}, {"step": 5}, {"eta_s": None}, {"state": JobState.RECOVERING}])

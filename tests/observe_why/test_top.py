@@ -17,6 +17,7 @@ from tests.report.conftest import RunWriter, make_plan
 from trainworks.api.observing.top import LiveRuns
 from trainworks.cli.app import app
 from trainworks.host.machine_load import machine_load
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 
 
 @pytest.fixture
@@ -35,6 +36,18 @@ def test_a_running_run_has_its_progress_and_its_plan(running: RunWriter) -> None
     assert line.planned_step_s == pytest.approx(0.1)
     assert line.eta_s == pytest.approx(280 * line.step_s)  # type: ignore[operator]
     assert not line.is_quiet
+
+
+def test_a_run_has_its_anchored_step_and_when_it_would_be_done_by_it(running: RunWriter) -> None:
+    live = LiveRuns(running.run_dir.path.parent)
+    assert live.look().runs[0].anchored_step_s is None
+    found = AnchoredStep(first_step=6, step=20, step_s=0.11, low_s=0.1, high_s=0.12, unrest=0.01)
+    plan = running.run_dir.read_resolved().plan
+    assert plan is not None
+    write_anchor(running.run_dir.anchor_file, StepAnchor(layout=plan.layout, planned_s=0.1, found=found))
+    assert live.look().runs[0].anchored_step_s == 0.11
+    answer = CliRunner().invoke(app, ["status", str(running.run_dir.path), "--json"])
+    assert json.loads(answer.stdout)["anchored_eta_s"] == pytest.approx(280 * 0.11)
 
 
 def test_each_look_sees_what_is_new_and_leaves_out_what_has_ended_until_it_is_resumed(running: RunWriter) -> None:

@@ -13,6 +13,7 @@ from tests.report.conftest import RunWriter, make_plan
 from trainworks.catalog.catalog import accelerator
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import AcceleratorFacts
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.resolved import PlannedLayout
 from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.comparison import warmup_steps
@@ -273,3 +274,48 @@ def test_the_gain_of_tuning_is_reported(start_run: RunStart) -> None:
 def test_tuning_may_confirm_the_plan(start_run: RunStart) -> None:
     findings = start_run(compared=tuned(0.08, 0.1)).launch().steps(40).report().comparison.findings
     assert findings[-1] == "tuning: of 2 layouts the plan's first choice was the fastest"
+
+
+ANCHORED = AnchoredStep(first_step=6, step=20, step_s=0.12, low_s=0.114, high_s=0.126, unrest=0.01)
+
+
+def anchor(**changes: Any) -> StepAnchor:
+    return StepAnchor(layout=make_plan().layout, planned_s=0.1, found=ANCHORED).model_copy(update=changes)
+
+
+def test_both_predictions_stand_beside_the_measured_step_and_the_verdict_is_that_of_the_first(
+    start_run: RunStart,
+) -> None:
+    run = start_run().launch().steps(20, communication_s=0.032).steps(20, communication_s=0.032)
+    write_anchor(run.run_dir.anchor_file, anchor())
+    compared = run.report().comparison
+    assert (compared.anchor.planned_s, compared.anchor.anchored) == (pytest.approx(0.1), ANCHORED)
+    assert (compared.anchor.measured_s, compared.anchor.slow_share) == (pytest.approx(0.12), 0.0)
+    assert compared.anchor.text == (
+        "planned 100 ms a step, anchored at step 20 on 120 ms (80 %: 114 ms to 126 ms), measured 120 ms since"
+    )
+    assert compared.findings[0].startswith("step time was 21 % longer than planned"), "an anchor excuses no wrong plan"
+    assert compared.findings[-1] == compared.anchor.text
+
+
+def test_a_late_slowdown_is_named_although_the_median_step_is_as_anchored(start_run: RunStart) -> None:
+    run = start_run().launch().steps(90, communication_s=0.032).steps(30, communication_s=0.08)
+    write_anchor(run.run_dir.anchor_file, anchor())
+    compared = run.report().comparison.anchor
+    assert (compared.measured_s, compared.slow_share) == (pytest.approx(0.12), 0.3)
+    assert compared.text.endswith("since: 30% of these steps took longer than the interval")
+
+
+def test_without_a_quiet_window_the_reason_stands_there(start_run: RunStart) -> None:
+    run = start_run().launch().steps(40)
+    write_anchor(run.run_dir.anchor_file, anchor(found=None, reason="2 windows without a quiet one"))
+    compared = run.report().comparison
+    assert compared.findings[-1] == "planned 100 ms a step, not anchored: 2 windows without a quiet one"
+    assert (compared.anchor.anchored, compared.anchor.measured_s) == (None, None)
+
+
+def test_an_anchor_of_another_layout_is_not_compared(start_run: RunStart) -> None:
+    run = start_run().launch().steps(40)
+    other = make_plan().layout.model_copy(update={"micro_batch": 4})
+    write_anchor(run.run_dir.anchor_file, anchor(layout=other))
+    assert run.report().comparison.anchor is None

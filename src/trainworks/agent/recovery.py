@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from trainworks.agent.node_agents import Hosts, Nodes, SomeHosts
 from trainworks.agent.observers import running_observers
-from trainworks.agent.watches import StragglerWatch
+from trainworks.agent.watches import AnchorWatch, StragglerWatch
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.node_check import KILL_TAKES_S, LONGEST_S, NO_ANSWER, check_command
@@ -88,6 +88,7 @@ class Recovery:
         self._places = list(range(self.resolved.processes.nodes))
         """Number in the whole job of every node that runs."""
         self._stragglers = StragglerWatch(self.run_dir, self.resolved.processes.processes_per_node, self.clock)
+        self._anchors = AnchorWatch(self.run_dir, self.clock)
 
     def find_unfit(self, nodes: Sequence[int] | None = None) -> bool:
         """Check nodes, all when None, before ranks start there."""
@@ -146,13 +147,19 @@ class Recovery:
         return True
 
     def look(self) -> None:
-        """Follow a job whose ranks train: name slow nodes, and take missing ones back."""
+        """Follow a job whose ranks train: anchor its plan, name slow nodes, and take missing ones back."""
         if self.is_pausing or not self._now.is_workload:
             return
-        if (slow := self._stragglers.look()) is not None:
+        self.anchor()
+        if (slow := self._stragglers.look(self._anchors.step_s)) is not None:
             self._answer_straggler(slow)
         elif len(self._places) < self.resolved.processes.nodes:
             self._take_back()
+
+    def anchor(self, *, is_last: bool = False) -> None:
+        """Anchor the plan on the first quiet steps of the present layout; a last look says why it could not."""
+        if self._now.plan is not None:
+            self._anchors.look(self._now.plan, is_last=is_last)
 
     def resume_ranks(self) -> bool:
         """Start the ranks on other nodes once all have stopped for it; False if they stopped for another reason."""
@@ -206,6 +213,7 @@ class Recovery:
     def _resize(self, places: list[int], reason: str) -> bool:
         """End all agents, and start the job on these nodes with the layout that is planned for their number."""
         process.end_descendants(_END_GRACE_S, spare=running_observers())
+        self.anchor(is_last=True)
         self._places, self._next_probe = places, None
         self._now = self.resolved.on_nodes(len(places))
         assert self._now.plan is not None

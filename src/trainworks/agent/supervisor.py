@@ -118,6 +118,7 @@ class Supervisor:
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._nodes.end_containers()
         self._follow_events()
+        self._recovery.anchor(is_last=True)
         forget_memory(self._run_dir)
         return self._conclude(codes)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from trainworks.config.engines import Idle
+from trainworks.errors import EnvironmentProblem
 from trainworks.files import size_of
 from trainworks.host.clock import Clock
 from trainworks.record.dev_environment import DevUse
 from trainworks.record.events.job import BusyEvent, IdleEvent, StragglerEvent
 from trainworks.record.events.log import read_lines_from
+from trainworks.record.measured.step_anchor import AnchorSearch, StepAnchor, read_anchor, write_anchor
+from trainworks.record.metrics import MetricsRow
+from trainworks.record.resolved import Plan
 from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
 from trainworks.recover.stragglers import INTERVALS, Straggler, find_straggler
@@ -196,8 +201,11 @@ class StragglerWatch:
         self._named: set[int] = set()
         self._next_look = 0.0
 
-    def look(self) -> Straggler | None:
-        """A straggler that was not named yet; once a second there is something to do."""
+    def look(self, anchored_s: float | None = None) -> Straggler | None:
+        """A straggler that was not named yet; once a second there is something to do.
+
+        Its cost is a share of the anchored step, where there is one.
+        """
         if self._clock.now() < self._next_look:
             return None
         self._next_look = self._clock.now() + _LOOK_EVERY_S
@@ -209,7 +217,7 @@ class StragglerWatch:
                 self._named.clear()
             if "slowest" in row:
                 self._rows.append(row)
-        found = find_straggler(self._rows, self._ranks_per_node)
+        found = find_straggler(self._rows, self._ranks_per_node, anchored_s)
         if found is None or found.rank in self._named:
             return None
         self._named.add(found.rank)
@@ -224,3 +232,59 @@ class StragglerWatch:
             )
         )
         return found
+
+
+class AnchorWatch:
+    """Anchors the plan of a run on the first quiet steps of the run, once per layout.
+
+    The record gets anchor.json, complete or not at all. A run that cannot write it goes without.
+    """
+
+    def __init__(self, run_dir: RunDir, clock: Clock) -> None:
+        self._run_dir = run_dir
+        self._clock = clock
+        self._read = size_of(run_dir.metrics_file)
+        self._search: AnchorSearch | None = None
+        self._next_look = 0.0
+        self._said = 0
+        """Windows that were not quiet, when the record last said so."""
+        self.step_s: float | None = None
+        """The anchored step of the present layout; None without one."""
+
+    def look(self, plan: Plan, *, is_last: bool = False) -> None:
+        """Read the new steps of a run on the layout of `plan`; once a second there is something to do.
+
+        The last look at a layout always records why an anchored step is missing.
+        """
+        if not is_last and self._clock.now() < self._next_look:
+            return
+        self._next_look = self._clock.now() + _LOOK_EVERY_S
+        kept = read_anchor(self._run_dir.anchor_file)
+        holds = kept is not None and kept.layout == plan.layout
+        self.step_s = kept.found.step_s if holds and kept is not None and kept.found is not None else None
+        if self.step_s is None:
+            self._take(plan)
+            self._write_down(plan, is_due=is_last or (kept is not None and not holds))
+        else:  # a restart on the same layout keeps it, and what was read before another layout begins does not count
+            self._read, self._search = size_of(self._run_dir.metrics_file), None
+
+    def _take(self, plan: Plan) -> None:
+        rows, self._read = read_lines_from(self._run_dir.metrics_file, self._read)
+        for row in cast(list[MetricsRow], rows):
+            if self._search is None or self._search.attempt != row["attempt"]:
+                self._said = 0
+                every = plan.evaluation.every_steps if plan.evaluation else None
+                self._search = AnchorSearch(row["attempt"], every)
+            self._search.add(row)
+
+    def _write_down(self, plan: Plan, *, is_due: bool) -> None:
+        """The anchor, or why there is none: when that is due, and whenever the number of windows has doubled."""
+        found, count = (self._search.found, self._search.num_windows) if self._search else (None, 0)
+        if found is None and not is_due and count < max(1, 2 * self._said):
+            return
+        self._said = count
+        reason = "" if found else self._search.reason if self._search else "the ranks have recorded no step"
+        anchor = StepAnchor(layout=plan.layout, planned_s=plan.step_time.total_s, found=found, reason=reason)
+        with suppress(OSError, EnvironmentProblem):
+            write_anchor(self._run_dir.anchor_file, anchor)
+            self.step_s = found.step_s if found else None

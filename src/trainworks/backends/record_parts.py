@@ -24,7 +24,7 @@ from trainworks.files import closing_handle, write_atomic
 if TYPE_CHECKING:
     from trainworks.record.run_dir import RunDir
 
-RECORD = ("status.json", "resolved.json", "events.jsonl", "metrics.jsonl", "plan_error.json")
+RECORD = ("status.json", "resolved.json", "events.jsonl", "metrics.jsonl", "anchor.json", "plan_error.json")
 """Files that a job writes into its run directory; the state comes first, and so all that it speaks of with it."""
 RECORD_FOLDERS = ("logs", "usage", "environment", "bench")
 GROWING = (".jsonl", ".log")

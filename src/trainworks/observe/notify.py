@@ -103,6 +103,8 @@ class RunLook:
     """Latest acceptable time of the last step."""
     eta_s: float | None
     """Time to the last step at the recent pace."""
+    anchored_eta_s: float | None
+    """Time to it by the anchored step; None without one."""
     failure: str
     """Message, place and hint of a failed run."""
     num_accelerators: int
@@ -198,6 +200,10 @@ def danger_message(run_file: RunFile, look: RunLook, now: float) -> RunMessage |
     if look.deadline_at is not None and end_at > look.deadline_at:
         missed.append("deadline")
         lines.append(f"at the recent pace the last step comes {format_duration(end_at - look.deadline_at)} too late")
+        if look.anchored_eta_s is not None:
+            spare_s = look.deadline_at - now - look.anchored_eta_s
+            when = "before the deadline" if spare_s >= 0 else "too late"
+            lines.append(f"at the pace of its first quiet steps it would come {format_duration(abs(spare_s))} {when}")
     if goal.budget is not None and price is not None and look.held_s is not None:
         usd = price * look.num_accelerators * (look.held_s + look.eta_s) / HOUR_S
         if usd > goal.budget:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from trainworks.record.faults import FAULTS
+from trainworks.record.step_time import StepTimeGroups
 
 COLUMNS = (
     *("step", "attempt", "t", "loss", "grad_norm", "lr", "tokens", "step_s"),
@@ -68,6 +69,12 @@ class Steps:
     def training_s(self) -> Floats:
         """Duration of each step without the evaluation and the callbacks after it."""
         return self["step_s"] - np.nan_to_num(self["evaluation_s"]) - np.nan_to_num(self["callback_s"])
+
+    @property
+    def planned_parts_s(self) -> Floats:
+        """Duration of the parts of each step that a plan has: data, compute, communication and optimizer."""
+        parts: Floats = np.nansum([self[part] for part in StepTimeGroups.model_fields], axis=0)
+        return parts
 
     def is_skipped(self, *reasons: str) -> Mask:
         """True for steps without an update of the weights, for one of these reasons; for any without reasons."""

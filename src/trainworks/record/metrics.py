@@ -13,7 +13,7 @@ from typing import NotRequired, TypedDict
 
 from trainworks.files import append_text
 
-_MOST_WARMUP_STEPS = 5
+MOST_WARMUP_STEPS = 5
 
 
 STEP_PARTS = (
@@ -156,4 +156,4 @@ def warmup_steps(num_steps: int) -> int:
     >>> warmup_steps(300), warmup_steps(8), warmup_steps(3)
     (5, 2, 0)
     """
-    return min(_MOST_WARMUP_STEPS, num_steps // 4)
+    return min(MOST_WARMUP_STEPS, num_steps // 4)

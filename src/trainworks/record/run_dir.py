@@ -4,13 +4,12 @@ runs/stdlib-lm-1/
   run.yaml        copy of the run file         status.json     state, supervisor; replaced atomically
   resolved.json   the resolved run             stop            present after a request to stop a workload
   events.jsonl    events of the run            logs/           supervisor, node-N, rank-N; appended
-  metrics.jsonl   one line per step            checkpoints/    step-NNNNNNNN/, complete with manifest.json
+  anchor.json     step by its first quiet ones checkpoints/    step-NNNNNNNN/, complete with manifest.json
+  metrics.jsonl   one line per step
   report.html     written by `report`          .lock .reserve  locked while it runs; disk space for the last writes
   profile.json    steps to profile             profiles/       steps-N-M/: rank-R.trace.json.gz, rank-R.json
-  usage/          node-N.json: resources used by its processes
-  environment/    node-N.json: Python and packages of its ranks
-  bench/          node-N.json: what a benchmark measured there
-  trackers/       wandb/, mlruns/ of a command's own program
+  usage/          node-N.json: resources used  environment/    node-N.json: Python and packages of its ranks
+  bench/          node-N.json: measured there  trackers/       wandb/, mlruns/ of a command's own program
   dev/            server.json, use.json: the ssh server or JupyterLab of `trainworks dev`, with its keys
   observe/        mlflow-CRC.json: what a server has; notify.json: messages sent and to send; tensorboard/, wandb/
 """
@@ -89,6 +88,11 @@ class RunDir:
     def metrics_file(self) -> Path:
         """One JSON object per training step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def anchor_file(self) -> Path:
+        """The step of the plan, anchored on the first quiet steps; replaced atomically."""
+        return self.path / "anchor.json"
 
     @property
     def status_file(self) -> Path:
@@ -247,10 +251,8 @@ class RunDir:
 
     def checkpoint_folders(self) -> list[tuple[int, Path]]:
         """Step and folder of every checkpoint, complete or not, oldest first."""
-        found = (
-            (re.fullmatch(r"step-(\d{8,})", folder.name), folder)
-            for folder in (self.checkpoints.iterdir() if self.checkpoints.is_dir() else ())
-        )
+        folders = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        found = ((re.fullmatch(r"step-(\d{8,})", folder.name), folder) for folder in folders)
         return sorted((int(match[1]), folder) for match, folder in found if match)
 
     def write_run_file(self, text: str, resolved: ResolvedRun) -> None:

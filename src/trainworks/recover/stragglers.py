@@ -25,19 +25,24 @@ class Straggler:
     """Time per step beyond the median of the other ranks."""
     step_s: float
     """Median step."""
+    usual_s: float
+    """The step that it is held against: the anchored one, or else the median."""
 
     @property
     def message(self) -> str:
         """The rank, and what it costs."""
-        share = self.extra_s / self.step_s
+        share = self.extra_s / self.usual_s
         return f"rank {self.rank} works {format_duration(self.extra_s)} longer than its peers, {share:.0%} of a step"
 
 
-def find_straggler(rows: Sequence[MetricsRow], ranks_per_node: int) -> Straggler | None:
+def find_straggler(
+    rows: Sequence[MetricsRow], ranks_per_node: int, anchored_s: float | None = None
+) -> Straggler | None:
     """The rank that was the slowest in each of the last intervals, by a share of the step that matters.
 
     Two ranks that take turns are noise and not a straggler: one rank must be slowest in all of the intervals, and its
-    median excess be at least SHARE of the median step. The rows are those of one attempt, in order.
+    median excess be at least SHARE of the anchored step, or of the median step without one. The rows are those of one
+    attempt, in order.
     """
     ends = [row for row in rows if "slowest" in row][-INTERVALS:]
     if len(ends) < INTERVALS or len({row["slowest"]["rank"] for row in ends}) > 1:
@@ -45,4 +50,5 @@ def find_straggler(rows: Sequence[MetricsRow], ranks_per_node: int) -> Straggler
     step_s = median(row["step_s"] for row in ends)
     extra_s = median(row["slowest"]["extra_s"] for row in ends)
     rank = ends[-1]["slowest"]["rank"]
-    return Straggler(rank, rank // ranks_per_node, extra_s, step_s) if extra_s >= SHARE * step_s else None
+    usual_s = anchored_s or step_s
+    return Straggler(rank, rank // ranks_per_node, extra_s, step_s, usual_s) if extra_s >= SHARE * usual_s else None

@@ -68,8 +68,18 @@ def _figures(diagnosis: Diagnosis) -> list[Fact]:
         Fact("held", format_duration(diagnosis.held_s), "time that the accelerators were held"),
         Fact("lost", format_duration(diagnosis.lost_s), "to the causes below"),
         Fact("runtime goodput", format_percent(diagnosis.runtime_goodput), "productive / held time"),
-        Fact("step", format_amount(diagnosis.step_s, "s"), f"median, {diagnosis.num_steps:,} steps"),
+        Fact("step", format_amount(diagnosis.step_s, "s"), _of_a_step(diagnosis)),
     ]
+
+
+def _of_a_step(diagnosis: Diagnosis) -> str:
+    """The predictions that a measured step is held against."""
+    text = f"median, {diagnosis.num_steps:,} steps"
+    if diagnosis.planned_step_s is not None:
+        text += f"; planned {format_duration(diagnosis.planned_step_s)}"
+    if diagnosis.anchor is not None and diagnosis.anchor.found is not None:
+        text += f", anchored {format_duration(diagnosis.anchor.found.step_s)}"
+    return text
 
 
 def _rows(diagnosis: Diagnosis) -> list[list[str]]:

@@ -138,7 +138,9 @@ def _figures(
         accuracy = f", accuracy {found['accuracy']:.2%}" if "accuracy" in found else ""
         figures["held-out"] = f"loss {found['loss']:.4f}{accuracy} at step {at_step:,}"
     if eta is not None:
-        figures["ETA"] = format_duration(eta)
+        anchored = snapshot.anchored_eta_s(num_steps) if num_steps else None
+        by = "" if anchored is None else f", {format_duration(anchored)} by the anchored step"
+        figures["ETA"] = f"{format_duration(eta)}{by}"
     return figures
 
 

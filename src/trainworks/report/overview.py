@@ -49,8 +49,11 @@ class LiveRun:
     step_s: float | None
     """Mean of the recent steps."""
     planned_step_s: float | None
+    anchored_step_s: float | None
+    """By the first quiet steps of the run."""
     tokens_per_s: float | None
     eta_s: float | None
+    """At the recent pace."""
     last_step_age_s: float | None
     message: str | None
 
@@ -94,7 +97,10 @@ def document(overview: Overview) -> Document:
 def _runs(runs: Sequence[LiveRun]) -> list[Block]:
     if not runs:
         return [Text("no run is waiting or running", "dim")]
-    columns = [*left("run", "state"), *right("step", "loss", "step time", "planned", "rate", "ETA", "last step")]
+    columns = [
+        *left("run", "state"),
+        *right("step", "loss", "step time", "planned", "anchored", "rate", "ETA", "last step"),
+    ]
     return [Table([*columns, Column("message", wrap=True)], [_run(run) for run in runs])]
 
 
@@ -108,6 +114,7 @@ def _run(run: LiveRun) -> list[Cell]:
         "" if run.loss is None else f"{run.loss:.4f}",
         _duration(run.step_s),
         _duration(run.planned_step_s),
+        _duration(run.anchored_step_s),
         "" if run.tokens_per_s is None else f"{format_count(run.tokens_per_s)}/s",
         _duration(run.eta_s),
         Styled(age, "bad" if run.is_quiet else ""),

@@ -100,8 +100,10 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
         figures.append(("runtime goodput", format_percent(report.runtime_goodput), "productive / held time"))
     if report.comparison:
         compared = report.comparison
+        found = compared.anchor.anchored if compared.anchor else None
+        anchored = f", anchored {format_duration(found.step_s)}" if found else ""
         figures += [
-            ("step time", format_amount(compared.step_time.measured, "s"), _planned(compared.step_time)),
+            ("step time", format_amount(compared.step_time.measured, "s"), _planned(compared.step_time) + anchored),
             (
                 compared.tokens_per_s.name,
                 format_amount(compared.tokens_per_s.measured, "per_s"),

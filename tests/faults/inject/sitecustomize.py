@@ -2,6 +2,7 @@
 
 TRAINWORKS_TEST_FAULT is `kind:rank:step`, or `limit:rank:MiB` of address space more than it has before the model.
 A fault happens in the first attempt only, so that recovery can be seen; a `bug` happens in every attempt.
+`slow` steps take 0.4 s up to the step, and twice as long after it; `jitter` lets every second step take 0.2 s.
 `held` has no fault: ranks wait after a step as long as there is a file `hold-STEP`, and say so by a file `held-STEP`,
 in the folder TRAINWORKS_TEST_HOLD or else where they run.
 """
@@ -57,11 +58,11 @@ def harm(module):
         calls += 1
         kind, rank, step = os.environ["TRAINWORKS_TEST_FAULT"].split(":")
         mine = rank in ("all", os.environ["RANK"])
-        if kind == "straggle" and mine:
-            time.sleep(0.2)
+        if kind in PAUSES and mine:
+            time.sleep(PAUSES[kind](calls, int(step)))
         elif kind == "bug" and mine and steps_done() + calls == int(step):
             bug()
-        elif kind not in ("straggle", "bug") and calls == int(step) and is_first_attempt():
+        elif kind not in (*PAUSES, "bug") and calls == int(step) and is_first_attempt():
             if kind == "deadlock":
                 deadlock()
             elif mine:
@@ -69,6 +70,14 @@ def harm(module):
         return healthy(reader)
 
     module.BatchReader.next_batch = next_batch
+
+
+PAUSES = {
+    "straggle": lambda calls, step: 0.2,
+    "slow": lambda calls, step: 0.4 if steps_done() + calls <= step else 0.8,
+    "jitter": lambda calls, step: 0.2 * (calls % 2),
+}
+"""Seconds before a batch, in every attempt."""
 
 
 def let_wait(module):

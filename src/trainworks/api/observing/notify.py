@@ -116,6 +116,7 @@ class Messenger:
             loss=progress.latest["loss"] if progress.latest else None,
             deadline_at=progress.deadline_at(resolved.run_file.goal),
             eta_s=progress.eta_s(num_steps) if num_steps else None,
+            anchored_eta_s=progress.anchored_eta_s(num_steps) if num_steps else None,
             failure="" if failure is None else "\n".join(filter(None, [failure.message, failure.place, failure.hint])),
             num_accelerators=resolved.processes.num_accelerators,
             held_s=None if resolved.run_file.goal.budget is None else self._held_s(progress, resolved.created_at),

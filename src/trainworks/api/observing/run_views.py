@@ -64,7 +64,13 @@ class RunView:
     def _record(self) -> tuple[object, ...]:
         """What a report was made of."""
         run_dir = self.run.run_dir
-        files = (run_dir.status_file, run_dir.events_file, run_dir.metrics_file, run_dir.resolved_file)
+        files = (
+            run_dir.status_file,
+            run_dir.events_file,
+            run_dir.metrics_file,
+            run_dir.anchor_file,
+            run_dir.resolved_file,
+        )
         return (*map(_size_and_time, files), str(current_state(run_dir.read_status())))
 
     def events(self) -> list[Event]:

@@ -73,6 +73,7 @@ def _line(run: WatchedRun) -> LiveRun | None:
         loss=row["loss"] if row else None,
         step_s=progress.step_s,
         planned_step_s=plan.step_time.total_s if plan else None,
+        anchored_step_s=progress.anchored.step_s if progress.anchored else None,
         tokens_per_s=progress.tokens_per_s,
         eta_s=progress.eta_s(plan.num_steps) if plan else None,
         last_step_age_s=max(0.0, time.time() - row["t"]) if row else None,

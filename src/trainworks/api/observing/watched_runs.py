@@ -84,6 +84,7 @@ class WatchedRun:
             step_s=progress.step_s,
             tokens_per_s=progress.tokens_per_s,
             eta_s=progress.eta_s(resolved.plan.num_steps) if resolved.plan else None,
+            anchored=progress.anchored,
             slowest=progress.slowest,
             evaluation=progress.evaluation,
             memory_peak_bytes=progress.memory_peak_bytes,

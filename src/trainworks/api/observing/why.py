@@ -25,10 +25,12 @@ from trainworks.plan.run.processes import memory_per_rank
 from trainworks.plan.search import limit_bytes
 from trainworks.record.history import read_history
 from trainworks.record.ledger import build_ledger
+from trainworks.record.measured.step_anchor import read_anchor
 from trainworks.record.metric_columns import MetricColumns, read_columns
 from trainworks.record.profile import ProfileRequest, write_request
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.report.runs.comparison import compare_anchor
 from trainworks.report.runs.run_progress import RunFollower
 
 __all__ = ["Diagnosis", "diagnosis_of", "why"]
@@ -66,6 +68,7 @@ def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
     """
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
     history = read_history(run_dir, created_at=resolved.created_at, now=time.time(), state=str(state), metrics=metrics)
+    anchor = read_anchor(run_dir.anchor_file)
     facts = RunFacts(
         resolved=resolved,
         history=history,
@@ -73,6 +76,7 @@ def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
         nccl=_transport(run_dir) if resolved.processes.nodes > 1 else NcclTransport(),
         prices=_prices(resolved),
         others_share=found.others_share(),
+        anchor=anchor if anchor and resolved.plan and anchor.layout == resolved.plan.layout else None,
     )
     return diagnose(facts, state=state)
 
@@ -135,6 +139,8 @@ def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
         runtime_goodput=facts.ledger.runtime_goodput,
         num_steps=int(facts.rows.num_steps.sum()),
         step_s=facts.median_of("step_s") if facts.steady else None,
+        planned_step_s=facts.plan.step_time.total_s if facts.plan else None,
+        anchor=facts.anchor,
         causes=tuple(cause for cause in found if cause.lost_s >= least_s),
         small_s=sum(cause.lost_s for cause in found if cause.lost_s < least_s),
         notes=tuple(_notes(facts)),
@@ -151,6 +157,9 @@ def _notes(facts: RunFacts) -> Iterator[str]:
         yield "The run has no plan: compute is not held against a prediction"
     elif facts.prices is None:
         yield "The ranks were not calibrated: other layouts are not priced"
+    if facts.plan is not None and facts.anchor is not None:
+        text = compare_anchor(facts.plan, facts.anchor, facts.history.effective).text
+        yield f"{text[:1].upper()}{text[1:]}"
     if facts.plan is not None and (facts.others_share or 0.0) > facts.resolved.planned_others_share:
         share = f"{facts.others_share:.0%} of the cores of a node"
         yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"

@@ -66,6 +66,7 @@ def status_command(run: OptionalRun = None, runs: RunsOption = None, as_json: As
         "checkpoint_step": progress.checkpoint_step,
         "checkpoint_age_s": time.time() - progress.checkpoint_at if progress.checkpoint_at else None,
         "checkpoint_damage": progress.damage or None,
+        "anchored_eta_s": progress.anchored_eta_s(plan.num_steps) if plan and not progress.state.is_final else None,
         "eta_s": progress.eta_s(plan.num_steps) if plan and not progress.state.is_final else None,
     }
     if as_json:

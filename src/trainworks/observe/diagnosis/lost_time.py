@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainworks.config.spec import Frozen
+from trainworks.record.measured.step_anchor import StepAnchor
 from trainworks.results import Result
 
 CauseName = Literal[
@@ -59,6 +60,10 @@ class Diagnosis(Result, Frozen):
     """Effective steps."""
     step_s: float | None
     """Median duration of a step after the first ones; None without steps."""
+    planned_step_s: float | None = None
+    """First prediction; None for a command."""
+    anchor: StepAnchor | None = None
+    """The plan as the first quiet steps anchored it, or why they could not; None in records of older versions."""
     causes: tuple[LostTime, ...]
     """Causes of at least 1 % of the held time, by their seconds without `once_s`."""
     small_s: float

@@ -13,6 +13,7 @@ import numpy as np
 from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.record.history import History, RecordedLaunch
 from trainworks.record.ledger import Ledger
+from trainworks.record.measured.step_anchor import StepAnchor
 from trainworks.record.metric_columns import CALLBACK_COLUMNS, SLOWEST_COLUMNS, Floats, Mask, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Plan, ResolvedRun
@@ -126,6 +127,8 @@ class RunFacts:
     """None where the planner has no measured rates of these ranks."""
     others_share: float | None = None
     """Share of the cores that other programs used on the busiest node; None where it is unknown."""
+    anchor: StepAnchor | None = None
+    """The plan as the first quiet steps anchored it; None in records of older versions."""
 
     @property
     def plan(self) -> Plan | None:

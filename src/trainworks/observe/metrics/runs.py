@@ -10,6 +10,7 @@ from typing import Literal
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 from trainworks.plan.cost.energy import run_energy
+from trainworks.record.measured.step_anchor import AnchoredStep
 from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.step_time import StepTimeGroups
@@ -41,6 +42,8 @@ class RunSnapshot:
     """Throughput over them."""
     eta_s: float | None = None
     """Time from the last one to the end of the run at their pace; without checkpoints, restarts and waits to come."""
+    anchored: AnchoredStep | None = None
+    """The step of the plan, anchored on the first quiet ones; None before there were any."""
     slowest: SlowestRank | None = None
     """The rank that the others waited for in the last logging interval."""
     memory_peak_bytes: int | None = None
@@ -163,6 +166,10 @@ def _planned(read: Callable[[Plan], _Value]) -> Callable[[RunSnapshot], _Value]:
     return lambda run: None if run.plan is None else read(run.plan)
 
 
+def _anchored(key: Literal["step_s", "low_s", "high_s", "step"]) -> Callable[[RunSnapshot], float | None]:
+    return lambda run: None if run.anchored is None else float(getattr(run.anchored, key))
+
+
 def _parts(run: RunSnapshot) -> Mapping[str, float]:
     """Mean of every part over the recent steps."""
     sums = {part: sum(_number(row, part) or 0.0 for row in run.recent) for part in STEP_PARTS if run.recent}
@@ -195,6 +202,7 @@ def _planned_energy(run: RunSnapshot) -> float | None:
 _RECENT = "metrics.jsonl: up to 50 steps of the last 5 s"
 _INTERVAL = "metrics.jsonl: `slowest` of the last interval"
 _PLAN = "resolved.json: the plan"
+_ANCHOR = "anchor.json"
 _EVENTS = "events.jsonl"
 _LEDGER = "the time ledger of `trainworks report`"
 RUN_INFO = MetricFamily(
@@ -258,6 +266,10 @@ _METRICS = (
         "Upper end of the 80 % interval of a step.",
         _PLAN,
     ),
+    _metric("anchored_step_seconds", _anchored("step_s"), "Step of the first quiet window of the run.", _ANCHOR),
+    _metric("anchored_step_low_seconds", _anchored("low_s"), "Lower end of its 80 % interval.", _ANCHOR),
+    _metric("anchored_step_high_seconds", _anchored("high_s"), "Upper end of its 80 % interval.", _ANCHOR),
+    _metric("anchored_at_step", _anchored("step"), "Last step of that window.", _ANCHOR),
     _metric("step_part_seconds", _parts, "Mean time of a part of a step; the parts add up.", _RECENT, label="part"),
     _metric(
         "planned_step_part_seconds",

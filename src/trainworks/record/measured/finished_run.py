@@ -11,14 +11,13 @@ from pydantic import ValidationError
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.past_run import FinishedRun
+from trainworks.record.measured.step_anchor import log_spread
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 _FEWEST_STEPS = 8
-_TO_DEVIATION = 1.4826
-"""Standard deviation over median absolute deviation, of a normal distribution."""
 
 
 def machine_of(host: HostFacts) -> str:
@@ -47,7 +46,6 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
     if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
         return None
     measured_s = float(np.median(steady.training_s))
-    deviations = np.abs(np.log(np.maximum(steady.training_s, 1e-9) / measured_s))
     return FinishedRun(
         run=str(run_dir.path.resolve()),
         finished_at=finished_at,
@@ -61,7 +59,7 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
         high_s=plan.expected.high_s,
         learned_from=plan.expected.learned_from,
         measured_s=measured_s,
-        spread=_TO_DEVIATION * float(np.median(deviations)),
+        spread=log_spread(steady.training_s.tolist(), measured_s),
         num_steps=len(steady),
     )
 

@@ -16,6 +16,7 @@ from trainworks.plan.cost.energy import run_energy
 from trainworks.record.events.training import AttemptEvent, CheckpointEvent
 from trainworks.record.history import History
 from trainworks.record.ledger import Ledger
+from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor
 from trainworks.record.metric_columns import Floats, Steps
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
@@ -25,6 +26,8 @@ from trainworks.units import HOUR_S, format_bytes, format_duration, format_quant
 
 Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "count"]
 AGREEMENT = 0.05
+_MOST_SLOW = 0.2
+"""Share of steps above an 80 % interval from which the report names it; a tenth is expected. An assumption."""
 
 
 class Difference(ReportPart):
@@ -38,6 +41,22 @@ class Difference(ReportPart):
     """(measured - planned) / planned; None where one of them is missing, the plan says zero, or both are counts."""
 
 
+class AnchorComparison(ReportPart):
+    """The step of the plan, the one that the first quiet steps of the run anchor it on, and the steps since."""
+
+    planned_s: float
+    anchored: AnchoredStep | None
+    """None where no window of steps was quiet."""
+    reason: str
+    """Why there is none."""
+    measured_s: float | None
+    """Median of the steps after that window, by the parts that a plan has; None without one, or without such steps."""
+    slow_share: float | None
+    """Share of these steps that took longer than the interval."""
+    text: str
+    """The same in words."""
+
+
 class Comparison(ReportPart):
     """The plan and what it has to answer for."""
 
@@ -48,6 +67,9 @@ class Comparison(ReportPart):
     num_other_steps: int
     """Steps that other layouts trained before a resume on other ranks. This plan did not predict them."""
     step_time: Difference
+    """Verdict on the plan, whose first prediction it is held against."""
+    anchor: AnchorComparison | None = None
+    """None before the first quiet steps, and in records of older versions."""
     step_time_terms: tuple[Difference, ...]
     """Medians of the terms; `other` is what they leave of the median step."""
     memory: Difference
@@ -89,6 +111,7 @@ def build_comparison(
     *,
     unit: str = "tokens",
     forecast: Forecast | None = None,
+    anchor: StepAnchor | None = None,
     power_w: float | None = None,
     energy_j: float | None = None,
     usd_per_hour: float | None = None,
@@ -102,6 +125,7 @@ def build_comparison(
         ledger: where its time went.
         unit: of the data.
         forecast: the plan before the job was submitted.
+        anchor: the plan as the first quiet steps anchored it, or why they could not.
         power_w: power limit of all accelerators together; None where it is not known.
         energy_j: energy of the accelerators so far; None where it was not measured.
         usd_per_hour: price of all accelerators; None where it is not known.
@@ -110,6 +134,7 @@ def build_comparison(
     attempts = history.of_kind(AttemptEvent)
     others = [event["attempt"] for event in attempts if not _has_layout(event, plan.layout, attempts[-1])]
     steps = history.effective.where(~np.isin(history.effective["attempt"], others))
+    anchored = None if anchor is None or anchor.layout != plan.layout else compare_anchor(plan, anchor, steps)
     skipped = warmup_steps(len(steps))
     steady = steps.where(slice(skipped, None))
     num_other_steps = len(history.effective) - len(steps)
@@ -136,6 +161,7 @@ def build_comparison(
         num_warmup_steps=skipped,
         num_other_steps=num_other_steps,
         step_time=step_time,
+        anchor=anchored,
         step_time_terms=terms,
         memory=memory,
         memory_terms=tuple(
@@ -157,10 +183,42 @@ def build_comparison(
         checkpoint_stall=stall,
         findings=(
             *_findings(plan, step_time, terms, memory=memory, run_time=run_time, ledger=ledger),
+            *([anchored.text] if anchored and step_time.measured is not None else []),
             *_tuning(plan),
             *_forecast(forecast, step_time),
             *_energy_finding(energy, energy_interval),
         ),
+    )
+
+
+def compare_anchor(plan: Plan, anchor: StepAnchor, steps: Steps) -> AnchorComparison:
+    """Hold the steps after the anchor against it.
+
+    Args:
+        plan: of the layout that the anchor holds for.
+        anchor: of the run.
+        steps: effective ones of that layout.
+    """
+    planned_s, found = plan.step_time.total_s, anchor.found
+    text, measured_s, slow_share = f"planned {format_duration(planned_s)} a step, ", None, None
+    if found is None:
+        text += f"not anchored: {anchor.reason}"
+    else:
+        since = steps.where((steps["step"] > found.step) & (steps.num_steps > 0)).planned_parts_s
+        interval = f"{format_duration(found.low_s)} to {format_duration(found.high_s)}"
+        text += f"anchored at step {found.step:,} on {format_duration(found.step_s)} (80 %: {interval})"
+        if len(since):
+            measured_s, slow_share = float(np.median(since)), float(np.mean(since > found.high_s))
+            text += f", measured {format_duration(measured_s)} since"
+            slow = f"{slow_share:.0%} of these steps took longer than the interval"
+            text += f": {slow}" if slow_share > _MOST_SLOW else ""
+    return AnchorComparison(
+        planned_s=planned_s,
+        anchored=found,
+        reason=anchor.reason,
+        measured_s=measured_s,
+        slow_share=slow_share,
+        text=text,
     )
 
 

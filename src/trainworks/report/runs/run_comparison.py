@@ -131,6 +131,10 @@ def _flat(value: object, name: str = "") -> dict[str, str]:
 def _figures(first: Report, second: Report) -> Iterator[ComparedFigure]:
     a, b = first.comparison, second.comparison
     yield ComparedFigure(name="planned step", unit="s", first=_planned(a), second=_planned(b))
+    one, other = (each.anchor.anchored if each and each.anchor else None for each in (a, b))
+    if one or other:
+        steps = (each.step_s if each else None for each in (one, other))
+        yield ComparedFigure(name="anchored step", unit="s", first=next(steps), second=next(steps))
     yield ComparedFigure(name="step time", unit="s", first=_step(first), second=_step(second))
     mine, others = _terms(a), _terms(b)
     for name in dict.fromkeys([*mine, *others]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,6 +13,7 @@ from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events.log import Event, read_events_from, read_lines_from
 from trainworks.record.events.training import CheckpointDamagedEvent, CheckpointEvent
 from trainworks.record.manifest import describe_damage
+from trainworks.record.measured.step_anchor import AnchoredStep, read_anchor
 from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -38,6 +40,8 @@ class Progress:
     """Time of the last launch."""
     slowest: SlowestRank | None = None
     """The rank that the others waited for in the last logging interval of this attempt."""
+    anchored: AnchoredStep | None = None
+    """The step of the plan, anchored on the first quiet ones."""
     memory_peak_bytes: int | None = None
     checkpoint_step: int | None = None
     """Step of the newest checkpoint that is not known to be damaged."""
@@ -77,6 +81,12 @@ class Progress:
             return None
         return max(0, num_steps - self.latest["step"]) * self.step_s
 
+    def anchored_eta_s(self, num_steps: int) -> float | None:
+        """Time to the last step by the anchored step, without evaluations and saves; None without one."""
+        if self.anchored is None or self.latest is None:
+            return None
+        return max(0, num_steps - self.latest["step"]) * self.anchored.step_s
+
 
 class RunFollower:
     """Reads what a run has added to its record since the last look."""
@@ -87,6 +97,7 @@ class RunFollower:
         self._recent: deque[MetricsRow] = deque(maxlen=_RECENT_STEPS)
         self._progress = Progress(JobState.CREATED, RunStatus(state="CREATED"))
         self._saved_at: dict[int, float] = {}
+        self._anchor_changed_ns = 0
 
     def look(self, *, since: float = 0.0) -> Progress:
         """The run as it stands now; the events are those since the last look.
@@ -103,6 +114,7 @@ class RunFollower:
             self._take(event)
         progress.new_events = [event for event in events if event["t"] >= since]
         self._take_rows(since)
+        self._take_anchor()
         return progress
 
     def _take(self, event: Event) -> None:
@@ -128,6 +140,13 @@ class RunFollower:
         else:
             progress.damaged_checkpoints[step] = event
         progress.checkpoint_step, progress.checkpoint_at = next(reversed(self._saved_at.items()), (None, None))
+
+    def _take_anchor(self) -> None:
+        with suppress(OSError):  # no window was full yet, or a record of an older version
+            changed_ns = self._run_dir.anchor_file.stat().st_mtime_ns
+            if changed_ns != self._anchor_changed_ns:
+                anchor = read_anchor(self._run_dir.anchor_file)
+                self._anchor_changed_ns, self._progress.anchored = changed_ns, anchor.found if anchor else None
 
     def _take_rows(self, since: float) -> None:
         rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)

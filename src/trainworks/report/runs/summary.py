@@ -20,6 +20,7 @@ from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
 from trainworks.record.manifest import describe_damage
+from trainworks.record.measured.step_anchor import StepAnchor, read_anchor
 from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.processes import Processes
@@ -239,7 +240,13 @@ def build_report(
         faults=_faults(history),
         profiles=build_profiles(run_dir, history),
         evaluations=build_evaluations(resolved, history),
-        comparison=_comparison(resolved, history, ledger, energy_of(run_dir, resolved.processes)),
+        comparison=_comparison(
+            resolved,
+            history,
+            ledger,
+            energy_j=energy_of(run_dir, resolved.processes),
+            anchor=read_anchor(run_dir.anchor_file),
+        ),
         ledger=ledger,
         sample=_sample(history),
         curves=build_curves(metrics, events) if has_steps else None,
@@ -340,7 +347,12 @@ def energy_of(run_dir: RunDir, processes: Processes) -> float | None:
 
 
 def _comparison(
-    resolved: ResolvedRun, history: History, ledger: Ledger | None, energy_j: float | None
+    resolved: ResolvedRun,
+    history: History,
+    ledger: Ledger | None,
+    *,
+    energy_j: float | None,
+    anchor: StepAnchor | None,
 ) -> Comparison | None:
     workload = resolved.run_file.workload
     if resolved.plan is None or ledger is None:
@@ -353,6 +365,7 @@ def _comparison(
         ledger,
         unit=workload.unit if workload else "tokens",
         forecast=resolved.forecast,
+        anchor=anchor,
         power_w=resolved.power_limit_w,
         energy_j=energy_j,
         usd_per_hour=resolved.usd_per_hour,
