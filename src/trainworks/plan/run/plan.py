@@ -107,6 +107,7 @@ def make_plan(
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         expected=expected_step(parts, Belief.of(CALIBRATED_PRIOR)),
         memory=job.memories(layouts).terms(),
+        attention=job.attention.describe() if job.attention else "",
         compared=compared,
         checkpoint_bytes=saved_bytes,
     )
