@@ -79,7 +79,7 @@ def make_plan(
     """
     workload = run_file.workload
     assert workload is not None
-    job = run_job(workload, shape, processes, calibration=calibration)
+    job = run_job(workload, shape, processes, calibration=calibration, support=support)
     if layout.dp_replicate == layout.world_size:
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
     layouts = layouts_of([layout])

@@ -124,12 +124,13 @@ class RunJob(TrainingJob):
 
     @property
     def attention(self) -> AttentionTask | None:
-        """The decoder's attention in training; None for other models, which `transformers` computes.
+        """The decoder's attention in training; None for a model that `transformers` computes, or may compute.
 
-        The ranks at hand are taken for NVIDIA's GPUs of Ampere or later, if they are any.
+        GPUs at hand count as NVIDIA's of Ampere or later.
         """
         workload, shape = self.workload, self.shape
-        if workload.task != "causal-lm" or self.support.uncut:
+        is_decoder = workload.model.hf is None or (self.support.model_type and not self.support.uncut)
+        if workload.task != "causal-lm" or not is_decoder:
             return None
         architecture = self.cluster.accelerator.architecture or ""
         return AttentionTask(
@@ -139,7 +140,7 @@ class RunJob(TrainingJob):
             head_dim=shape.head_dim,
             positions=self.sequence_length,
             documents=workload.data.pack,
-            window=shape.window,
+            window=shape.window if shape.window_layers == shape.layers else 0,
             dropout=workload.model.dropout > 0,
             deterministic=workload.deterministic,
         )
