@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -211,18 +212,19 @@ class AttentionTask:
     def mask_bytes(self, rows: float) -> float:
         """Bytes of the mask of `rows` rows, which all blocks share; of documents the most that they can need.
 
-        varlen   ends of documents, 4 per token
-        flex     4 arrays of the blocks of a row, 4 (T / 128)^2 each, and the document of each token, 8
-        pieces   e 128 T of documents, and e 128 (128 + w) of a window
+        varlen   4 per token, where a document may begin
+        flex     16 (n^2 + n) of the n = T / 128 blocks of a row, and the document of each token, 8
+        pieces   e 128 T of documents, twice that with a window w, and e 128 (384 + 2 w) of its stretches
         masked   e T^2
         """
         e, length, documents = (2 if self.half else 4), self.positions, rows if self.documents else 1.0
-        window = min(self.window, length)
+        window, blocks = (self.window if self.window < length else 0), math.ceil(length / PIECE)
+        moves = int(window > 0)
         return {
             "sdpa": 0.0,
-            "varlen": 4.0 * rows * (length if self.documents else 1),
-            "flex": documents * (16.0 * -((-length // PIECE) ** 2) + 8.0 * length),
-            "pieces": e * PIECE * (rows * length * self.documents + (PIECE + window) * (window > 0)),
+            "varlen": 4.0 * rows * (length if self.documents else 1) + 4.0,
+            "flex": documents * (16.0 * (blocks**2 + blocks) + 8.0 * length * self.documents),
+            "pieces": e * PIECE * (rows * length * self.documents * (1 + moves) + moves * (3 * PIECE + 2 * window)),
             "masked": documents * e * length**2,
         }[self.kernel]
 
