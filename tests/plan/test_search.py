@@ -255,6 +255,7 @@ def test_the_fastest_layout_is_on_the_front(result: SearchResult) -> None:
         {"offload": 1, "offload_optimizer": 1},
         {"cp": 2, "sequence_parallel": 0},
         {"zero": 1, "dp_shard": 16},
+        {"zero": 2, "pp": 2},
     ],
     ids=str,
 )

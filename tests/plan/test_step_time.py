@@ -159,6 +159,14 @@ def test_sharded_weights_travel_once_per_micro_batch() -> None:
     assert long == pytest.approx(2 * short, rel=1e-9)
 
 
+@pytest.mark.parametrize(("native", "zero", "scatters"), [(False, 2, 16), (False, 1, 1), (True, 2, 1), (True, 1, 1)])
+def test_a_pipeline_of_pytorch_scatters_its_gradients_once(native: bool, zero: int, scatters: int) -> None:
+    apart = replace(LLAMA, software=Software(overlap=False, native=native))
+    degrees = {"pp": 4, "dp": 8, "dp_shard": 8, "zero": zero}
+    once, often = (step(apart, batch, **degrees).dp_s for batch in (8, 128))  # 1 and 16 micro-batches
+    assert often[0] / once[0] == pytest.approx((4 * scatters + 2) / (4 + 2), rel=0.02)
+
+
 def test_fsdp_sends_gradients_in_16_bits_and_copies_them_into_and_out_of_flat_buffers() -> None:
     whole, half = (replace(LLAMA, software=Software(overlap=False, sent_gradient_bytes=sent)) for sent in (4, 2))
     ratio = step(whole, dp=8, dp_shard=8, zero=3).dp_s / step(half, dp=8, dp_shard=8, zero=3).dp_s

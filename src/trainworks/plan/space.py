@@ -183,7 +183,8 @@ class Space:
         choices |= {name: [self.fixed[name]] for name in NEVER_SEARCHED if name in self.fixed}
         # In the usual space, a node of ranks shares the weights at least.
         within = self.job.cluster.accelerators_per_node // tp if self.usual and "dp_shard" not in self.fixed else 1
-        sharding = _sharding(dp * cp, dp, pp, least=min(dp, within))
+        scatters = pp == 1 or self.fixed.get("zero") == 2
+        sharding = _sharding(dp * cp, dp, scatters=scatters, least=min(dp, within))
         zero_bubble = not self.usual or self.job.software.native or "zero_bubble" in self.fixed
         schedules = [(1, 0)]  # interleave, zero_bubble
         if pp > 1:
@@ -243,14 +244,14 @@ def _filled(global_batch: int, filling: _Filling) -> Layouts:
     return layouts.take(complete)
 
 
-def _sharding(copies: int, dp: int, pp: int, *, least: int) -> list[tuple[int, int]]:
+def _sharding(copies: int, dp: int, *, scatters: bool, least: int) -> list[tuple[int, int]]:
     """(zero, dp_shard): nothing shared; states over the whole group; weights over any divisor of it (HSDP).
 
-    Zero 2 with a pipeline would scatter the gradients of every micro-batch: no framework offers it.
+    Zero 2 scatters the gradients of every micro-batch. A pipeline does so where its user asks for it (Llama 3 405B).
     """
     pairs = [(0, 1)]
     if copies > 1:
         pairs.append((1, dp))
-        pairs += [(2, dp)] if pp == 1 else []
+        pairs += [(2, dp)] if scatters else []
         pairs += [(3, size) for size in divisors(dp) if size >= max(2, least)] or [(3, dp)]
     return pairs

@@ -256,7 +256,7 @@ def _pipeline_transfers_s(job: TrainingJob, layouts: Layouts, rates: Rates, comp
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
     size = tokens * job.shape.hidden * element_bytes(job.precision) / layouts.tp
     one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, rates.links)
-    full = rates.coefficients.pp_exposed * 2 * layouts.interleave * one
+    full = 2 * layouts.interleave * one
     hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     exposed = np.maximum(full - hidden * compute_s, (1 - hidden) * full)
     return np.where(layouts.pp > 1, exposed, 0.0)
@@ -268,6 +268,7 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     zero 0    one all-reduce of the gradients
     zero 1    one scatter of them, and a gather of 16-bit weights after the update; zero 2 a scatter per micro-batch
     zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
+    native    in a pipeline one scatter per step with zero 2 and 3, too (`torch.distributed.pipelining`)
     replicas  beside shards: an all-reduce of the shard's gradients
 
     Gradients are sent as `layouts.gradient_compression` says. Nothing hides the kernels of PowerSGD.
@@ -342,9 +343,10 @@ def _reductions_s(
     scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)
     gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
-    scatters = np.where(layouts.zero == 2, layouts.accum, 1.0)
-    once = scatters * scattered + gathered
-    return np.where(layouts.zero == 3, layouts.accum * (2 * gathered + scattered), once) + outer
+    keeps = (layouts.zero <= 1) | (rates.software.native & (layouts.pp > 1))
+    scatters = np.where(keeps, 1.0, layouts.accum)
+    gathers = np.where(layouts.zero == 3, 2.0 * layouts.accum, 1.0)
+    return scatters * scattered + gathers * gathered + outer
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:

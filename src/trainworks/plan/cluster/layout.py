@@ -237,8 +237,6 @@ def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
         yield _blame(alone[0], fixed, "needs a pipeline, and pp is 1", "auto")
     if fixed.get("sequence_parallel") and fixed.get("tp") == 1:
         yield _blame("sequence_parallel", fixed, "splits over the ranks of tp, which is 1", "auto")
-    if fixed.get("zero") == 2 and fixed.get("pp", 1) > 1:
-        yield _blame("zero", fixed, "would scatter the gradients of every micro-batch of a pipeline", "1 or 3")
     if fixed.get("interleave", 1) > 1 and not isinstance(job.shape, ConvNetShape):
         yield from _check_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
 
