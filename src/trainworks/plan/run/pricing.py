@@ -132,10 +132,10 @@ class RunJob(TrainingJob):
         is_decoder = workload.model.hf is None or (self.support.model_type and not self.support.uncut)
         if workload.task != "causal-lm" or not is_decoder:
             return None
-        architecture = self.cluster.accelerator.architecture or ""
+        accelerator = self.cluster.accelerator
         return AttentionTask(
             device=self.device,
-            capability=_CAPABILITIES.get(architecture, (8, 0)),
+            capability=_CAPABILITIES.get(accelerator.architecture or "", (8, 0)),
             half=self.precision not in FULL_PRECISIONS,
             head_dim=shape.head_dim,
             positions=self.sequence_length,
@@ -143,6 +143,7 @@ class RunJob(TrainingJob):
             window=shape.window if shape.window_layers == shape.layers else 0,
             dropout=workload.model.dropout > 0,
             deterministic=workload.deterministic,
+            varlen=accelerator.vendor != "AMD",
         )
 
     def memories(self, layouts: Layouts) -> RunMemories:
