@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
@@ -11,6 +13,11 @@ from trainworks.config.spec import FieldError, Spec
 
 Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
 """Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
+Kernel = Literal["sdpa", "varlen", "flex", "pieces", "masked"]
+"""Kernel of the worker's attention, see `AttentionTask.kernel`."""
+PIECE = 128
+"""Positions that one call of `pieces` handles at least, where documents are shorter or a window moves: calls of fewer
+cost more than what they leave out (measured on a CPU). FlexAttention's blocks are as long."""
 Fp8Recipe = Literal["tensorwise", "rowwise", "blockwise"]
 """Values of an 8-bit product that share a scale: a tensor, a row, or a block (128 x 128, or the 32 of MXFP8)."""
 Family = Literal[
@@ -127,3 +134,115 @@ class TrainingSoftware(Spec):
 def software_from_text(value: Any) -> Any:
     """Read `software: MaxText 2025` as the framework alone."""
     return {"framework": value} if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTask:
+    """The causal attention of Trainworks' own decoder on one device."""
+
+    device: str
+    """`cuda`, `cpu`, or another type of torch's."""
+    capability: tuple[int, int] = (8, 0)
+    """Compute capability of an NVIDIA GPU."""
+    half: bool
+    """Queries, keys and values have 16 bits."""
+    head_dim: int
+    positions: int
+    """Of a row."""
+    documents: bool = False
+    """A row holds several documents, which do not see each other."""
+    window: int = 0
+    """Positions that a token sees, itself included; 0 is all of them."""
+    dropout: bool = False
+    deterministic: bool = False
+    varlen: bool = True
+    """torch has FlashAttention for sequences of several lengths on this device."""
+    flex: bool = True
+    """torch can compile FlexAttention here."""
+
+    @property
+    def has_flash(self) -> bool:
+        """Whether FlashAttention runs: 16 bits on Ampere and later, heads of 256 on its servers' chips, of 192 on
+        others.
+        """
+        widest = 256 if self.capability in ((8, 0), (9, 0), (10, 0)) else 192
+        return self.device == "cuda" and self.half and self.capability >= (8, 0) and self.head_dim <= widest
+
+    @property
+    def repeats_keys(self) -> bool:
+        """Whether `sdpa` needs a key head per query head: memory-efficient attention knows no groups, and the kernel
+        that does writes [B, heads, T, T] to memory.
+        """
+        return self.device == "cuda" and not (self.has_flash and self.kernel == "sdpa")
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that runs fastest without scores in memory, where the device has one.
+
+        sdpa     `scaled_dot_product_attention` under its own causal mask: a window that is as long as the row counts
+                 as none
+        varlen   `varlen_attn`, FlashAttention of documents and windows: where it runs, without dropout
+        flex     `flex_attention` with a mask of blocks: on GPUs where FlashAttention does not run, without dropout
+        pieces   one `sdpa` per document, per group of short ones, or per stretch of a window: on CPUs, on other
+                 devices, and with dropout
+        masked   one `sdpa` with a mask [T, T]: for rows no longer than a piece
+
+        Deterministic runs have no memory-efficient attention: `flex` replaces it, and where that is not there, `sdpa`
+        writes scores to memory.
+        """
+        flexible = self.device == "cuda" and self.flex and not self.dropout and self.head_dim >= _SMALLEST_FLEX_HEAD
+        if not (self.documents or 0 < self.window < self.positions):
+            needs_other = self.device == "cuda" and self.deterministic and not self.has_flash
+            return "flex" if needs_other and flexible else "sdpa"
+        if self.has_flash and self.varlen and not self.dropout and self.head_dim % 8 == 0:
+            return "varlen"
+        if flexible:
+            return "flex"
+        return "masked" if self.positions <= PIECE else "pieces"
+
+    def copied_heads(self, heads: int, key_heads: int) -> int:
+        """Heads of values that each block keeps beside queries, keys, values and output.
+
+        `pieces` joins its outputs in a copy; keys and values that are repeated are `heads` - `key_heads` more each.
+        """
+        kernel = self.kernel
+        repeated = 2 * (heads - key_heads) if self.repeats_keys and kernel not in ("varlen", "flex") else 0
+        return repeated + (heads if kernel == "pieces" else 0)
+
+    def mask_bytes(self, rows: float) -> float:
+        """Bytes of the mask of `rows` rows, which all blocks share; of documents the most that they can need.
+
+        varlen   4 per token, where a document may begin
+        flex     16 (n^2 + n) of the n = T / 128 blocks of a row, and the document of each token, 8
+        pieces   e 128 T of documents, twice that with a window w, and e 128 (384 + 2 w) of its stretches
+        masked   e T^2
+        """
+        e, length, documents = (2 if self.half else 4), self.positions, rows if self.documents else 1.0
+        window, blocks = (self.window if self.window < length else 0), math.ceil(length / PIECE)
+        moves = int(window > 0)
+        return {
+            "sdpa": 0.0,
+            "varlen": 4.0 * rows * (length if self.documents else 1) + 4.0,
+            "flex": documents * (16.0 * (blocks**2 + blocks) + 8.0 * length * self.documents),
+            "pieces": e * PIECE * (rows * length * self.documents * (1 + moves) + moves * (3 * PIECE + 2 * window)),
+            "masked": documents * e * length**2,
+        }[self.kernel]
+
+    def describe(self) -> str:
+        """The kernel in a few words.
+
+        >>> AttentionTask(device="cuda", half=True, head_dim=128, positions=8192, documents=True).describe()
+        'varlen (FlashAttention of each document)'
+        """
+        parts = "document" if self.documents else "window"
+        return {
+            "sdpa": "sdpa (causal, without a mask)",
+            "varlen": f"varlen (FlashAttention of each {parts})",
+            "flex": "flex (FlexAttention with a mask of blocks)",
+            "pieces": f"pieces (sdpa of each {parts})",
+            "masked": "masked (sdpa with a mask of all positions)",
+        }[self.kernel]
+
+
+_SMALLEST_FLEX_HEAD = 16
+"""Least width of a head that FlexAttention's products take."""

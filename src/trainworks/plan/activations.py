@@ -65,8 +65,8 @@ def activation_bytes(
         norms      2 r h, or `Software.norm_bytes` 2 h; / t with sequence parallelism
         inputs     2 e h of the projections after them, / t if they are gathered again; 5 e h or 4 e h under autocast,
                    where each product has a copy
-        heads      e (2 H + 2 K) d / t of queries, keys, values and output, 4 H / t of the log-sum-exp, and e H d / t
-                   more after Ulysses' exchange
+        heads      e (2 H + 2 K + C) d / t of queries, keys, values, output and C copied heads, 4 H / t of the
+                   log-sum-exp, and e H d / t more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
@@ -98,7 +98,7 @@ def activation_bytes(
     inputs = inputs / (1.0 if software.native or software.keeps_gathered else split)
     dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
     query_dim, value_dim = head_dims(shape)
-    heads = e * (shape.heads + shape.kv_heads) * (query_dim + value_dim) / t
+    heads = e * ((shape.heads + shape.kv_heads) * (query_dim + value_dim) + software.copied_heads * value_dim) / t
     heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
     if software.native:
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)

@@ -87,6 +87,8 @@ class Software:
     framework: str = "megatron"
     """Family of programs that share their kernels and their schedule: `megatron`, `jax`, `torch` or `other`."""
     fp8_recipe: Fp8Recipe = "tensorwise"
+    copied_heads: int = 0
+    """Heads that attention keeps beside queries, keys, values and output (`AttentionTask.copied_heads`)."""
     name: str = field(default="", compare=False)
     """The program as the run file names it; empty where it names none."""
     said: frozenset[str] = field(default=frozenset(), compare=False)

@@ -94,6 +94,8 @@ class Plan(Spec):
     expected: ExpectedStep | None = None
     """None in records of older versions."""
     memory: MemoryTerms
+    attention: str = ""
+    """Kernel of the decoder's attention; empty for other models, and in records of older versions."""
     compared: tuple[PlannedLayout, ...] = ()
     """The best layouts of the search in its order; empty where the model is measured or the layout was not searched."""
     checkpoint_bytes: int

@@ -191,7 +191,9 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
 
 def _software_text(job: AnyJob) -> str:
     programs = getattr(job, "programs", ())
-    return describe_programs(programs) if programs else describe_software(job.software, job.precision)
+    text = describe_programs(programs) if programs else describe_software(job.software, job.precision)
+    attention = getattr(job, "attention", None)
+    return f"{text}; {attention.describe()}" if attention else text
 
 
 @to_json.register

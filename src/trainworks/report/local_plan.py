@@ -117,6 +117,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "experts": _experts(plan),
         "preference": _preference(workload),
         "layout": f"{ranks}: {plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
+        "attention": plan.attention,
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}"
         f"{left_out if plan.samples_left_out else ''}",
         "step time": f"{step} = {' + '.join(f'{name} {format_duration(term)}' for name, term in terms.items())}",

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.shapes import shape
+from tests.plan.shapes import shape, workload
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.plan.activations import activation_bytes
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.run.memory import checkpoint_bytes, effective_layouts, run_memories
+from trainworks.plan.run.pricing import run_job
 from trainworks.plan.software import worker_software
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
+from trainworks.record.processes import Processes
 
 SHAPES = st.builds(
     shape,
@@ -173,3 +175,41 @@ def test_offloading_saves_memory_of_an_accelerator() -> None:
 
 def test_offloaded_activations_stay_where_they_are_on_a_cpu() -> None:
     assert memory(shape(), offload_activations=True) == memory(shape())
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "dropout", "said", "more"),
+    [
+        ("cpu", "fp32", 0.0, "pieces (sdpa of each document)", 4 * 1024 * 128 + 4 * (4 * 64 * 1024)),
+        ("cuda", "bf16", 0.0, "varlen (FlashAttention of each document)", 4 * 1024 + 4),
+        ("cuda", "fp32", 0.0, "flex (FlexAttention with a mask of blocks)", 16 * (8**2 + 8) + 8 * 1024 - 2**20),
+        ("cuda", "bf16", 0.1, "pieces (sdpa of each document)", 2 * 1024 * 128 + 4 * (2 * 2 * 64 * 1024)),
+    ],
+)
+def test_the_plan_of_packed_rows_names_the_kernel_and_counts_its_memory(
+    device: str, precision: str, dropout: float, said: str, more: int
+) -> None:
+    """4 layers of 4 query and 2 key heads of 16 values: masks, the copied output, and repeated keys and values.
+
+    Plain attention in fp32 on a GPU repeats them, 2^20 bytes, and FlexAttention does not.
+    """
+    model = shape(sequence_length=1024, kv_heads=2)
+    processes = Processes(nodes=1, processes_per_node=1, threads_per_process=1, device=device)
+    architecture = {"architecture": "gpt2", "dropout": dropout} if dropout else {}
+    plain, packed = (
+        run_job(
+            workload(
+                model={"layers": 4, "hidden": 64, "heads": 4} | architecture,
+                data={"source": "python-stdlib", "sequence_length": 1024, "pack": pack},
+                precision=precision,
+            ),
+            model,
+            processes,
+        )
+        for pack in (False, True)
+    )
+    assert packed.attention is not None
+    assert packed.attention.describe() == said
+    layouts = layouts_of([cut()])
+    kept = [job.memories(layouts).terms().activations_bytes for job in (plain, packed)]
+    assert kept[1] - kept[0] == more

@@ -118,9 +118,11 @@ def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
 
 
 def _support(ready: ReadyWorkload, shape: ModelShape) -> ModelSupport:
-    """What the worker can do with the model; a single rank cuts nothing, and only experts have a balance loss."""
-    has_balance_loss = bool(shape.experts or ready.workload.model.balance_loss)
-    if ready.shape is not None or (ready.resolved.processes.world_size == 1 and not has_balance_loss):
+    """What the worker can do with the model, where that matters: if several ranks may cut it, experts have a balance
+    loss, or packed rows take the memory of an attention that depends on who computes it.
+    """
+    matters = shape.experts or ready.workload.model.balance_loss or ready.workload.data.pack
+    if ready.shape is not None or (ready.resolved.processes.world_size == 1 and not matters):
         return ANY_LAYOUT
     return model_support(ready.workload, ready.resolved.host.packages, python=ready.interpreter.python)
 

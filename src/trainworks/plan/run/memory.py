@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from trainworks.config.software import AttentionTask
 from trainworks.plan.activations import activation_bytes, element_bytes, stream_bytes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
@@ -68,11 +69,13 @@ def run_memories(
     dropout: float = 0.0,
     moment_bytes: float = 8.0,
     autocast: bool = True,
+    attention: AttentionTask | None = None,
 ) -> RunMemories:
     """Peak of the fullest rank of every layout.
 
     The terms of `plan.memory`, and
 
+        activations  and of every micro-batch under way the mask of attention
         allocator    on an accelerator its fragmentation, on a CPU `_idle_heap_bytes`
         checkpoint   12 N / s with AdamW: the copy written while training continues, on a CPU
 
@@ -80,8 +83,14 @@ def run_memories(
     """
     software = replace(worker_software(device, dropout=dropout, moment_bytes=moment_bytes), autocast=autocast)
     layouts = effective_layouts(shape, layouts, precision, device)
+    mask = np.zeros(len(layouts))
+    if attention is not None:
+        software = replace(software, copied_heads=attention.copied_heads(shape.heads, shape.kv_heads))
+        each = np.array([attention.mask_bytes(rows) for rows in layouts.micro_batch])
+        mask = each * np.minimum(layouts.accum, layouts.pp)
     predict = partial(predict_memories, shape, layouts, sequence_length=sequence_length, precision=precision)
     memories = predict(software=software, context_bytes=float(baseline_bytes))
+    memories = memories.with_terms(activations_bytes=memories.activations_bytes + mask)
     if device == "cpu":
         rank = _largest_rank(shape, layouts)
         idle = _idle_heap_bytes(shape, layouts, rank, memories, sequence_length, precision, software)

@@ -79,7 +79,7 @@ def make_plan(
     """
     workload = run_file.workload
     assert workload is not None
-    job = run_job(workload, shape, processes, calibration=calibration)
+    job = run_job(workload, shape, processes, calibration=calibration, support=support)
     if layout.dp_replicate == layout.world_size:
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
     layouts = layouts_of([layout])
@@ -107,6 +107,7 @@ def make_plan(
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
         expected=expected_step(parts, Belief.of(CALIBRATED_PRIOR)),
         memory=job.memories(layouts).terms(),
+        attention=job.attention.describe() if job.attention else "",
         compared=compared,
         checkpoint_bytes=saved_bytes,
     )

@@ -18,6 +18,7 @@ from trainworks.catalog.facts import Accelerator
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import Workload
+from trainworks.config.software import AttentionTask
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of
@@ -26,7 +27,7 @@ from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories
 from trainworks.plan.run import adapters
-from trainworks.plan.run.memory import RunMemories, effective_layouts, run_memories
+from trainworks.plan.run.memory import FULL_PRECISIONS, RunMemories, effective_layouts, run_memories
 from trainworks.plan.run.optimizer import moment_bytes, update_factor
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import Software, worker_software
@@ -53,6 +54,8 @@ _HOST_SHARE = 0.8
 """Share of a host's memory that its ranks may use; the rest is the system's and that of other programs."""
 _TYPICAL_BASELINE_BYTES = 400_000_000
 """Memory of a rank without a model on a CPU, before it is measured."""
+_CAPABILITIES = {"Pascal": (6, 0), "Volta": (7, 0), "Turing": (7, 5)}
+"""Compute capability of the architectures without FlashAttention."""
 _CONTEXT_BYTES = round(COEFFICIENTS.context_bytes)
 """The same on an accelerator: the driver's context and the buffers of the collectives."""
 
@@ -119,6 +122,30 @@ class RunJob(TrainingJob):
         baseline = calibration.baseline_bytes if self.device == "cpu" else self.baseline_bytes
         return replace(self, calibration=calibration, baseline_bytes=baseline)
 
+    @property
+    def attention(self) -> AttentionTask | None:
+        """The decoder's attention in training; None for a model that `transformers` computes, or may compute.
+
+        GPUs at hand count as NVIDIA's of Ampere or later.
+        """
+        workload, shape = self.workload, self.shape
+        is_decoder = workload.model.hf is None or (self.support.model_type and not self.support.uncut)
+        if workload.task != "causal-lm" or not is_decoder:
+            return None
+        accelerator = self.cluster.accelerator
+        return AttentionTask(
+            device=self.device,
+            capability=_CAPABILITIES.get(accelerator.architecture or "", (8, 0)),
+            half=self.precision not in FULL_PRECISIONS,
+            head_dim=shape.head_dim,
+            positions=self.sequence_length,
+            documents=workload.data.pack,
+            window=shape.window if shape.window_layers == shape.layers else 0,
+            dropout=workload.model.dropout > 0,
+            deterministic=workload.deterministic,
+            varlen=accelerator.vendor != "AMD",
+        )
+
     def memories(self, layouts: Layouts) -> RunMemories:
         """Peak memory of the fullest rank of every layout.
 
@@ -136,6 +163,7 @@ class RunJob(TrainingJob):
             dropout=self.workload.model.dropout,
             moment_bytes=moments,
             autocast=self.software.autocast,
+            attention=self.attention,
         )
         adapter, shape = self.workload.adapter, self.shape
         held = effective_layouts(shape, layouts, self.precision, self.device)

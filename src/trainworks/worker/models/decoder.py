@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
 from trainworks.worker.loss import ChunkedCrossEntropy, local_part
+from trainworks.worker.models import attention
 from trainworks.worker.models.experts import MixtureOfExperts
 
 Rotation = tuple[Tensor, Tensor] | None
@@ -106,6 +107,10 @@ class Decoder(nn.Module):
         """First position of this rank, under context parallelism."""
         self.sequence_shards = 1
         """Ranks that share the positions of what passes between parts, under sequence parallelism."""
+        self.context_shards = 1
+        """Ranks that share the positions of a row, under context parallelism."""
+        self.compiled = self.selective = False
+        """Whether blocks are compiled, and recomputed selectively."""
         self._rotations: dict[tuple[int, int, torch.device], Rotation] = {}
 
     @property
@@ -145,12 +150,26 @@ class Decoder(nn.Module):
         own_BT = None if positions_BT is None else positions_BT[:, self.first_position : self.first_position + length]
         x_BTD = self._embed(x, own_BT) if self.first else x
         rotation = self._rotation(length, x.device) if own_BT is None else self._rotation_at(own_BT)
-        mask = None if positions_BT is None else document_mask(positions_BT, self.config.sliding_window)
+        kernel = self._kernel(x_BTD, positions_BT, length * self.context_shards)
         for block in self.layers.values():
-            x_BTD = block(x_BTD, rotation, mask)
+            x_BTD = block(x_BTD, rotation, kernel)
         if self.norm is None or self.output is None:
             return x_BTD
         return self.output(self.norm(x_BTD), self.output_weight, labels_BT, at)
+
+    def _kernel(self, x: Tensor, positions_BT: Tensor | None, positions: int) -> attention.Kernel:
+        """The attention of all blocks, which sees whole rows."""
+        config = self.config
+        task = attention.attention_task(
+            x,
+            head_dim=config.head_dim,
+            positions=positions,
+            documents=positions_BT is not None,
+            window=config.sliding_window,
+            dropout=self.training and config.dropout > 0,
+            flex=self.compiled or not self.selective,  # the modes of recomputation keep it from being compiled alone
+        )
+        return attention.kernel_of(task, x, positions_BT, compiled=self.compiled)
 
     def _embed(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         assert self.embed_tokens is not None
@@ -234,9 +253,9 @@ class DecoderBlock(nn.Module):
         self.mlp = _experts(config) if config.experts else FeedForward(config)
         self._dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation, mask_B1TT: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, rotation: Rotation, kernel: attention.Kernel) -> Tensor:
         """[B, T, D] to [B, T, D]."""
-        x_BTD = x_BTD + self._drop(self.self_attn(self.input_layernorm(x_BTD), rotation, mask_B1TT))
+        x_BTD = x_BTD + self._drop(self.self_attn(self.input_layernorm(x_BTD), rotation, kernel))
         return x_BTD + self._drop(self.mlp(self.post_attention_layernorm(x_BTD)))
 
     def _drop(self, x_BTD: Tensor) -> Tensor:
@@ -257,11 +276,10 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps) if config.qk_norm else None
         self.exchange: Callable[[Attend, Tensor, Tensor, Tensor], Tensor] | None = None
         self._head_dim = config.head_dim
-        self._window = config.sliding_window
         self._dropout = config.dropout
 
-    def forward(self, x_BTD: Tensor, rotation: Rotation, mask_B1TT: Tensor | None = None) -> Tensor:
-        """[B, T, D] to [B, T, D]; T are positions of this rank, and the whole sequence in the mask."""
+    def forward(self, x_BTD: Tensor, rotation: Rotation, kernel: attention.Kernel) -> Tensor:
+        """[B, T, D] to [B, T, D]; T are positions of this rank, and whole rows in the kernel."""
         q_BTNH, k_BTKH, v_BTKH = (
             projection(x_BTD).unflatten(-1, (-1, self._head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -270,7 +288,7 @@ class Attention(nn.Module):
             q_BTNH, k_BTKH = self.q_norm(q_BTNH), self.k_norm(k_BTKH)
         if rotation is not None:
             q_BTNH, k_BTKH = _rotate(q_BTNH, rotation), _rotate(k_BTKH, rotation)
-        attend = functools.partial(self.attend, mask=mask_B1TT)
+        attend = functools.partial(kernel, dropout=self._dropout if self.training else 0.0)
         if self.exchange is None:
             out_BTNH = attend(q_BTNH, k_BTKH, v_BTKH)
         else:
@@ -278,24 +296,9 @@ class Attention(nn.Module):
         out_BTD: Tensor = self.o_proj(out_BTNH.flatten(2))
         return out_BTD
 
-    def attend(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v over the positions up to each one, or those in the mask; [B, T, N, H]."""
-        if mask is None:
-            mask = _window_mask(q_BTNH.shape[1], self._window, q_BTNH.device)
-        out_BNTH = F.scaled_dot_product_attention(
-            q_BTNH.transpose(1, 2),
-            k_BTKH.transpose(1, 2),
-            v_BTKH.transpose(1, 2),
-            attn_mask=mask,
-            dropout_p=self._dropout if self.training else 0.0,
-            is_causal=mask is None,
-            enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
-        )
-        return out_BNTH.transpose(1, 2)
-
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`Attention.attend`."""
+"""A kernel of attention with its dropout."""
 
 
 def _rotate(x_BTNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -303,24 +306,6 @@ def _rotate(x_BTNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (part.to(x_BTNH.dtype).unsqueeze(-2) for part in rotation)
     left, right = x_BTNH.chunk(2, dim=-1)
     return x_BTNH * cos + torch.cat((-right, left), dim=-1) * sin
-
-
-def document_mask(positions_BT: Tensor, window: int) -> Tensor:
-    """Keys [B, 1, T, T] that each query sees: those of its own document up to itself, and within the window."""
-    document_BT = (positions_BT == 0).cumsum(1)
-    at = torch.arange(positions_BT.shape[1], device=positions_BT.device)
-    distance_TT = at.unsqueeze(1) - at
-    seen_TT = (distance_TT >= 0) & (distance_TT < (window or len(at)))
-    return ((document_BT.unsqueeze(2) == document_BT.unsqueeze(1)) & seen_TT).unsqueeze(1)
-
-
-def _window_mask(positions: int, window: int, device: torch.device) -> Tensor | None:
-    """Keys [T, T] that each query sees; None if causality is enough, and fused kernels need no mask."""
-    if window == 0 or positions <= window:
-        return None
-    at = torch.arange(positions, device=device)
-    distance = at.unsqueeze(1) - at
-    return (distance >= 0) & (distance < window)
 
 
 def _experts(config: DecoderConfig) -> MixtureOfExperts:

@@ -32,6 +32,8 @@ _KEPT = {
     torch.ops._c10d_functional.all_to_all_single.default,
 }
 """Operations that cost more to repeat than their output costs to keep: products, attention, exchanges between ranks."""
+_KEPT_BY_NAME = "torch_attn._varlen_attn.default"
+"""Another one, which torch registers where it is used."""
 
 
 def use_float8(blocks: Sequence[nn.Module], *, emulate: bool) -> None:
@@ -80,6 +82,10 @@ def _selective() -> tuple[TorchDispatchMode, TorchDispatchMode]:
     return _Keep(kept), _Reuse(kept)
 
 
+def _is_kept(function: Any) -> bool:
+    return function in _KEPT or str(function) == _KEPT_BY_NAME
+
+
 class _Keep(TorchDispatchMode):
     """Notes the outputs of operations that are not to be repeated."""
 
@@ -89,7 +95,7 @@ class _Keep(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = function(*args, **(kwargs or {}))
-        if function in _KEPT:
+        if _is_kept(function):
             self._kept[function].append(tree_map_only(torch.Tensor, torch.Tensor.detach, output))
         return output
 
@@ -98,7 +104,7 @@ class _Reuse(_Keep):
     """Gives them back, in the same order."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _KEPT:
+        if _is_kept(function):
             return self._kept[function].popleft()
         return function(*args, **(kwargs or {}))
 

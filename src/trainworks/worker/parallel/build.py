@@ -267,6 +267,7 @@ def distribute_decoder(
         if frozen is not None:
             part.requires_grad_(False)  # what is cut has new parameters
         _prepare_blocks(part.blocks, setup)
+        part.compiled, part.selective = setup.compiled, mesh.layout.recompute == "selective"
         if setup.compiled and setup.device.type != "cpu" and part.output is not None:
             part.output.compile_loss()
         if _is_sharded(setup, experts=config.experts):

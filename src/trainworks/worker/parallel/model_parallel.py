@@ -200,7 +200,7 @@ def _cut_output(part: Decoder, mesh: DeviceMesh, between: Placement) -> None:
 
 def apply_context_parallel(part: Decoder, group: dist.ProcessGroup, *, first_position: int) -> None:
     """Let a decoder, or a part of one, see whole sequences of which this rank has the positions from the first on."""
-    part.first_position = first_position
+    part.first_position, part.context_shards = first_position, dist.get_world_size(group)
     for module in part.modules():
         if isinstance(module, Attention):
             module.exchange = _Ulysses(group)
@@ -209,8 +209,8 @@ def apply_context_parallel(part: Decoder, group: dist.ProcessGroup, *, first_pos
 class _Ulysses:
     """Each rank has a range of the positions, and during attention a part of the heads (Jacobs et al. 2023).
 
-    An all-to-all turns [B, T / c, N, H] into [B, T, N / c, H], attention runs over the whole sequence with the fused
-    causal kernel, and another turns its output back. Every rank has the same work for any mask. Each exchange moves
+    An all-to-all turns [B, T / c, N, H] into [B, T, N / c, H], attention runs over the whole sequence with the kernel
+    of the device, and another turns its output back. Every rank has the same work for any mask. Each exchange moves
     (c - 1) / c of what a rank has. The degree is bounded by the query heads that a rank has.
     """
 
