@@ -256,18 +256,21 @@ def _experts(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
 def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
     if not workload.is_fine_tuned:
         return
-    what = "an adapter" if workload.adapter else "a model with a reference (`preference`)"
-    or_tp = "" if workload.adapter else "; `tp` cuts both"
-    hint = f"use `dp_shard` to spread the model, `dp_replicate` to copy it, or both{or_tp}"
-    axes = ("tp", "pp", "cp", "ep") if workload.adapter else ("pp", "cp", "ep")
+    adapter, hint = workload.adapter, "use `dp_shard` or `tp` to spread the model, `dp_replicate` to copy it"
+    what = "an adapter" if adapter else "a model with a reference (`preference`)"
+    axes = ("pp", "cp", "ep") if workload.preference else ("cp", "ep")
     yield from _uncut(layouts, axes, f"{what} is not cut over {{}}", hint)
+    if adapter and adapter.base == "nf4":
+        yield from _uncut(layouts, ("tp",), "blocks of 4-bit weights are not cut over {}", "set `adapter.base: bf16`")
+    if adapter and adapter.dropout:
+        text = "each rank of {} would drop other inputs of the adapters"
+        yield from _uncut(layouts, ("tp",), text, "set `adapter.dropout: 0`")
 
 
 def _support(layouts: Layouts, support: ModelSupport) -> Iterator[_Rule]:
     """See `ModelSupport.check`, for many layouts."""
     for axis in support.uncut:
         yield axis, getattr(layouts, axis) > 1, lambda one, axis=axis: support.uncut_words(axis)  # type: ignore[misc]
-    yield "tp", support.key_heads % layouts.tp != 0, lambda one: support.key_heads_words(one.tp)
     shared = (layouts.tp > 1) & (layouts.sequence_parallel == 0)
     yield "sequence_parallel", shared & bool(support.dropout), lambda one: support.dropout_words
 
