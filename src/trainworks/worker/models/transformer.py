@@ -149,7 +149,7 @@ class CausalTransformer(nn.Module):
         if self._balance and torch.is_grad_enabled():
             balance = self._balance * output.aux_loss
             loss = loss + (balance - balance.detach())  # its gradient alone: the reported loss does not contain it
-        return loss.view(-1)
+        return loss if loss.ndim else torch.stack([loss])
 
     @torch.no_grad()
     def check_packing(self) -> None:
