@@ -142,6 +142,8 @@ class ModelSupport(Spec):
     model_type: str = ""
     uncut: dict[str, str] = Field(default_factory=dict)
     """Axes over which its layers cannot be cut, and the reason for each."""
+    layers: int = 0
+    """Layers that a pipeline can cut between."""
     dropout: float = 0.0
     """Largest rate at which the model drops something."""
     balance_loss: float = 0.0

@@ -54,6 +54,21 @@ def check_trainable(
             raise LayoutError(message, field=field, hint=hint)
 
 
+def check_cut(layout: ResolvedLayout, workload: Workload, support: ModelSupport) -> None:
+    """Check a layout of a causal model that has no formula, of which its number of layers is known.
+
+    Raises:
+        LayoutError: the first thing that is wrong.
+    """
+    layouts, shape = layouts_of([layout]), ModelShape.of_size(0).model_copy(update={"layers": support.layers})
+    _check_written(layout, shape)
+    rules = (rule(layouts, workload, shape) for rule in (_options, _optimizer, _pipeline, _fine_tuning))
+    for field, mask, words in (*_support(layouts, support), *(each for those in rules for each in those)):
+        if mask.any():
+            message, hint = words(layout)
+            raise LayoutError(message, field=field, hint=hint)
+
+
 def _check_written(layout: ResolvedLayout, shape: ModelShape) -> None:
     """Check what only a written layout has: stages of given lengths."""
     if layout.stage_layers is None:

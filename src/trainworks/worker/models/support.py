@@ -35,6 +35,7 @@ def support_of(config: PretrainedConfig, *, adapted: bool) -> ModelSupport:
     return ModelSupport(
         model_type=config.model_type,
         uncut={} if decoder is not None else _uncut(config),
+        layers=config.num_hidden_layers,
         dropout=dropout_rate(config),
         balance_loss=balance_weight(config),
     )
@@ -233,8 +234,10 @@ def tensor_plan(model: Any, block: nn.Module, ranks: int) -> dict[str, str]:
         names = [name for name, module in block.named_modules() if any(module is each for each in own)]
         styles = {name: (table or _INNER).get(name if table else name.rpartition(".")[2], "") for name in names}
         inner = [name for name in norms if name.startswith(prefix)]
-        if set(styles.values()) <= _STYLES and _is_covered(block, part, [*names, *inner]) and (
-            _has_whole_heads(model.config, ranks) if table else _is_plain(block, styles)
+        if (
+            set(styles.values()) <= _STYLES
+            and _is_covered(block, part, [*names, *inner])
+            and (_has_whole_heads(model.config, ranks) if table else _is_plain(block, styles))
         ):
             plan |= styles | dict.fromkeys(inner, _NORM)
         else:
