@@ -164,8 +164,10 @@ def test_the_guide_says_how_each_family_is_cut(kind: str) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(kind))
     styles = tensor_plan(model, next(iter(layer_stack(model) or ())), 2)
-    split = {"attention" if "att" in name else "MLP" for name, style in styles.items() if style == "rowwise"}
-    words = {0: "gathers", 1: "MLP; attention gathers", 2: "heads and MLP"}[len(split)]
+    split = {"heads" if "att" in name else "MLP" for name, style in styles.items() if style == "rowwise"}
+    rest = {"heads": "; MLP gathers", "MLP": "; attention gathers", "": "gathers"}
+    words = " and ".join(sorted(split, reverse=True)) if len(split) > 1 else min(split, default="")
+    words += rest[words] if words in rest else ""
     over_tp = "refused: experts" if "experts" in uncut.get("tp", "") else words
     expected = [over_tp, "refused" if "pp" in uncut else "yes"]
     assert [cell.strip() for cell in row.strip("|").split("|")][1:] == expected

@@ -272,7 +272,7 @@ def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Ite
     if not workload.is_fine_tuned:
         return
     adapter, hint = workload.adapter, "use `dp_shard` or `tp` to spread the model, `dp_replicate` to copy it"
-    what = "an adapter" if adapter else "a model with a reference (`preference`)"
+    what = "a model with a reference (`preference`)" if workload.preference else "an adapter"
     axes = ("pp", "cp", "ep") if workload.preference else ("cp", "ep")
     yield from _uncut(layouts, axes, f"{what} is not cut over {{}}", hint)
     if adapter and adapter.base == "nf4":

@@ -81,7 +81,8 @@ class CausalTransformer(nn.Module):
         seams = find_seams(self.model)
         assert not isinstance(seams, str)  # `support_of` refuses the others
         self.first, self.last = first, last
-        dropped = (set() if first else seams.before - seams.after) | (set() if last else seams.after - seams.before)
+        kept = (seams.before if first else frozenset()) | (seams.after if last else frozenset())
+        dropped = (seams.before | seams.after) - kept
         for name, module in self.model.named_modules():
             own = [key for key, _ in module.named_parameters(name, recurse=False, remove_duplicate=False)]
             if not dropped.isdisjoint(own):
