@@ -151,9 +151,9 @@ class ModelSupport(Spec):
 
     def uncut_words(self, axis: str) -> tuple[str, str]:
         """Message and hint for a layout that cuts the model over one of `uncut`."""
-        or_tp = "" if "tp" in self.uncut else ", or `tp`"
+        ways = " or ".join(f"`{each}`" for each in ("dp_shard", "tp", "pp") if each not in self.uncut)
         text = f"`{self.model_type}` cannot be cut over {axis}: {self.uncut[axis]}"
-        return text, f"use `dp_shard` to spread the model{or_tp}"
+        return text, f"use {ways} to spread the model"
 
     @property
     def dropout_words(self) -> tuple[str, str]:

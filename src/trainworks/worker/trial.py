@@ -39,7 +39,7 @@ from trainworks.worker.loss import local_part, loss_weights
 from trainworks.worker.mesh import Mesh, join_group, open_store
 from trainworks.worker.models.adapters import trained_state
 from trainworks.worker.optimizer import StepOptimizer
-from trainworks.worker.parallel.build import Parallel, Setup
+from trainworks.worker.parallel.build import Parallel, Setup, tied_embedding
 from trainworks.worker.tasks.open_task import OpenedTask, open_task
 from trainworks.worker.telemetry import peak_memory_bytes
 from trainworks.worker.timing import StepMarks, Timeline
@@ -146,7 +146,8 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     trained = [each.local for each in optimizer.parameters]
     of_rank = _bytes([value for state in optimizer.adamw.state.values() for value in state.values()])
     held = _bytes(tensor for part in parallel.parts for tensor in trained_state(part).values())
-    parameters = sum(parameter.numel() for part in parallel.parts for parameter in part.parameters())
+    copy = tied_embedding(parallel.parts) if mesh.pp_rank > 0 else None  # counted on the first stage
+    parameters = sum(each.numel() for part in parallel.parts for each in part.parameters() if each is not copy)
     of_stage = [parameters, held + of_rank * layout.dp_shard * layout.tp]
     whole = torch.tensor(of_stage, device=device) * layout.pp
     dist.all_reduce(whole)

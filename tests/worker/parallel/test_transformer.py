@@ -167,7 +167,7 @@ def test_the_guide_says_how_each_family_is_cut(kind: str) -> None:
     split = {"heads" if "att" in name else "MLP" for name, style in styles.items() if style == "rowwise"}
     rest = {"heads": "; MLP gathers", "MLP": "; attention gathers", "": "gathers"}
     words = " and ".join(sorted(split, reverse=True)) if len(split) > 1 else min(split, default="")
-    words += rest[words] if words in rest else ""
+    words += rest.get(words, "")
     over_tp = "refused: experts" if "experts" in uncut.get("tp", "") else words
     expected = [over_tp, "refused" if "pp" in uncut else "yes"]
     assert [cell.strip() for cell in row.strip("|").split("|")][1:] == expected

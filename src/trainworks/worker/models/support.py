@@ -257,7 +257,7 @@ def _table(model: Any, block: nn.Module) -> dict[str, str]:
 
 
 def _is_covered(block: nn.Module, part: str, names: list[str]) -> bool:
-    """True if a part of a layer has no weights but those of the modules that are named; norms of the layer do not count."""
+    """True if a part of a layer has no weights but those of the modules that are named; the layer itself always is."""
     covered = sum(len(list(block.get_submodule(name).parameters())) for name in names)
     return not part or covered == len(list(block.get_submodule(part).parameters()))
 

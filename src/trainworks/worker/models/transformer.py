@@ -96,7 +96,7 @@ class CausalTransformer(nn.Module):
                 layer.forward = functools.partial(self._pass, index, seams.in_tuple)
         self._blocks = [self._layers[index] for index in layers]
 
-    def _pass(self, index: int, in_tuple: bool, *args: Tensor, **kwargs: Any) -> Tensor | tuple[Tensor]:  # noqa: FBT001
+    def _pass(self, index: int, in_tuple: bool, *args: Tensor, **kwargs: Any) -> Tensor | tuple[Tensor]:
         x_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
         if index == 0:
             assert self._passing is not None
@@ -192,7 +192,7 @@ class CausalTransformer(nn.Module):
 def _absent(*args: Tensor, **kwargs: Any) -> Tensor:
     """Stands where another stage has an embedding or a norm; what it gives is not used, it has to fit alone."""
     x = args[0]
-    return x if x.ndim == 3 else torch.zeros((), device=x.device)  # noqa: PLR2004  # [B, T, D]
+    return x if x.ndim == 3 else torch.zeros((), device=x.device)  # [B, T, D]
 
 
 def _copied(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
